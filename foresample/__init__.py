@@ -1,0 +1,27 @@
+"""Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
+
+from foresample import targets
+from foresample.contracts import Drafter, Memory, Path, Target
+from foresample.drafters import Frozen, Model, Replay
+from foresample.report import Report, Run
+from foresample.sequential import sequential
+from foresample.speculate import Commit, sample
+from foresample.targets import GaussianMixture
+
+__version__ = "0.1.0"
+__all__ = [
+    "Commit",
+    "Drafter",
+    "Frozen",
+    "GaussianMixture",
+    "Memory",
+    "Model",
+    "Path",
+    "Replay",
+    "Report",
+    "Run",
+    "Target",
+    "sample",
+    "sequential",
+    "targets",
+]

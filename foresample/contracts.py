@@ -1,0 +1,131 @@
+"""What a target and a drafter must offer, and the refusal of those that do not.
+
+Shapes: R rows (samples under way), B states of one call, N steps, L the window, `*shape` one state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A chain of Gaussian transitions x_{k+1} = mean_k(x_k) + std_k z_k, z_k ~ N(0, I), k = 0 … N−1.
+
+    `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself: a network
+    whose output for one row depends on its batch-mates has no transition law (`foresample.check` finds out).
+    """
+
+    shape: torch.Size
+    """Shape of one state."""
+    std: Tensor
+    """[N], the noise scale of each transition; 0 where it is deterministic."""
+
+    def start(self, noise: Tensor) -> Tensor:
+        """The first state x_0 from unit noise, [R, *shape] -> [R, *shape]."""
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        """The expensive call: states [B, *shape], their steps [B] and sample indices [B] -> [B, *shape].
+
+        Returns the quantity worth reusing at a nearby state (denoised estimate, velocity, score, …).
+        """
+
+    def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
+        """The cheap part: the transition's mean at (x, step), given the prediction there."""
+
+
+Memory = dict[str, Tensor]
+"""What a drafter carries from round to round: tensors whose first dimension is the row."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """The states of one round and what the target said of them, for the drafter to learn from."""
+
+    states: Tensor
+    """[R, W+1, *shape]: the round's first state and its drafts; position j is step `step + j`."""
+    predictions: Tensor
+    """[R, W+1, *shape]: the target's predictions at them."""
+    length: Tensor
+    """[R]: drafts of each row; positions past `length` hold nothing."""
+
+
+class Drafter(Protocol):
+    """Guesses the target's predictions along a window, from what earlier rounds paid for.
+
+    **Adaptedness**, the one rule: the guess at a position may use the states and predictions of steps up to
+    that position's, of this path and of earlier ones, never those of later steps, whose noise is still to be
+    spent. `foresample.check` tests it.
+    """
+
+    def begin(self, rows: int, window: int, like: Tensor) -> Memory:
+        """The memory of rows that have seen nothing; `like` is a state, [*shape]."""
+
+    def reach(self, memory: Memory, window: int) -> Tensor:
+        """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state)."""
+
+    def guess(self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+        """The guessed prediction at the states x, [R, *shape], of the window's `position` (0: its first)."""
+
+    def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
+        """The memory after a round that committed `committed` ≥ 1 transitions: its first `committed` − 1
+        drafts were kept, and the next round starts at what was position `committed`.
+        """
+
+
+def require_target(target: object) -> None:
+    """Refuse what is no target, with the remedy, before any work."""
+    if not isinstance(target, Target):
+        missing = [n for n in ("shape", "std", "start", "predict", "mean") if not hasattr(target, n)]
+        raise TypeError(
+            f"{type(target).__name__} is not a target: it lacks {', '.join(missing)}; "
+            "see docs/extending.md, or wrap a denoiser with foresample.targets"
+        )
+    std = target.std
+    if not isinstance(std, Tensor) or std.ndim != 1 or len(std) == 0 or not std.is_floating_point():
+        raise ValueError("target.std must be a floating-point tensor of shape [N], one scale per transition")
+    wrong = (~torch.isfinite(std) | (std < 0)).nonzero().flatten().tolist()
+    if wrong:
+        raise ValueError(
+            f"target.std must be finite and not negative, but is {std[wrong[0]].item()} at step {wrong[0]}; "
+            "a deterministic transition has std 0"
+        )
+
+
+def start_states(target: Target, noise: Tensor) -> Tensor:
+    """x_0 from unit noise, checked."""
+    x = target.start(noise)
+    _require_like(x, noise, "target.start(noise)")
+    return x
+
+
+def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+    """The target's prediction, checked: a wrong shape, a wrong dtype or a number that is none is named."""
+    prediction = target.predict(x, step, row)
+    _require_like(prediction, x, "target.predict(x, step, row)")
+    finite = torch.isfinite(prediction.flatten(1)).all(1)
+    if not finite.all():
+        first = int((~finite).nonzero()[0])
+        raise FloatingPointError(
+            f"the network returned NaN or infinity at step {int(step[first])} of sample {int(row[first])}; "
+            "look at its input there, or run it in a wider dtype"
+        )
+    return prediction
+
+
+def _require_like(value: Tensor, like: Tensor, what: str) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{what} must return a tensor, not {type(value).__name__}")
+    if value.shape != like.shape:
+        raise ValueError(
+            f"{what} must return shape {tuple(like.shape)} for input of that shape, not {tuple(value.shape)}"
+        )
+    if value.dtype != like.dtype:
+        raise TypeError(
+            f"{what} must return {like.dtype}, the dtype of target.std, not {value.dtype}; "
+            "cast inside the target (a half-precision network is fine, the chain stays in its own dtype)"
+        )

@@ -1,0 +1,50 @@
+"""One prediction for the whole window: the frozen drift, and the Free Drafter.
+
+head      the prediction at the window's first state, for one extra call (De Bortoli et al. 2025). Once it
+          is known, the first transition is exact and is taken; the window is drafted from there.
+parent    the prediction at the last accepted state, already paid for (Soen et al. 2026)
+nearest   the prediction at the rejected draft of the very step the next window starts from (likewise)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import Memory, Path
+
+Source = Literal["head", "parent", "nearest"]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Reuse one prediction at every position. Adapted: it belongs to a step ≤ the window's first."""
+
+    source: Source = "nearest"
+
+    def __post_init__(self) -> None:
+        if self.source not in get_args(Source):
+            raise ValueError(f"Frozen takes one of {', '.join(get_args(Source))}, not {self.source!r}")
+
+    def begin(self, rows: int, window: int, like: Tensor) -> Memory:
+        return {
+            "prediction": like.new_zeros((rows, *like.shape)),
+            "ready": torch.zeros(rows, dtype=torch.bool, device=like.device),
+        }
+
+    def reach(self, memory: Memory, window: int) -> Tensor:
+        return memory["ready"] * window
+
+    def guess(self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+        return memory["prediction"]
+
+    def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
+        accepted_whole = committed == path.length + 1
+        position = committed if self.source == "nearest" else committed - 1
+        position = torch.minimum(position, path.length)
+        rows = torch.arange(len(position), device=position.device)
+        ready = accepted_whole if self.source == "head" else torch.ones_like(accepted_whole)
+        return {"prediction": path.predictions[rows, position], "ready": ready}

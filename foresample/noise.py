@@ -1,0 +1,98 @@
+"""One noise stream per sample: every random number is a pure function of (seed, what it is for).
+
+The generator is Philox4x32-10 (Salmon et al. 2011), a keyed bijection of counters. The key is the sample's
+seed; the counter says which number is meant: (element, step, draw, stream). There is no state to carry, so a
+sample's noise cannot depend on its batch-mates, on the order of work or on how often a number is asked for,
+and nothing has to be stored to ask for it again.
+
+    stream   element        step         draw
+    START    of the state   0            0        unit noise the chain starts from
+    STEP     of the state   the step     0        noise of a transition; draw > 0: redrawn in that round
+    TEST     of the window  the round    0        uniforms of the acceptance test
+    SEED     0              sample index 0        seeds of the samples of a run
+
+Numbers carry 53 random bits and are made in float64, then rounded to the chain's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+START, STEP, TEST, SEED = range(4)
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def seeds_of(seed: int, count: int) -> Tensor:
+    """The seeds of samples 0 … count−1 of a run: 63-bit integers, a function of (seed, index)."""
+    _check_seed(seed)
+    index = torch.arange(count)
+    key = torch.full((count,), seed)
+    zero = torch.zeros_like(index)
+    high, low, _, _ = _philox((zero, index, zero, torch.full_like(index, SEED)), key)
+    return ((high << 32) | low) & (2**63 - 1)
+
+
+def as_seeds(seeds: Sequence[int] | Tensor) -> Tensor:
+    """A list of seeds as a tensor, or an error that says which one cannot be a seed."""
+    values = [int(s) for s in seeds]
+    for value in values:
+        _check_seed(value)
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def normal(
+    seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int = STEP, step: Tensor, draw: Tensor
+) -> Tensor:
+    """Standard normal states, [B, *shape]: row b is that of (seed[b], stream, step[b], draw[b])."""
+    size = math.prod(shape)
+    pair = torch.arange((size + 1) // 2, device=seed.device)
+    words = _philox(
+        (pair, step.unsqueeze(1), draw.unsqueeze(1), torch.full_like(pair, stream)), seed.unsqueeze(1)
+    )
+    radius = torch.sqrt(-2 * torch.log1p(-_unit(words[0], words[1])))  # Box–Muller
+    angle = (2 * math.pi) * _unit(words[2], words[3])
+    flat = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :size]
+    return flat.to(dtype).reshape(len(seed), *shape)
+
+
+def uniform(seed: Tensor, count: int, *, round: Tensor) -> Tensor:
+    """Uniforms on [0, 1) for the acceptance test, [B, count], float64."""
+    element = torch.arange(count, device=seed.device)
+    zero = torch.zeros_like(element)
+    words = _philox((element, round.unsqueeze(1), zero, torch.full_like(element, TEST)), seed.unsqueeze(1))
+    return _unit(words[0], words[1])
+
+
+def _check_seed(seed: int) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f"a seed must be an integer from 0 to 2**63 - 1, not {seed!r}")
+
+
+def _unit(high: Tensor, low: Tensor) -> Tensor:
+    """Two 32-bit words as a multiple of 2⁻⁵³ in [0, 1)."""
+    return ((high >> 5) * 2**26 + (low >> 6)).double() * 2.0**-53
+
+
+def _philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Tensor) -> tuple[Tensor, ...]:
+    """Philox4x32-10 on broadcast int64 tensors whose values are 32-bit words; the key is a 64-bit integer."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    for _ in range(_ROUNDS):
+        # The products wrap modulo 2⁶⁴ in int64; their 32-bit halves are right all the same.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
+            p1 & _MASK,
+            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
+            p0 & _MASK,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3

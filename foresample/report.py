@@ -1,0 +1,137 @@
+"""What a run cost and how it went."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Report:
+    """Counted while a run goes on; all figures are totals over its samples unless said otherwise."""
+
+    method: str
+    steps: int
+    """Transitions of the chain, N."""
+    count: int
+    """Samples."""
+    window: int
+    rounds: int = 0
+    """Rounds, summed over samples: each is one call."""
+    evaluations: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+    """How many rounds kept 0, 1, … drafts."""
+    mismatch: list[float] = field(default_factory=list)
+    """Mean mismatch δ at each step, NaN where it was never drafted."""
+    calls_mean: float = math.nan
+    calls_error: float = math.nan
+    """Mean calls of a sample, and its standard error."""
+    evaluations_mean: float = math.nan
+    speedup: float = math.nan
+    seconds: float = 0.0
+    target_seconds: float = 0.0
+    """Time inside the target's `predict`; on a GPU that is the time to launch it."""
+
+    @property
+    def accepted_mean(self) -> float:
+        """Drafts kept in a round, on average."""
+        return self.accepted / self.rounds if self.rounds else math.nan
+
+    @property
+    def speedup_error(self) -> float:
+        """Standard error of the speed-up, to first order."""
+        return self.speedup * self.calls_error / self.calls_mean
+
+    def to_json(self) -> str:
+        """Everything above as JSON; what was never measured is null."""
+        values: dict[str, Any] = asdict(self)
+        values |= {"accepted_mean": self.accepted_mean, "speedup_error": self.speedup_error}
+        return json.dumps(_plain(values), indent=2)
+
+    def __str__(self) -> str:
+        lines = [
+            ("method", self.method),
+            ("samples × steps", f"{self.count} × {self.steps}"),
+            ("window", f"{self.window}"),
+            ("calls a sample", f"{self.calls_mean:.2f} ± {self.calls_error:.2f}"),
+            ("evaluations a sample", f"{self.evaluations_mean:.1f}"),
+            ("speed-up in calls", f"{self.speedup:.2f} ± {self.speedup_error:.2f}"),
+            ("drafts kept a round", f"{self.accepted_mean:.2f} of {self.drafted / max(1, self.rounds):.2f}"),
+            ("seconds", f"{self.seconds:.2f} ({self.target_seconds:.2f} in the target)"),
+        ]
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Samples and what they cost."""
+
+    samples: Tensor
+    """[count, *shape]"""
+    calls: Tensor
+    """[count]: sequential target calls made for each sample."""
+    evaluations: Tensor
+    """[count]: target states evaluated for each sample."""
+    report: Report
+
+    @property
+    def speedup(self) -> float:
+        """Transitions of the chain over mean calls, everything counted."""
+        return self.report.speedup
+
+
+class Tally:
+    """Counts a run as it goes and closes it into a `Run`. Scalars only: O(count + N + window)."""
+
+    def __init__(self, report: Report, device: torch.device) -> None:
+        self.report = report
+        self.calls = torch.zeros(report.count, dtype=torch.int64, device=device)
+        self.evaluations = torch.zeros(report.count, dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(report.window + 1, dtype=torch.int64, device=device)
+        self._drafted = torch.zeros((), dtype=torch.int64, device=device)
+        self._mismatch = torch.zeros(2, report.steps, dtype=torch.float64, device=device)
+
+    def round(self, sample: Tensor, evaluations: Tensor, drafted: Tensor, accepted: Tensor) -> None:
+        """One round of these samples."""
+        self.calls[sample] += 1
+        self.evaluations[sample] += evaluations
+        self._drafted += drafted.sum()
+        self._lengths += torch.bincount(accepted, minlength=len(self._lengths))
+
+    def mismatches(self, step: Tensor, mismatch: Tensor) -> None:
+        """Mismatches measured at these steps."""
+        self._mismatch[0].index_add_(0, step, mismatch)
+        self._mismatch[1].index_add_(0, step, torch.ones_like(mismatch))
+
+    def close(self, samples: Tensor, seconds: float, target_seconds: float) -> Run:
+        """The finished run."""
+        report, calls = self.report, self.calls.double()
+        report.rounds = int(self.calls.sum())
+        report.evaluations = int(self.evaluations.sum())
+        report.drafted = int(self._drafted)
+        report.accepted_lengths = self._lengths.tolist()
+        report.accepted = sum(i * n for i, n in enumerate(report.accepted_lengths))
+        report.mismatch = (self._mismatch[0] / self._mismatch[1]).tolist()
+        report.calls_mean = float(calls.mean())
+        report.calls_error = float(calls.std() / math.sqrt(report.count)) if report.count > 1 else math.nan
+        report.evaluations_mean = report.evaluations / report.count
+        report.speedup = report.steps / report.calls_mean
+        report.seconds, report.target_seconds = seconds, target_seconds
+        return Run(samples, self.calls, self.evaluations, report)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,72 @@
+"""Flow matching with churn: the probability-flow ODE plus Langevin noise that leaves its marginals unchanged.
+
+Interpolant x_σ = (1 − σ) x0 + σ ξ, velocity v = (x − E[x0|x])/σ, σ falling from 1 to 0. With g² = 2σ/(1 − σ),
+score = −(x + (1 − σ) v)/σ and churn ε, an Euler–Maruyama step over dt < 0 is
+
+    x_next = x + dt (v − ½ ε² g² score) + ε g √(−dt) z
+           = (1 + dt ε²/(1 − σ)) x + dt (1 + ε²) v + ε g √(−dt) z.
+
+The first transition where σ = 1 (g is infinite) and the last, to σ = 0, are plain Euler steps with v alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foresample.targets.affine import AffineTarget, Denoiser, Grid, Kind, denoising_target
+
+
+def flow(
+    denoiser: Denoiser,
+    sigmas: Tensor,
+    shape: Sequence[int],
+    *,
+    churn: float,
+    time: Tensor | None = None,
+    predicts: Kind = "v",
+    reuse: Kind = "v",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> AffineTarget:
+    """Stochastic flow matching with a velocity network (or any other denoiser).
+
+    Args:
+        denoiser: denoiser(x, time, row) -> what `predicts` names.
+        sigmas: noise levels of the states the chain visits, [N], falling within (0, 1]; the last transition
+            goes to 0.
+        shape: of one state.
+        churn: ε, how much noise the chain adds.
+        time: what the network is told of each step, [N]; σ itself by default.
+        predicts: what the network returns: "x0", "eps" or "v" (= ξ − x0).
+        reuse: what drafters reuse.
+        dtype: the chain's.
+        device: the chain's.
+    """
+    here = sigmas.double().cpu()
+    if here.ndim != 1 or not ((here > 0) & (here <= 1)).all() or not (here.diff() < 0).all():
+        raise ValueError("sigmas must fall strictly within (0, 1], from noise to data, without the final 0")
+    if not churn > 0:
+        raise ValueError(f"churn must be positive, not {churn}; without noise there is nothing to speculate on")
+    there = torch.cat([here[1:], torch.zeros(1, dtype=torch.float64)])
+    dt = there - here
+    stochastic = (here < 1) & (there > 0)
+    room = torch.where(stochastic, 1 - here, 1.0)  # 1 − σ where it is divided by
+    std = torch.where(stochastic, churn * (2 * here / room * -dt).sqrt(), 0.0)
+    v_weight = torch.where(stochastic, dt * (1 + churn**2), dt)
+    # In terms of x0 = x − σ v, for `denoising_target`.
+    state_weight = torch.where(stochastic, 1 + dt * churn**2 / room, 1.0) + v_weight / here
+    return denoising_target(
+        denoiser,
+        Grid(1 - here, here, here if time is None else time, flow=True),
+        shape=torch.Size(shape),
+        state_weight=state_weight,
+        x0_weight=-v_weight / here,
+        std=std,
+        predicts=predicts,
+        reuse=reuse,
+        dtype=dtype,
+        device=device,
+    )
