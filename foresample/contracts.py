@@ -20,10 +20,13 @@ class Target(Protocol):
     whose output for one row depends on its batch-mates has no transition law (`foresample.check` finds out).
     """
 
-    shape: torch.Size
-    """Shape of one state."""
-    std: Tensor
-    """[N], the noise scale of each transition; 0 where it is deterministic."""
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of one state."""
+
+    @property
+    def std(self) -> Tensor:
+        """[N], the noise scale of each transition; 0 where it is deterministic."""
 
     def start(self, noise: Tensor) -> Tensor:
         """The first state x_0 from unit noise, [R, *shape] -> [R, *shape]."""

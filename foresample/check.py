@@ -1,0 +1,321 @@
+"""An exactness self-test that users run on their own target and drafter.
+
+Three questions, each answered with numbers:
+
+    rows       Does the target treat rows independently? The same state is evaluated in two batches of the same
+               size with different batch-mates. A network that mixes rows has no transition law at all.
+    adapted    Does a guess at a step change when states and predictions of later steps do?
+    law        Are speculative and sequential samples of one law? Kolmogorov–Smirnov tests along the chain:
+               random projections and norms of states, of increments (the joint law of consecutive states), and
+               innovations (x_{k+1} − mean_k(x_k))/std_k, which must be N(0, I) and independent of x_k.
+
+The law tests share one false-alarm level: a correct sampler fails them with at most that probability.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresample.contracts import Drafter, Path, Target, predict, require_target, start_states
+from foresample.drafters import Replay
+from foresample.noise import START, normal, seeds_of
+from foresample.sequential import sequential
+from foresample.speculate import Commit, sample
+
+LEVEL = 1e-3
+_MIXES = 1e-4  # relative change of a prediction with its batch-mates that no arithmetic explains
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One answer."""
+
+    question: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """All answers."""
+
+    findings: list[Finding]
+    level: float
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.passed for finding in self.findings)
+
+    def to_json(self) -> str:
+        return json.dumps({"passed": self.passed, **asdict(self)}, indent=2)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{'ok  ' if f.passed else 'FAIL'}  {f.question}: {f.detail}" for f in self.findings)
+
+
+def check(
+    target: Target,
+    *,
+    window: int,
+    drafter: Drafter | None = None,
+    block: int | None = None,
+    recycle: bool = True,
+    samples: int = 2000,
+    batch: int = 500,
+    seed: int = 0,
+    level: float = LEVEL,
+    progress: Callable[[int], None] | None = None,
+) -> Check:
+    """Test a target and a drafter; see the module for what is tested.
+
+    Args:
+        target: the chain.
+        window: as for `sample`.
+        drafter: as for `sample`.
+        block: as for `sample`.
+        recycle: as for `sample`.
+        samples: speculative samples, and as many sequential ones.
+        batch: how many of them are drawn at a time.
+        seed: fixes everything; two checks with one seed agree.
+        level: probability with which a correct sampler fails the law tests.
+        progress: called with the number of transitions committed since the last call.
+    """
+    require_target(target)
+    drafter = Replay() if drafter is None else drafter
+    findings = [rows_are_independent(target, seed), drafter_is_adapted(drafter, target, window, seed)]
+    if not findings[0].passed:
+        skipped = Finding("law", False, "not tested: a target that mixes rows has no transition law")
+        return Check([*findings, skipped], level)
+
+    seeds = seeds_of(seed, 2 * samples)
+    pairs = _pairs(target.std)
+    recorders = [Recorder(pairs, target, samples), Recorder(pairs, target, samples)]
+    for first in range(0, samples, batch):
+        last = min(first + batch, samples)
+        watch = [recorder.from_sample(first, progress) for recorder in recorders]
+        sample(
+            target,
+            seeds=seeds[first:last],
+            window=window,
+            drafter=drafter,
+            block=block,
+            recycle=recycle,
+            observe=watch[0],
+        )
+        sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
+    findings.append(same_law(target, recorders[0], recorders[1], seed, level))
+    return Check(findings, level)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def rows_are_independent(target: Target, seed: int = 0, batch: int = 4) -> Finding:
+    """Evaluate one state in two batches of one size with different batch-mates, at a few steps."""
+    std = target.std
+    key = seeds_of(seed, batch).to(std.device)
+    row = torch.arange(batch, device=std.device)
+    worst, worst_shift, at = 0.0, 0.0, 0
+    with torch.no_grad():
+        zero = torch.zeros_like(key)
+        x = start_states(target, normal(key, target.shape, std.dtype, stream=START, step=zero, draw=zero))
+        for k in torch.linspace(0, len(std) - 1, min(4, len(std))).long().tolist():
+            step = torch.full_like(key, k)
+            others = torch.cat([x[:1], 3 * x[1:].flip(0) + 1])
+            one, two = predict(target, x, step, row), predict(target, others, step, row)
+            change = float((one[0] - two[0]).norm() / (one[0].norm() + 1e-30))
+            if change > worst and std[k] > 0:
+                shift = target.mean(x, one, step)[0] - target.mean(others, two, step)[0]
+                worst_shift, at = float(shift.norm() / std[k]), k
+            worst = max(worst, change)
+    passed = worst <= _MIXES
+    detail = f"a prediction changes by {worst:.1e} of its size with its batch-mates"
+    if not passed:
+        detail = (
+            f"the target mixes rows: {detail} (step {at}: its mean moves by {worst_shift:.2g} std); "
+            "put batch normalisation in eval mode and take batch statistics out of the network"
+        )
+    return Finding("rows are independent", passed, detail)
+
+
+# ---------------------------------------------------------------- adaptedness
+
+
+def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int = 0) -> Finding:
+    """Change what earlier paths saw after a step: no guess up to that step may move.
+
+    Two paths that start one step apart are learned, with drafts rejected; then every guess of the next window
+    is compared with that of a memory whose two paths differ at later steps only.
+    """
+    rows, device, dtype = 3, target.std.device, target.std.dtype
+    generator = torch.Generator().manual_seed(seed)
+
+    def states(*lead: int) -> Tensor:
+        return torch.randn(*lead, *target.shape, generator=generator, dtype=dtype).to(device)
+
+    paths = [(states(rows, window + 1), states(rows, window + 1)) for _ in range(2)]
+    other = [(states(rows, window + 1), states(rows, window + 1)) for _ in range(2)]
+    current = states(window + 1, rows)
+    length = torch.full((rows,), window, device=device)
+    committed = torch.ones(rows, dtype=torch.int64, device=device)
+    last_step = len(target.std) - 1
+
+    def guesses(changed_after: int) -> list[Tensor]:
+        """Guesses of the window that starts at step 2, paths having been changed after that step."""
+        memory = drafter.begin(rows, window, current[0, 0])
+        for first, (path, changed) in enumerate(zip(paths, other, strict=True)):
+            later = (first + torch.arange(window + 1, device=device) > changed_after).view(
+                1, -1, *(1,) * len(target.shape)
+            )
+            x, prediction = (torch.where(later, new, old) for new, old in zip(changed, path, strict=True))
+            memory = drafter.learn(memory, Path(x, prediction, length), committed)
+        row = torch.arange(rows, device=device)
+        return [
+            drafter.guess(memory, current[j], j, torch.full_like(row, min(2 + j, last_step)), row)
+            for j in range(window)
+        ]
+
+    with torch.no_grad():
+        unchanged = guesses(2 * window + 2)
+        for step in range(2, window + 2):
+            for j, guess in enumerate(guesses(step)[: step - 1]):
+                if not torch.equal(guess, unchanged[j]):
+                    detail = (
+                        f"the guess at position {j} of a window moves when only later steps change; "
+                        "use states and predictions of that step and before only"
+                    )
+                    return Finding("drafter is adapted", False, detail)
+    return Finding("drafter is adapted", True, f"no guess of a window of {window} looks ahead")
+
+
+# ---------------------------------------------------------------- law
+
+
+class Recorder:
+    """Keeps the states at chosen pairs of consecutive steps, in float64: x_k and x_{k+1} for each k."""
+
+    def __init__(self, steps: Sequence[int], target: Target, samples: int) -> None:
+        self.steps = list(steps)
+        shape = (len(self.steps), 2, samples, *target.shape)
+        self.states = torch.full(shape, torch.nan, dtype=torch.float64)
+        self.row = torch.zeros(samples, dtype=torch.int64)  # of each sample in its own run
+
+    def from_sample(
+        self, first: int, progress: Callable[[int], None] | None = None
+    ) -> Callable[[Commit], None]:
+        """An observer for a run whose samples are first, first + 1, …"""
+
+        def observe(commit: Commit) -> None:
+            for i, k in enumerate(self.steps):
+                for side in (0, 1):  # x_k is committed by transition k − 1, at position k − 1 − step
+                    position = k + side - 1 - commit.step
+                    hit = (position >= 0) & (position < commit.committed)
+                    row = commit.sample[hit].cpu()
+                    self.states[i, side, first + row] = commit.states[hit, position[hit]].double().cpu()
+                    self.row[first + row] = row
+            if progress is not None:
+                progress(int(commit.committed.sum()))
+
+        return observe
+
+
+def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level: float) -> Finding:
+    """Compare two sets of recorded states by many Kolmogorov–Smirnov tests at one joint level."""
+    smallest, worst, tests = 1.0, "", 0
+    for name, p_value in law_tests(target, ours, theirs, seed):
+        tests += 1
+        if p_value < smallest:
+            smallest, worst = p_value, name
+    passed = smallest >= level / tests
+    detail = f"{tests} tests at joint level {level:g}, smallest p-value {smallest:.1e} ({worst})"
+    return Finding("law", passed, detail)
+
+
+def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -> list[tuple[str, float]]:
+    """(name, p-value) of every test; they are dependent, so use them with Bonferroni's bound."""
+    generator = torch.Generator().manual_seed(seed)
+    results = []
+    for i, k in enumerate(ours.steps):
+        (x, y), (x_seq, y_seq) = ours.states[i].flatten(2), theirs.states[i].flatten(2)
+        directions = torch.randn(x.shape[1], 3, generator=generator, dtype=torch.float64)
+        directions /= directions.norm(dim=0)
+
+        def compare(name: str, one: Tensor, two: Tensor, k: int = k) -> None:
+            results.append((f"{name} at step {k}", ks_two_sample(one.numpy(), two.numpy())))
+
+        for along in directions.T:
+            one, two = [(a @ along, (b - a) @ along) for a, b in ((x, y), (x_seq, y_seq))]
+            compare("state", one[0] + one[1], two[0] + two[1])
+            compare("increment", one[1], two[1])
+            compare("state × increment", _product(*one), _product(*two))
+        compare("norm of the state", y.norm(dim=1), y_seq.norm(dim=1))
+        compare("norm of the increment", (y - x).norm(dim=1), (y_seq - x_seq).norm(dim=1))
+        innovation = _innovations(target, ours, i)
+        for along in directions.T:
+            z = innovation @ along
+            results.append((f"innovation at step {k}", ks_normal(z.numpy())))
+            product = torch.sign(x @ along - (x @ along).median()) * z
+            results.append((f"innovation given the state at step {k}", ks_normal(product.numpy())))
+        compare("norm of the innovation", innovation.norm(dim=1), _innovations(target, theirs, i).norm(dim=1))
+    return results
+
+
+def _pairs(std: Tensor, at_most: int = 5) -> list[int]:
+    """Stochastic steps k ≥ 1 spread over the chain; x_k and x_{k+1} are recorded for each."""
+    candidates = [k for k in range(1, len(std)) if std[k] > 0]
+    if not candidates:
+        raise ValueError(
+            "no transition of this chain but perhaps the first adds noise: nothing to speculate on"
+        )
+    return sorted({candidates[round(i)] for i in np.linspace(0, len(candidates) - 1, at_most)})
+
+
+def _innovations(target: Target, recorder: Recorder, i: int, batch: int = 1024) -> Tensor:
+    """(x_{k+1} − mean_k(x_k))/std_k, [samples, size]."""
+    k, std = recorder.steps[i], target.std
+    rows = []
+    parts = (*recorder.states[i], recorder.row)
+    for x, y, row in zip(*(part.split(batch) for part in parts), strict=True):
+        here, row = x.to(device=std.device, dtype=std.dtype), row.to(std.device)
+        step = torch.full_like(row, k)
+        with torch.no_grad():
+            mean = target.mean(here, predict(target, here, step, row), step).double().cpu()
+        rows.append(((y - mean) / float(std[k])).flatten(1))
+    return torch.cat(rows)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return (a - a.mean()) * (b - b.mean())
+
+
+def ks_two_sample(a: np.ndarray, b: np.ndarray) -> float:
+    """P-value of the two-sample Kolmogorov–Smirnov test (asymptotic, Stephens' correction)."""
+    a, b = np.sort(a), np.sort(b)
+    both = np.concatenate([a, b])
+    distance = np.abs(np.searchsorted(a, both, "right") / len(a) - np.searchsorted(b, both, "right") / len(b))
+    return _kolmogorov(float(distance.max()), len(a) * len(b) / (len(a) + len(b)))
+
+
+def ks_normal(z: np.ndarray) -> float:
+    """P-value of the Kolmogorov–Smirnov test against N(0, 1)."""
+    z = np.sort(z)
+    cdf = torch.special.ndtr(torch.from_numpy(z)).numpy()
+    grid = np.arange(len(z) + 1) / len(z)
+    return _kolmogorov(float(max((grid[1:] - cdf).max(), (cdf - grid[:-1]).max())), len(z))
+
+
+def _kolmogorov(distance: float, n: float) -> float:
+    """P(sup |empirical − true| ≥ distance) for n points."""
+    if not np.isfinite(distance):
+        return 0.0
+    t = (np.sqrt(n) + 0.12 + 0.11 / np.sqrt(n)) * distance
+    if t < 0.3:
+        return 1.0
+    j = np.arange(1, 101)
+    return float(np.clip(2 * np.sum((-1.0) ** (j - 1) * np.exp(-2 * (j * t) ** 2)), 0.0, 1.0))

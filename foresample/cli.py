@@ -1,0 +1,194 @@
+"""The command line: `foresample bench` and `foresample check`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, cast
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from tqdm import tqdm
+
+from foresample import bench as benches
+from foresample.check import LEVEL, check
+from foresample.contracts import Drafter, Target
+from foresample.drafters import Frozen, Replay
+from foresample.targets import GaussianMixture, Kind
+
+app = typer.Typer(
+    help="Exact speculative sampling for diffusion models.", no_args_is_help=True, add_completion=False
+)
+bench_app = typer.Typer(help="Methods × windows on one target.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+DRAFTERS: dict[str, Drafter] = {
+    "replay": Replay(),
+    "replay-plain": Replay(secant=False),
+    "head": Frozen("head"),
+    "parent": Frozen("parent"),
+    "nearest": Frozen("nearest"),
+}
+CHAINS = ("flow", "vp", "langevin")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, typer.Option(min=0, help="Fixes every random number.")]
+Steps = Annotated[int, typer.Option(min=2, help="Transitions of the chain.")]
+Churn = Annotated[float, typer.Option(help="Noise of the flow, ε.")]
+Dim = Annotated[int, typer.Option(min=1, help="Dimension of the mixture.")]
+
+
+def fail(message: str) -> typer.Exit:
+    """One clear sentence on stderr, and exit status 2."""
+    Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(message)}", soft_wrap=True)
+    return typer.Exit(2)
+
+
+@bench_app.command("mixture")
+def bench_mixture(
+    dim: Dim = 500,
+    churn: Churn = 0.1,
+    steps: Steps = 30,
+    window: Annotated[list[int], typer.Option(min=1, help="May be given several times.")] = [5, 9, 14],  # noqa: B006
+    samples: Annotated[int, typer.Option(min=2)] = 100,
+    reuse: Annotated[str, typer.Option(help="Prediction that is reused: v, x0 or eps.")] = "v",
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for a result file and a plot.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The Gaussian mixture of the draft-tree papers: closed form, so that anyone can compare."""
+    if reuse not in ("v", "x0", "eps"):
+        raise fail(f"--reuse takes v, x0 or eps, not {reuse!r}")
+    try:
+        target = GaussianMixture.of_draft_trees(dim).flow(steps, churn, reuse=cast(Kind, reuse))
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        raise fail(str(error)) from None
+    settings = {
+        "target": "mixture of the draft-tree papers, churned flow",
+        "dim": dim,
+        "churn": churn,
+        "steps": steps,
+        "samples": samples,
+        "reuse": reuse,
+        "seed": seed,
+    }
+    with tqdm(total=len(window) * len(benches.METHODS), disable=as_json or None, leave=False) as bar:
+
+        def progress(what: str) -> None:
+            bar.update(1)
+            bar.set_description(what)
+
+        rows = benches.bench(target, window, samples, seed, progress=progress)
+
+    title = f"Gaussian mixture, d = {dim}, churn {churn:g}, {steps} steps, {reuse} reused"
+    result = benches.as_json(settings, rows)
+    if as_json:
+        print(result)
+    else:
+        Console().print(_bench_table(title, rows))
+    if out is not None:
+        name = f"mixture-d{dim}-T{steps}"
+        (out / f"{name}.json").write_text(result + "\n")
+        benches.plot(out / f"{name}.png", title, rows)
+        if not as_json:
+            print(f"wrote {out / name}.json and {out / name}.png")
+
+
+def _bench_table(title: str, rows: list[benches.Row]) -> Table:
+    table = Table(
+        title=title,
+        caption="speed-up: transitions of the chain / calls; evals: states evaluated a sample;\n"
+        "kept: drafts accepted a round; s: seconds for all samples",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("method", no_wrap=True)
+    for column in ("window", "speed-up", "calls", "evals", "kept", "s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for i, row in enumerate(rows):
+        last = i + 1 == len(rows) or rows[i + 1].window != row.window
+        table.add_row(
+            row.method,
+            str(row.window),
+            f"{row.speedup:.2f} ± {row.speedup_error:.2f}",
+            f"{row.calls:.2f}",
+            f"{row.evaluations:.1f}",
+            f"{row.accepted:.2f}",
+            f"{row.seconds:.2f}",
+            style="bold" if last else "",
+            end_section=last,
+        )
+    return table
+
+
+@app.command("check")
+def check_command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="'flow', 'vp' or 'langevin' on a 2-D mixture, or your own as 'package.module:name'."
+        ),
+    ] = "flow",
+    window: Annotated[int, typer.Option(min=1)] = 14,
+    drafter: Annotated[str, typer.Option(help=", ".join(DRAFTERS))] = "replay",
+    block: Annotated[int | None, typer.Option(min=1, help="Block length; the whole window by default.")] = None,
+    recycle: Annotated[bool, typer.Option(help="Recycle rejected noise, or draw fresh noise.")] = True,
+    samples: Annotated[int, typer.Option(min=10)] = 5000,
+    batch: Annotated[int, typer.Option(min=1, help="Samples drawn at a time.")] = 1000,
+    level: Annotated[float, typer.Option(help="False-alarm probability of the law tests.")] = LEVEL,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Test that speculative sampling of a target is exact. Exit status 1 if it is not."""
+    if drafter not in DRAFTERS:
+        raise fail(f"--drafter takes one of {', '.join(DRAFTERS)}, not {drafter!r}")
+    chain = _load_target(target)
+    with tqdm(total=2 * samples * len(chain.std), unit="step", disable=as_json or None, leave=False) as bar:
+        try:
+            result = check(
+                chain,
+                window=window,
+                drafter=DRAFTERS[drafter],
+                block=block,
+                recycle=recycle,
+                samples=samples,
+                batch=batch,
+                seed=seed,
+                level=level,
+                progress=bar.update,
+            )
+        except (TypeError, ValueError, FloatingPointError) as error:
+            bar.close()
+            raise fail(str(error)) from None
+    print(result.to_json() if as_json else result)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def _load_target(name: str) -> Target:
+    """A built-in chain by name, or the object (or factory without arguments) at 'package.module:name'."""
+    mixture = GaussianMixture.of_draft_trees(2)
+    if name == "flow":
+        return mixture.flow(16, 1.0)
+    if name == "vp":
+        return mixture.vp(torch.linspace(0.01, 0.99, 16, dtype=torch.float64))
+    if name == "langevin":
+        return mixture.langevin(16, 0.01)
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise fail(f"{name!r} is none of {', '.join(CHAINS)}; name your own target as 'package.module:name'")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise fail(f"cannot load {name!r}: {error}") from None
+    return cast(Target, found() if callable(found) and not isinstance(found, Target) else found)
