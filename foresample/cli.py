@@ -104,7 +104,7 @@ def bench_mixture(
 def _bench_table(title: str, rows: list[benches.Row]) -> Table:
     table = Table(
         title=title,
-        caption="speed-up: transitions of the chain / calls; evals: states evaluated a sample;\n"
+        caption="speed-up: transitions of the chain / calls; evals: states evaluated a sample\n"
         "kept: drafts accepted a round; s: seconds for all samples",
         title_justify="left",
         caption_justify="left",

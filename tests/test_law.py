@@ -1,0 +1,173 @@
+"""The law of the output, at one stated false-alarm budget, and broken samplers that must be caught.
+
+Every test compares speculative samples with sequential ones and with the chain itself: projections and norms of
+states and increments at every step (the joint law of consecutive states), and innovations against N(0, I). A
+correct sampler fails anywhere in this file with probability at most SUITE_LEVEL: each of the SHARES test cases
+may use an equal part of it (and seeds are fixed, so a green suite stays green).
+
+High dimension has no power: everything here is one- or two-dimensional.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample import speculate
+from foresample.check import Recorder, drafter_is_adapted, ks_normal, law_tests
+from foresample.noise import seeds_of
+from foresample.verify import verify
+from tests import reference
+from tests.chains import CHAINS, Zero, constant_drift, flow, worse
+
+pytestmark = pytest.mark.law
+
+SUITE_LEVEL = 1e-3
+SHARES = 250
+
+BLOCKS = {"per step": 1, "blocks of 4": 4, "whole window": None}
+DRAFTERS = {
+    "head": lambda target: fs.Frozen("head"),
+    "parent": lambda target: fs.Frozen("parent"),
+    "nearest": lambda target: fs.Frozen("nearest"),
+    "replay": lambda target: fs.Replay(secant=False),
+    "secant": lambda target: fs.Replay(),
+    "model": lambda target: fs.Model(worse(target)),
+}
+
+
+def smallest_p_value(target: fs.Target, samples: int, seed: int, every: int = 1, **settings) -> float:
+    """The smallest p-value of all tests along the chain, corrected for their number."""
+    steps = [k for k in range(1, len(target.std)) if target.std[k] > 0][::every]
+    ours, theirs = Recorder(steps, target, samples), Recorder(steps, target, samples)
+    seeds = seeds_of(seed, 2 * samples)
+    fs.sample(target, seeds=seeds[:samples], observe=ours.from_sample(0), **settings)
+    fs.sequential(target, seeds=seeds[samples:], observe=theirs.from_sample(0))
+    p_values = [p for _, p in law_tests(target, ours, theirs, seed)]
+    return min(p_values) * len(p_values)
+
+
+@pytest.mark.parametrize("recycle", [True, False], ids=["recycled", "fresh"])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_setting_has_the_law_of_the_chain(chain: str, drafter: str, block: str, recycle: bool) -> None:
+    target = CHAINS[chain]()
+    settings = {"drafter": DRAFTERS[drafter](target), "block": BLOCKS[block], "recycle": recycle}
+    assert smallest_p_value(target, 5_000, 11, every=3, window=6, **settings) > SUITE_LEVEL / SHARES
+
+
+@pytest.mark.parametrize(
+    ("chain", "window", "settings"),
+    [
+        ("flow", 14, {}),
+        ("flow", 5, {"block": 2}),
+        ("flow", 14, {"drafter": fs.Frozen("parent"), "recycle": False}),
+        ("ddpm", 12, {}),
+        ("langevin", 13, {}),
+        ("interrupted", 6, {}),
+    ],
+    ids=str,
+)
+def test_the_law_holds_at_a_hundred_thousand_samples(chain: str, window: int, settings: dict) -> None:
+    assert smallest_p_value(CHAINS[chain](), 100_000, 12, window=window, **settings) > SUITE_LEVEL / SHARES
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_constant_mismatch_of_one_std(dim: int, block: str) -> None:
+    p = smallest_p_value(constant_drift(dim), 50_000, 13, window=6, drafter=Zero(), block=BLOCKS[block])
+    assert p > SUITE_LEVEL / SHARES
+
+
+# ------------------------------------------------------------------ what must be caught
+
+
+def test_the_reference_verification_has_the_law_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what the broken twins below are caught for is their bug."""
+    monkeypatch.setattr(speculate, "verify", reference.verify)
+    assert smallest_p_value(flow(), 20_000, 14, window=14) > SUITE_LEVEL / SHARES
+
+
+@pytest.mark.parametrize("bug", reference.BUGS)
+def test_broken_verification_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculate, "verify", partial(reference.verify, bug=bug))
+    if bug == "per-step residual":  # hides on the mixture
+        p = smallest_p_value(constant_drift(), 50_000, 14, window=6, drafter=Zero())
+    else:
+        p = smallest_p_value(flow(), 20_000, 14, window=14)
+    assert p < SUITE_LEVEL / SHARES
+
+
+def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = speculate.draft
+
+    def peeking(target, drafter, rows, step, std):  # type: ignore[no-untyped-def]
+        @dataclass(frozen=True)
+        class Peek:
+            def guess(self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+                return drafter.guess(memory, x, position, step, row) + 0.5 * rows.noise[:, position]
+
+        return honest(target, Peek(), rows, step, std)
+
+    monkeypatch.setattr(speculate, "draft", peeking)
+    assert smallest_p_value(flow(), 20_000, 15, window=14) < SUITE_LEVEL / SHARES
+
+
+class LooksAhead(fs.Replay):
+    """Replays the prediction of the *next* step of the old path, which knows this step's noise."""
+
+    def guess(self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+        last = memory["predictions"].shape[1] - 1
+        return memory["predictions"][:, min(position + 1, last)]
+
+
+def test_a_drafter_that_looks_ahead_is_caught_by_the_law_and_by_adaptedness() -> None:
+    target = flow("x0")
+    assert smallest_p_value(target, 20_000, 16, window=14, drafter=LooksAhead()) < SUITE_LEVEL / SHARES
+    assert not drafter_is_adapted(LooksAhead(), target, 6).passed
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("window", [1, 2, 6])
+def test_every_drafter_is_adapted(name: str, window: int) -> None:
+    target = flow()
+    assert drafter_is_adapted(DRAFTERS[name](target), target, window).passed
+
+
+# ------------------------------------------------------------------ the recycling theorem itself
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept(block: str) -> None:
+    """Theory, section 4: given τ, the noise behind the corrected state is N(0, I), also jointly with it."""
+    rows, width = 200_000, 5
+    generator = torch.Generator().manual_seed(17)
+    noise = torch.randn(rows, width, 2, generator=generator, dtype=torch.float64)
+    mean = torch.zeros_like(noise)
+    # The target's mean depends on the path so far, as it does in a chain.
+    past = noise.cumsum(1)[..., 0] - noise[..., 0]
+    drift = torch.stack([0.6 + 0.5 * past.tanh(), torch.full_like(past, 0.4)], 2)
+    verdict = verify(
+        noise,
+        mean,
+        drift,
+        torch.ones(rows, width, dtype=torch.float64),
+        torch.full((rows,), width),
+        torch.rand(rows, width, generator=generator, dtype=torch.float64),
+        block=BLOCKS[block],
+    )
+    p_values = []
+    for kept in range(width - 1):
+        rejected = verdict.accepted == kept
+        left = verdict.noise[rejected]
+        corrected = left[:, kept, 0] - left[:, kept, 0].median()
+        for z in left[:, kept + 1 :].flatten(1).T:
+            p_values.append(ks_normal(z.numpy()))
+            p_values.append(ks_normal((corrected.sign() * z).numpy()))
+    assert min(p_values) * len(p_values) > SUITE_LEVEL / SHARES
