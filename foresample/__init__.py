@@ -1,6 +1,7 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
 from foresample import targets
+from foresample.check import check
 from foresample.contracts import Drafter, Memory, Path, Target
 from foresample.drafters import Frozen, Model, Replay
 from foresample.report import Report, Run
@@ -21,6 +22,7 @@ __all__ = [
     "Report",
     "Run",
     "Target",
+    "check",
     "sample",
     "sequential",
     "targets",

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from foresample import bench as benches
 from foresample.check import LEVEL, check
-from foresample.contracts import Drafter, Target
+from foresample.contracts import Drafter, Target, require_target
 from foresample.drafters import Frozen, Replay
 from foresample.targets import GaussianMixture, Kind
 
@@ -189,6 +189,8 @@ def _load_target(name: str) -> Target:
     sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        target = found() if callable(found) and not isinstance(found, Target) else found
+        require_target(target)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise fail(f"cannot load {name!r}: {error}") from None
-    return cast(Target, found() if callable(found) and not isinstance(found, Target) else found)
+    return cast(Target, target)

@@ -1,0 +1,112 @@
+"""The self-test itself: it passes what is exact and names what is not."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import foresample as fs
+from foresample.check import drafter_is_adapted, ks_normal, ks_two_sample, rows_are_independent
+from foresample.targets import AffineTarget
+from tests.chains import CHAINS, flow
+from tests.test_law import LooksAhead
+
+
+def with_network(target: AffineTarget, network) -> AffineTarget:  # type: ignore[no-untyped-def]
+    return AffineTarget(target.shape, target.std, target.state_weight, target.prediction_weight, network)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("chain", CHAINS)
+def test_an_exact_sampler_passes(chain: str) -> None:
+    result = fs.check(CHAINS[chain](), window=6, samples=1000)
+    assert result.passed, str(result)
+    assert json.loads(result.to_json())["passed"]
+
+
+def test_a_target_that_mixes_rows_is_named_with_the_size_of_the_effect() -> None:
+    base = flow()
+
+    def centred(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return base.predict(x, step, row) + 0.05 * x.mean(0)  # what a batch normalisation in train mode does
+
+    result = fs.check(with_network(base, centred), window=6, samples=100)
+    assert not result.passed
+    assert "mixes rows" in str(result)
+    assert "std" in result.findings[0].detail
+
+
+def test_a_real_batch_normalisation_is_found_in_train_mode_only() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(2, 16), torch.nn.BatchNorm1d(16), torch.nn.SiLU(), torch.nn.Linear(16, 2)
+    )
+    target = with_network(flow(), lambda x, step, row: net.double()(x))
+    assert not rows_are_independent(target).passed
+    net.eval()
+    assert rows_are_independent(target).passed
+
+
+def test_rounding_that_changes_with_the_batch_is_not_mixing() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 512), torch.nn.SiLU(), torch.nn.Linear(512, 2))
+    base = CHAINS["single precision"]()
+    assert rows_are_independent(with_network(base, lambda x, step, row: net(x))).passed
+
+
+@pytest.mark.law
+def test_a_drafter_that_looks_ahead_fails() -> None:
+    result = fs.check(flow("x0"), window=14, drafter=LooksAhead(), samples=3000, batch=3000)
+    assert [f.passed for f in result.findings] == [True, False, False]
+    assert "moves when only later steps change" in str(result)
+
+
+class FutureAverage(fs.Replay):
+    """A gain from sums over the whole window: the tempting mistake."""
+
+    def guess(self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+        return memory["predictions"][:, position] + 1e-9 * memory["predictions"].mean(1)
+
+
+def test_even_a_slight_look_ahead_is_found() -> None:
+    assert not drafter_is_adapted(FutureAverage(), flow(), 6).passed
+
+
+def test_a_row_keeps_its_condition_in_every_batch() -> None:
+    """Targets look up prompts by row; the innovations of the self-test must use the same ones."""
+    base = flow()
+    shift = torch.linspace(-1, 1, 400, dtype=torch.float64)
+
+    def conditional(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return base.predict(x, step, row) + shift[row].unsqueeze(1)
+
+    result = fs.check(with_network(base, conditional), window=6, samples=400, batch=150)
+    assert result.passed, str(result)
+
+
+def test_progress_counts_every_transition() -> None:
+    seen = []
+    fs.check(flow(), window=6, samples=50, batch=20, progress=seen.append)
+    assert sum(seen) == 2 * 50 * 16
+
+
+def test_a_chain_without_noise_is_refused() -> None:
+    base = flow()
+    quiet = AffineTarget(
+        base.shape, torch.zeros_like(base.std), base.state_weight, base.prediction_weight, base.network
+    )
+    with pytest.raises(ValueError, match="nothing to speculate on"):
+        fs.check(quiet, window=3)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.05, 0.2])
+def test_kolmogorov_smirnov_agrees_with_scipy(shift: float) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal(1500), rng.standard_normal(2500) + shift
+    assert ks_two_sample(a, b) == pytest.approx(stats.ks_2samp(a, b, method="asymp").pvalue, rel=0.1)
+    assert ks_normal(b) == pytest.approx(stats.kstest(b, "norm").pvalue, rel=0.1)
