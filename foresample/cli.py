@@ -94,7 +94,7 @@ def bench_mixture(
     else:
         Console().print(_bench_table(title, rows))
     if out is not None:
-        name = f"mixture-d{dim}-T{steps}"
+        name = f"mixture-d{dim}-T{steps}-{reuse}"
         (out / f"{name}.json").write_text(result + "\n")
         benches.plot(out / f"{name}.png", title, rows)
         if not as_json:

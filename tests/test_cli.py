@@ -18,11 +18,11 @@ def test_bench_prints_a_table_and_writes_result_and_plot(tmp_path: Path) -> None
     result = runner.invoke(app, [*SMALL, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "replay, block, secant" in result.output
-    saved = json.loads((tmp_path / "mixture-d4-T8.json").read_text())
+    saved = json.loads((tmp_path / "mixture-d4-T8-v.json").read_text())
     assert saved["settings"]["steps"] == 8
     assert {"command", "commit", "versions", "machine"} <= set(saved)
     assert len(saved["rows"]) == 7
-    assert (tmp_path / "mixture-d4-T8.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "mixture-d4-T8-v.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_bench_json_is_json() -> None:
