@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -79,13 +80,13 @@ def bench(
 
 def provenance() -> dict[str, Any]:
     """What a saved result must say of its origin: command, commit, versions, machine."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
+    here = Path(__file__).parent
+    describe = ["git", "describe", "--always", "--dirty"]
+    git = subprocess.run(describe, capture_output=True, text=True, cwd=here)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": git.stdout.strip() or None,
+        "commit": git.stdout.strip() or os.environ.get("GIT_COMMIT"),
         "versions": {
             "foresample": __version__,
             "python": platform.python_version(),

@@ -5,6 +5,7 @@ Shapes: R rows (samples under way), B states of one call, N steps, L the window,
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -88,6 +89,8 @@ def require_target(target: object) -> None:
             f"{type(target).__name__} is not a target: it lacks {', '.join(missing)}; "
             "see docs/extending.md, or wrap a denoiser with foresample.targets"
         )
+    if len(target.shape) == 0:
+        raise ValueError("target.shape must have at least one dimension; a scalar state has shape (1,)")
     std = target.std
     if not isinstance(std, Tensor) or std.ndim != 1 or len(std) == 0 or not std.is_floating_point():
         raise ValueError("target.std must be a floating-point tensor of shape [N], one scale per transition")
@@ -96,6 +99,16 @@ def require_target(target: object) -> None:
         raise ValueError(
             f"target.std must be finite and not negative, but is {std[wrong[0]].item()} at step {wrong[0]}; "
             "a deterministic transition has std 0"
+        )
+
+
+def require_drafter(drafter: object) -> None:
+    """Refuse what is no drafter, with the remedy, before any work."""
+    missing = [n for n in ("begin", "reach", "guess", "learn") if not callable(getattr(drafter, n, None))]
+    if isinstance(drafter, type) or missing:
+        raise TypeError(
+            f"{drafter!r} is not a drafter; pass an object such as foresample.Replay() or "
+            "foresample.Frozen('nearest'), or see docs/extending.md"
         )
 
 
@@ -113,11 +126,58 @@ def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
     finite = torch.isfinite(prediction.flatten(1)).all(1)
     if not finite.all():
         first = int((~finite).nonzero()[0])
+        where = f"at step {int(step[first])} of sample {int(row[first])}"
+        if not torch.isfinite(x[first]).all():
+            raise FloatingPointError(
+                f"the state {where} is NaN or infinite: look at target.mean and target.std"
+            )
         raise FloatingPointError(
-            f"the network returned NaN or infinity at step {int(step[first])} of sample {int(row[first])}; "
-            "look at its input there, or run it in a wider dtype"
+            f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype"
         )
     return prediction
+
+
+def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
+    """The transition's mean, checked."""
+    mean = target.mean(x, prediction, step)
+    _require_like(mean, x, "target.mean(x, prediction, step)")
+    return mean
+
+
+def require_finite(samples: Tensor) -> None:
+    """The last word: no sample that is not a number leaves a run."""
+    finite = torch.isfinite(samples.flatten(1)).all(1)
+    if not finite.all():
+        first = int((~finite).nonzero()[0])
+        raise FloatingPointError(
+            f"sample {first} ended as NaN or infinity: look at target.mean at the last steps"
+        )
+
+
+def at_least_one(name: str, value: int) -> int:
+    """A whole number ≥ 1, or an error."""
+    number = _whole(value)
+    if number is None or number < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return number
+
+
+def seed_number(value: int) -> int:
+    """A seed, or an error."""
+    number = _whole(value)
+    if number is None or not 0 <= number < 2**63:
+        raise ValueError(f"a seed must be a whole number from 0 to 2**63 - 1, not {value!r}")
+    return number
+
+
+def _whole(value: object) -> int | None:
+    """An integer of any make (numpy's, a tensor's), but no bool and no float."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _require_like(value: Tensor, like: Tensor, what: str) -> None:

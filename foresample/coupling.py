@@ -87,9 +87,7 @@ def tilted_cdf(s: Tensor, mismatch: Tensor, log_p: Tensor) -> Tensor:
     """
     narrow = mismatch.clamp(max=_SMALL)
     small = narrow * _integral(lambda u: _density(s - narrow * u))
-    side = torch.where(2 * s > mismatch, -1.0, 1.0)  # subtract on the side of the nearer tail
-    large = (normal_cdf(side * s) - normal_cdf(side * (s - mismatch))) * side
-    between = torch.where(mismatch < _SMALL, small, large)
+    between = torch.where(mismatch < _SMALL, small, normal_cdf(s) - normal_cdf(s - mismatch))
     c = deficit(mismatch, log_p)
     value = (between - torch.expm1(log_p) * normal_cdf(s - mismatch)) / c
     return torch.where(c > 0, value, normal_cdf(s)).clamp(_TINY, 1 - _ULP)

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from foresample.contracts import seed_number
+
 START, STEP, TEST, SEED = range(4)
 
 _MASK = 0xFFFFFFFF
@@ -32,9 +34,8 @@ _ROUNDS = 10
 
 def seeds_of(seed: int, count: int) -> Tensor:
     """The seeds of samples 0 … count−1 of a run: 63-bit integers, a function of (seed, index)."""
-    _check_seed(seed)
     index = torch.arange(count)
-    key = torch.full((count,), seed)
+    key = torch.full((count,), seed_number(seed))
     zero = torch.zeros_like(index)
     high, low, _, _ = _philox((zero, index, zero, torch.full_like(index, SEED)), key)
     return ((high << 32) | low) & (2**63 - 1)
@@ -42,10 +43,7 @@ def seeds_of(seed: int, count: int) -> Tensor:
 
 def as_seeds(seeds: Sequence[int] | Tensor) -> Tensor:
     """A list of seeds as a tensor, or an error that says which one cannot be a seed."""
-    values = [int(s) for s in seeds]
-    for value in values:
-        _check_seed(value)
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor([seed_number(seed) for seed in seeds], dtype=torch.int64)
 
 
 def normal(
@@ -69,11 +67,6 @@ def uniform(seed: Tensor, count: int, *, round: Tensor) -> Tensor:
     zero = torch.zeros_like(element)
     words = _philox((element, round.unsqueeze(1), zero, torch.full_like(element, TEST)), seed.unsqueeze(1))
     return _unit(words[0], words[1])
-
-
-def _check_seed(seed: int) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ValueError(f"a seed must be an integer from 0 to 2**63 - 1, not {seed!r}")
 
 
 def _unit(high: Tensor, low: Tensor) -> Tensor:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from foresample import noise as streams
-from foresample.contracts import Target, predict, require_target, start_states
+from foresample.contracts import (
+    Target,
+    predict,
+    require_finite,
+    require_target,
+    start_states,
+    transition_mean,
+)
 from foresample.report import Report, Run, Tally
 from foresample.speculate import Commit, Timed, resolve_seeds
 
@@ -33,9 +40,11 @@ def sequential(
         x = start_states(target, noise)
         for k, std in enumerate(target.std):
             step = torch.full_like(key, k)
-            mean = target.mean(x, predict(timed, x, step, row), step)
+            prediction = predict(timed, x.clone(), step, row)
+            mean = transition_mean(target, x, prediction, step)
             x = mean + std * streams.normal(key, target.shape, dtype, step=step, draw=zero)
             tally.round(row, zero + 1, zero, zero)
             if observe is not None:
                 observe(Commit(row, step, zero + 1, x.unsqueeze(1), std.new_zeros(len(key), 0), zero))
+    require_finite(x)
     return tally.close(x, perf_counter() - started, timed.seconds)

@@ -23,7 +23,19 @@ import torch
 from torch import Tensor
 
 from foresample import noise as streams
-from foresample.contracts import Drafter, Memory, Path, Target, predict, require_target, start_states
+from foresample.contracts import (
+    Drafter,
+    Memory,
+    Path,
+    Target,
+    at_least_one,
+    predict,
+    require_drafter,
+    require_finite,
+    require_target,
+    start_states,
+    transition_mean,
+)
 from foresample.drafters import Replay
 from foresample.report import Report, Run, Tally
 from foresample.verify import verify
@@ -140,7 +152,7 @@ def draft(target: Target, drafter: Drafter, rows: Rows, step: Tensor, std: Tenso
     states, means = [rows.x], []
     for j in range(step.shape[1] - 1):
         guess = drafter.guess(rows.memory, states[j], j, step[:, j], rows.sample)
-        means.append(target.mean(states[j], guess, step[:, j]))
+        means.append(transition_mean(target, states[j], guess, step[:, j]))
         states.append(means[j] + _expand(std[:, j], rows.x) * rows.noise[:, j])
     return torch.stack(states, 1), torch.stack(means, 1)
 
@@ -151,7 +163,7 @@ def call(target: Target, sample: Tensor, states: Tensor, step: Tensor, length: T
     row = sample.unsqueeze(1).expand_as(step)
     predictions = torch.zeros_like(states)
     predictions[needed] = predict(target, states[needed], step[needed], row[needed])
-    means = target.mean(states.flatten(0, 1), predictions.flatten(0, 1), step.flatten())
+    means = transition_mean(target, states.flatten(0, 1), predictions.flatten(0, 1), step.flatten())
     return predictions, means.view_as(states)
 
 
@@ -183,10 +195,10 @@ def sample(
         observe: called after every round with what it committed.
     """
     require_target(target)
-    _require_at_least_one("window", window)
-    if block is not None:
-        _require_at_least_one("block", block)
+    window = at_least_one("window", window)
+    block = None if block is None else at_least_one("block", block)
     drafter = Replay() if drafter is None else drafter
+    require_drafter(drafter)
     key = resolve_seeds(count, seed, seeds).to(target.std.device)
     settings = Settings(drafter, window, block, recycle, _last_draftable(target.std))
     name = f"{drafter}, block {block or 'window'}, {'recycled' if recycle else 'fresh'} noise"
@@ -205,6 +217,7 @@ def sample(
             if done.any():
                 samples[rows.sample[done]] = rows.x[done]
                 rows = rows.select((~done).nonzero().squeeze(1))
+    require_finite(samples)
     return tally.close(samples, perf_counter() - started, timed.seconds)
 
 
@@ -227,8 +240,7 @@ def resolve_seeds(count: int | None, seed: int, seeds: Sequence[int] | Tensor | 
     if seeds is None:
         if count is None:
             raise ValueError("say how many samples to draw: count=64, or seeds=[…], one per sample")
-        _require_at_least_one("count", count)
-        return streams.seeds_of(seed, count)
+        return streams.seeds_of(seed, at_least_one("count", count))
     key = streams.as_seeds(seeds)
     if count is not None and len(key) != count:
         raise ValueError(f"{len(key)} seeds for count={count} samples: give one seed per sample, or no count")
@@ -275,11 +287,6 @@ def _count(tally: Tally, commit: Commit) -> None:
     position = torch.arange(commit.mismatch.shape[1], device=commit.mismatch.device)
     inside = position < commit.drafted.unsqueeze(1)
     tally.mismatches((commit.step.unsqueeze(1) + position)[inside], commit.mismatch[inside])
-
-
-def _require_at_least_one(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 class Timed:

@@ -90,8 +90,12 @@ def denoising_target(
     """
     c, d = grid.kind(reuse)
     c_in, d_in = grid.kind(predicts)
-    if predicts == "eps" and (grid.alpha == 0).any():
+    if (d == 0).any() or (d_in == 0).any():
         raise ValueError("eps says nothing of x0 at pure noise (alpha = 0): start the grid below it, or use v")
+    if len(grid.time) != len(std):
+        raise ValueError(f"time has {len(grid.time)} values for {len(std)} steps: give one per step")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be positive, not {clip}")
     # reuse = c x + d x0 with x0 = (out − c_in x)/d_in, so reuse = from_x · x + from_out · out.
     from_out, from_x = d / d_in, c - d * c_in / d_in
     coefficients = (state_weight - x0_weight * c / d, x0_weight / d, from_x, from_out, c_in, d_in, c, d)

@@ -21,7 +21,7 @@ from foresample.targets.affine import AffineTarget, Denoiser, Grid, Kind, denois
 
 def flow(
     denoiser: Denoiser,
-    sigmas: Tensor,
+    sigmas: Tensor | Sequence[float],
     shape: Sequence[int],
     *,
     churn: float,
@@ -45,7 +45,7 @@ def flow(
         dtype: the chain's.
         device: the chain's.
     """
-    here = sigmas.double().cpu()
+    here = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
     if here.ndim != 1 or not ((here > 0) & (here <= 1)).all() or not (here.diff() < 0).all():
         raise ValueError("sigmas must fall strictly within (0, 1], from noise to data, without the final 0")
     if not churn > 0:

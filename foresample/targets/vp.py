@@ -20,7 +20,7 @@ from foresample.targets.affine import AffineTarget, Denoiser, Grid, Kind, denois
 
 def vp(
     denoiser: Denoiser,
-    alpha_bar: Tensor,
+    alpha_bar: Tensor | Sequence[float],
     shape: Sequence[int],
     *,
     time: Tensor | None = None,
@@ -46,7 +46,7 @@ def vp(
         dtype: the chain's.
         device: the chain's.
     """
-    here = alpha_bar.double().cpu()
+    here = torch.as_tensor(alpha_bar, dtype=torch.float64).cpu()
     if here.ndim != 1 or not ((here > 0) & (here < 1)).all() or not (here.diff() > 0).all():
         raise ValueError("alpha_bar must rise strictly within (0, 1), from noise to data; flip the schedule?")
     if not 0 < eta <= 1:

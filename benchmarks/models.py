@@ -1,0 +1,146 @@
+"""Trained models: how many calls sampling takes, and whether the pictures are as good.
+
+python -m benchmarks.models calls assets/cifar10 --device cuda
+python -m benchmarks.models quality --device cuda
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import torch
+import typer
+from torch import Tensor
+from tqdm import tqdm
+
+import foresample as fs
+import recipes.data
+from foresample import pretrained
+from foresample.bench import Row, provenance
+from foresample.noise import seeds_of
+from foresample.pretrained.classifier import load_classifier
+from foresample.targets import Kind
+
+app = typer.Typer(add_completion=False, help=__doc__)
+RESULTS = Path(__file__).parent / "results"
+
+METHODS: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "default, v reused": ("v", {}),
+    "default, x0 reused": ("x0", {}),
+    "replay without secant, v reused": ("v", {"drafter": fs.Replay(secant=False)}),
+    "reflection, nearest, x0 reused": ("x0", {"drafter": fs.Frozen("nearest"), "block": 1}),
+    "block, parent, fresh noise, x0 reused": ("x0", {"drafter": fs.Frozen("parent"), "recycle": False}),
+}
+
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
+
+
+@app.command()
+def calls(
+    model: Annotated[Path, typer.Argument(help="A diffusers DDPM folder.")] = pretrained.EMBEDDED,
+    steps: list[int] = [100, 250, 1000],  # noqa: B006
+    window: int = 50,
+    count: int = 64,
+    seed: int = 0,
+    half: Annotated[bool, typer.Option(help="Run the network in bfloat16.")] = False,
+    device: Device = "cpu",
+    out: Out = RESULTS,
+    name: Annotated[str | None, typer.Option(help="Of the result file; the model folder's by default.")] = None,
+) -> None:
+    """Speed-up in calls for chains of several lengths, methods side by side from the same seeds."""
+    source = pretrained.load(model, device)
+    rows: list[dict[str, Any]] = []
+    name = name or f"{model.resolve().name}-calls-w{window}{'-bf16' if half else ''}"
+    settings = {"model": model.name, "window": window, "count": count, "seed": seed, "half": half}
+    for length in steps:
+        for method, (reuse, arguments) in METHODS.items():
+            target = source.target(length, reuse=reuse, half=half)
+            run = fs.sample(target, count, window=window, seed=seed, **arguments)
+            rows.append({"steps": length, **asdict(Row.of(method, window, run))})
+            print(
+                "{steps:5d}  {method:40s} {speedup:6.2f} ± {speedup_error:.2f}".format(**rows[-1]), flush=True
+            )
+            _save(out / f"{name}.json", settings, rows=rows)
+
+
+@app.command()
+def quality(
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with Fashion-MNIST; the recipes' by default.")
+    ] = None,
+    model: Annotated[Path, typer.Option(help="The Fashion-MNIST model.")] = pretrained.EMBEDDED,
+    classifier: Path = pretrained.EMBEDDED.parent / "classifier.safetensors",
+    steps: int = 100,
+    window: int = 8,
+    count: int = 10_000,
+    repeats: int = 2,
+    batch: int = 2_000,
+    half: bool = False,
+    device: Device = "cpu",
+    out: Out = RESULTS,
+) -> None:
+    """Fréchet distances in the classifier's features: sequential, speculative and real pictures."""
+    judge = load_classifier(classifier, device)
+    source = pretrained.load(model, device)
+    target = source.target(steps, half=half)
+    images, _ = recipes.data.load("fashion-mnist", data, train=False)
+    features = {"real": _features(judge, images.to(device).float() / 127.5 - 1)}
+    agreement, costs = {}, {}
+    for method in ("sequential", "speculative"):
+        for repeat in range(repeats):
+            key = f"{method} {repeat}"
+            seeds = seeds_of(1000 * (method == "speculative") + repeat, count)
+            parts, spent = [], []
+            for part in tqdm(seeds.split(batch), desc=key):
+                if method == "sequential":
+                    run = fs.sequential(target, seeds=part)
+                else:
+                    run = fs.sample(target, seeds=part, window=window)
+                parts.append(run.samples.clamp(-1, 1))
+                spent.append(run.report.calls_mean)
+            pictures = torch.cat(parts)
+            asked = (torch.arange(count) % batch % len(source.labels)).to(device)
+            answers = torch.cat([judge(p).argmax(1) for p in pictures.split(1000)])
+            agreement[key] = float((answers == asked).double().mean())
+            costs[key] = sum(spent) / len(spent)
+            features[key] = _features(judge, pictures)
+    names = list(features)
+    distances = [
+        {"a": a, "b": b, "distance": frechet_distance(features[a], features[b])}
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    ]
+    settings = {"steps": steps, "window": window, "count": count, "half": half}
+    for row in distances:
+        print(f"{row['a']:>14s}  {row['b']:14s} {row['distance']:.4f}")
+    print("agreement", agreement, "calls", costs)
+    path = out / f"{model.resolve().name}-quality.json"
+    _save(path, settings, distances=distances, agreement=agreement, calls=costs)
+
+
+@torch.no_grad()
+def _features(judge: torch.nn.Module, images: Tensor) -> Tensor:
+    extract = cast(Any, judge).features
+    return torch.cat([extract(part) for part in images.view(-1, 1, 28, 28).split(1000)]).double()
+
+
+def frechet_distance(a: Tensor, b: Tensor) -> float:
+    """‖μ_a − μ_b‖² + tr(C_a + C_b − 2 (C_a C_b)^½) of two sets of features, [n, d] each."""
+    (mean_a, cov_a), (mean_b, cov_b) = ((x.mean(0), torch.cov(x.T)) for x in (a, b))
+    values, vectors = torch.linalg.eigh(cov_a)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
+    return float((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross)
+
+
+def _save(path: Path, settings: dict[str, Any], **results: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**provenance(), "settings": settings, **results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,152 @@
+"""A diffusers DDPM folder (`unet/`, `scheduler/`, `model_index.json`) as a target.
+
+The chain is the one `DDPMPipeline` walks: the scheduler's own timesteps and ᾱ, its clipping, its `fixed_small`
+variance. Weights are read from safetensors only; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresample.targets import AffineTarget, Kind, vp
+
+EMBEDDED = Path(__file__).parent / "fashion_mnist"
+"""The class-conditional Fashion-MNIST model that ships inside the package."""
+
+_KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A network with its noise schedule and, if it is conditional, the names of its classes."""
+
+    unet: torch.nn.Module
+    scheduler: Any
+    labels: list[str]
+    shape: torch.Size
+    device: torch.device
+
+    def label_index(self, label: str) -> int:
+        """The class of a name or a number, or an error that lists them."""
+        if label in self.labels:
+            return self.labels.index(label)
+        if label.isdigit() and int(label) < len(self.labels):
+            return int(label)
+        if not self.labels:
+            raise ValueError("this model is not conditional: leave the label out")
+        raise ValueError(f"unknown label {label!r}: choose one of {', '.join(self.labels)}")
+
+    def target(
+        self,
+        steps: int,
+        labels: Sequence[int] | Tensor | None = None,
+        *,
+        reuse: Kind = "x0",
+        half: bool = False,
+    ) -> AffineTarget:
+        """Ancestral sampling in `steps` steps; sample i has class labels[i] (by default the classes in turn).
+
+        The chain is float32. With `half` the network runs in bfloat16.
+        """
+        config = self.scheduler.config
+        most = config.num_train_timesteps
+        if not 1 <= steps <= most:
+            raise ValueError(
+                f"this model was trained with {most} timesteps: ask for 1 to {most} steps, not {steps}"
+            )
+        self.scheduler.set_timesteps(steps)
+        time = torch.as_tensor(self.scheduler.timesteps).long().cpu()
+        classes = None if labels is None else torch.as_tensor(labels, device=self.device)
+
+        def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+            condition = {}
+            if self.labels:
+                condition["class_labels"] = row % len(self.labels) if classes is None else classes[row]
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+                return self.unet(x, time, **condition).sample
+
+        return vp(
+            denoiser,
+            self.scheduler.alphas_cumprod[time],
+            self.shape,
+            time=time,
+            predicts=_KINDS[config.prediction_type],
+            reuse=reuse,
+            clip=config.clip_sample_range if config.clip_sample else None,
+            device=self.device,
+        )
+
+
+def load(path: str | Path = EMBEDDED, device: str | torch.device = "cpu") -> Pretrained:
+    """Open a diffusers DDPM folder; by default the embedded Fashion-MNIST model."""
+    try:
+        from diffusers import DDPMScheduler, UNet2DModel
+    except ImportError:
+        raise ImportError("models need the diffusers extra: pip install 'foresample[models]'") from None
+    path = Path(path)
+    index = _read_json(path / "model_index.json")
+    parts = {name: index.get(name, [None, None])[-1] for name in ("unet", "scheduler")}
+    if parts != {"unet": "UNet2DModel", "scheduler": "DDPMScheduler"}:
+        raise ValueError(
+            f"{path} holds {index.get('_class_name', 'no pipeline')} with {parts['unet']} and "
+            f"{parts['scheduler']}; this loader takes a UNet2DModel with a DDPMScheduler"
+        )
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    if not weights.is_file():
+        raise FileNotFoundError(
+            f"{weights} does not exist: weights are read from safetensors only (save_pretrained writes them)"
+        )
+    scheduler = DDPMScheduler.from_config(_read_json(path / "scheduler" / "scheduler_config.json"))
+    _require_supported(scheduler.config)
+    unet = UNet2DModel.from_config(_read_json(path / "unet" / "config.json"))
+    _load_weights(unet, weights)
+    size = unet.config.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    names = path / "labels.json"
+    count = unet.config.num_class_embeds or 0
+    labels = json.loads(names.read_text()) if names.is_file() else [str(i) for i in range(count)]
+    device = torch.device(device)
+    unet = unet.to(device).eval().requires_grad_(False)
+    shape = torch.Size([unet.config.in_channels, height, width])
+    return Pretrained(unet, scheduler, labels[:count], shape, device)
+
+
+def _load_weights(unet: torch.nn.Module, path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = {name: value.float() for name, value in load_file(path).items()}
+        unet.load_state_dict(state)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is corrupt ({error}): copy or download it again") from None
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise ValueError(f"{path} does not fit the network of config.json beside it ({first})") from None
+
+
+def _require_supported(config: Any) -> None:
+    if config.variance_type not in ("fixed_small", "fixed_small_log"):
+        raise ValueError(
+            f"DDPMScheduler(variance_type={config.variance_type!r}) is not supported here; use 'fixed_small'"
+        )
+    if config.thresholding:
+        raise ValueError("DDPMScheduler(thresholding=True) is not supported here; use clip_sample instead")
+    if config.prediction_type not in _KINDS:
+        raise ValueError(f"prediction_type={config.prediction_type!r} is none of {', '.join(_KINDS)}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist: not the folder of a diffusers DDPM pipeline") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from None

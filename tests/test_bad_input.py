@@ -1,0 +1,234 @@
+"""Bad input is refused with its remedy, before long work: the target counts the calls made until then."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+import foresample as fs
+
+
+class Walk:
+    """A small sound chain; each test breaks one thing of it."""
+
+    def __init__(self, **broken):
+        self.shape = torch.Size([3])
+        self.std = torch.full((6,), 0.5)
+        self.calls = 0
+        self.output = lambda x, step, row: 0.9 * x
+        vars(self).update(broken)
+
+    def start(self, noise):
+        return noise
+
+    def predict(self, x, step, row):
+        self.calls += 1
+        return self.output(x, step, row)
+
+    def mean(self, x, prediction, step):
+        return prediction
+
+
+speculative = partial(fs.sample, window=3)
+both = pytest.mark.parametrize("sampler", [speculative, fs.sequential], ids=["sample", "sequential"])
+
+
+def refuses(run, target, kind, remedy, calls=0):
+    with pytest.raises(kind, match=remedy):
+        run(target)
+    assert target.calls == calls
+
+
+@both
+def test_the_unbroken_walk_is_accepted(sampler):
+    # Else every refusal below could be for the wrong reason.
+    target = Walk()
+    assert sampler(target, 2).samples.shape == (2, 3)
+    assert target.calls > 0
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize("name", ["window", "block"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, "3", True])
+def test_window_and_block_must_be_whole_numbers_of_at_least_one(name, value):
+    settings = {"window": 3, name: value}
+    remedy = f"{name} must be a whole number of at least 1, not {value!r}"
+    refuses(lambda target: fs.sample(target, 2, **settings), Walk(), ValueError, remedy)
+
+
+def test_a_window_of_none_is_refused():
+    remedy = "window must be a whole number of at least 1, not None"
+    refuses(lambda target: fs.sample(target, 2, window=None), Walk(), ValueError, remedy)
+
+
+@both
+@pytest.mark.parametrize("count", [0, -3, 2.0, "2", True])
+def test_count_must_be_a_whole_number_of_at_least_one(sampler, count):
+    remedy = f"count must be a whole number of at least 1, not {count!r}"
+    refuses(lambda target: sampler(target, count), Walk(), ValueError, remedy)
+
+
+@both
+def test_neither_count_nor_seeds_is_refused_with_both_ways_to_say_it(sampler):
+    refuses(sampler, Walk(), ValueError, r"count=64, or seeds=\[…\]")
+
+
+@both
+@pytest.mark.parametrize("count", [2, 4])
+def test_seeds_must_be_as_many_as_the_samples(sampler, count):
+    remedy = f"3 seeds for count={count} samples: give one seed per sample, or no count"
+    refuses(lambda target: sampler(target, count, seeds=[1, 2, 3]), Walk(), ValueError, remedy)
+
+
+@both
+@pytest.mark.parametrize("seeds", [[], torch.tensor([], dtype=torch.int64)], ids=["list", "tensor"])
+def test_no_seeds_at_all_are_refused(sampler, seeds):
+    refuses(lambda target: sampler(target, seeds=seeds), Walk(), ValueError, "seeds is empty: give one")
+
+
+@both
+@pytest.mark.parametrize("choice", [{"count": 2, "seed": -1}, {"seeds": [4, -1]}], ids=["seed", "seeds"])
+def test_a_negative_seed_is_refused(sampler, choice):
+    remedy = r"a seed must be an integer from 0 to 2\*\*63 - 1, not -1"
+    refuses(lambda target: sampler(target, **choice), Walk(), ValueError, remedy)
+
+
+@pytest.mark.parametrize("source", ["unknown", "Nearest", None])
+def test_frozen_names_what_it_can_freeze(source):
+    with pytest.raises(ValueError, match=f"one of head, parent, nearest, not {source!r}"):
+        fs.Frozen(source)
+
+
+# --- the target's contract ---
+
+
+@both
+@pytest.mark.parametrize("member", ["shape", "std", "start", "predict", "mean"])
+def test_a_target_that_lacks_a_member_is_refused_by_its_name(sampler, member):
+    class Partial:
+        calls = 0
+
+    for name in {"shape", "std", "start", "predict", "mean"} - {member}:
+        setattr(Partial, name, getattr(Walk(), name))
+    remedy = f"Partial is not a target: it lacks {member}; see docs/extending.md, or wrap a denoiser"
+    refuses(lambda target: sampler(target, 2), Partial(), TypeError, remedy)
+
+
+@both
+@pytest.mark.parametrize("thing", [None, 3, torch.nn.Linear(3, 3), lambda x: x])
+def test_what_is_no_target_is_refused(sampler, thing):
+    with pytest.raises(
+        TypeError, match=r"is not a target: it lacks .*wrap a denoiser with foresample\.targets"
+    ):
+        sampler(thing, 2)
+
+
+@both
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, -math.inf])
+def test_a_std_that_is_no_scale_is_refused_at_its_step(sampler, value):
+    target = Walk()
+    target.std[4] = value
+    refuses(lambda t: sampler(t, 2), target, ValueError, r"at step 4; a deterministic transition has std 0")
+
+
+@both
+@pytest.mark.parametrize(
+    "std",
+    [torch.tensor(0.5), torch.ones(6, 1), torch.ones(0), torch.ones(6, dtype=torch.int64), [0.5] * 6, 0.5],
+    ids=["0-d", "2-d", "empty", "integers", "list", "number"],
+)
+def test_a_std_that_is_not_one_float_per_transition_is_refused(sampler, std):
+    remedy = r"target\.std must be a floating-point tensor of shape \[N\], one scale per transition"
+    refuses(lambda target: sampler(target, 2), Walk(std=std), ValueError, remedy)
+
+
+# --- what the target returns ---
+
+
+@both
+@pytest.mark.parametrize(
+    ("start", "kind", "remedy"),
+    [
+        (lambda noise: noise.long(), TypeError, r"torch\.float32, .*not torch\.int64; cast inside"),
+        (
+            lambda noise: noise.double(),
+            TypeError,
+            r"torch\.float32, .*not torch\.float64; cast inside",
+        ),
+        (lambda noise: noise[:, :2], ValueError, r"shape \(2, 3\) .*not \(2, 2\)"),
+        (lambda noise: noise[0], ValueError, r"shape \(2, 3\) .*not \(3,\)"),
+        (lambda noise: noise.tolist(), TypeError, "a tensor, not list"),
+    ],
+    ids=["integers", "float64", "shape", "one state", "list"],
+)
+def test_a_wrong_start_is_refused_before_the_first_call(sampler, start, kind, remedy):
+    remedy = r"target\.start\(noise\) must return " + remedy
+    refuses(lambda target: sampler(target, 2), Walk(start=start), kind, remedy)
+
+
+@both
+@pytest.mark.parametrize(
+    ("output", "kind", "remedy"),
+    [
+        (lambda x, step, row: x[:, :2], ValueError, r"shape \(2, 3\) .*not \(2, 2\)"),
+        (lambda x, step, row: x[:1], ValueError, r"shape \(2, 3\) .*not \(1, 3\)"),
+        (lambda x, step, row: x.unsqueeze(0), ValueError, r"shape \(2, 3\) .*not \(1, 2, 3\)"),
+        (
+            lambda x, step, row: x.double(),
+            TypeError,
+            r"torch\.float32, .*not torch\.float64; cast inside",
+        ),
+        (
+            lambda x, step, row: x.half(),
+            TypeError,
+            r"torch\.float32, .*not torch\.float16; .*half-precision network is fine",
+        ),
+        (
+            lambda x, step, row: x.long(),
+            TypeError,
+            r"torch\.float32, .*not torch\.int64; cast inside",
+        ),
+        (lambda x, step, row: (x,), TypeError, "a tensor, not tuple"),
+        (lambda x, step, row: {"sample": x}, TypeError, "a tensor, not dict"),
+        (lambda x, step, row: None, TypeError, "a tensor, not NoneType"),
+    ],
+    ids=["shape", "rows", "dimensions", "float64", "float16", "integers", "tuple", "dict", "None"],
+)
+def test_a_wrong_prediction_is_refused_at_the_first_call(sampler, output, kind, remedy):
+    remedy = r"target\.predict\(x, step, row\) must return " + remedy
+    refuses(lambda target: sampler(target, 2), Walk(output=output), kind, remedy, calls=1)
+
+
+@both
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_reported_with_its_step_and_sample(sampler, value):
+    def output(x, step, row):
+        x = 0.9 * x
+        x[(step == 4) & (row == 1), 2] = value
+        return x
+
+    target = Walk(output=output)
+    with pytest.raises(FloatingPointError, match=r"NaN or infinity at step 4 of sample 1; .*wider dtype"):
+        sampler(target, 3)
+    assert target.calls <= 5  # at once when step 4 was first evaluated: nothing was sampled from it
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_is_none_is_reported_when_only_a_later_sample_has_it(value):
+    # Rows of a call are packed: sample and step must come from the packed row, not from the window.
+    def output(x, step, row):
+        return torch.where((row == 5).unsqueeze(1) & (step == 2).unsqueeze(1), value, 0.9 * x)
+
+    for window in (1, 2, 5):
+        with pytest.raises(FloatingPointError, match="at step 2 of sample 5;"):
+            fs.sample(Walk(output=output), 7, window=window)
+
+
+def test_a_draft_model_is_held_to_the_same_contract():
+    draft = Walk(output=lambda x, step, row: x.double())
+    with pytest.raises(TypeError, match="cast inside the target"):
+        fs.sample(Walk(), 2, window=3, drafter=fs.Model(draft))
+    assert draft.calls == 1
