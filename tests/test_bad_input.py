@@ -92,7 +92,7 @@ def test_no_seeds_at_all_are_refused(sampler, seeds):
 @both
 @pytest.mark.parametrize("choice", [{"count": 2, "seed": -1}, {"seeds": [4, -1]}], ids=["seed", "seeds"])
 def test_a_negative_seed_is_refused(sampler, choice):
-    remedy = r"a seed must be an integer from 0 to 2\*\*63 - 1, not -1"
+    remedy = r"a seed must be a whole number from 0 to 2\*\*63 - 1, not -1"
     refuses(lambda target: sampler(target, **choice), Walk(), ValueError, remedy)
 
 
@@ -232,3 +232,84 @@ def test_a_draft_model_is_held_to_the_same_contract():
     with pytest.raises(TypeError, match="cast inside the target"):
         fs.sample(Walk(), 2, window=3, drafter=fs.Model(draft))
     assert draft.calls == 1
+
+
+# --- what only shows later, or in other arguments ---
+
+
+@both
+@pytest.mark.parametrize(
+    ("mean", "kind", "remedy"),
+    [
+        (lambda x, prediction, step: prediction[:, :1], ValueError, "target.mean.* must return shape"),
+        (lambda x, prediction, step: prediction.double(), TypeError, "target.mean.* must return torch.float32"),
+    ],
+    ids=["broadcastable shape", "wider dtype"],
+)
+def test_a_wrong_mean_is_refused_and_not_broadcast(sampler, mean, kind, remedy):
+    target = Walk(mean=mean)
+    with pytest.raises(kind, match=remedy):
+        sampler(target, 2)
+    assert target.calls <= 1
+
+
+@both
+def test_no_sample_that_is_not_a_number_is_returned(sampler):
+    def mean(x, prediction, step):
+        return torch.where((step == 5).unsqueeze(1), torch.nan, prediction)
+
+    with pytest.raises(FloatingPointError, match="sample 0 ended as NaN"):
+        sampler(Walk(mean=mean), 2)
+
+
+@both
+def test_a_state_that_broke_before_the_network_is_not_blamed_on_it(sampler):
+    def mean(x, prediction, step):
+        return torch.where((step == 2).unsqueeze(1), torch.inf, prediction)
+
+    with pytest.raises(FloatingPointError, match="the state at step 3 of sample 0 is NaN or infinite"):
+        sampler(Walk(mean=mean), 1)
+
+
+@both
+@pytest.mark.parametrize("seeds", [[1.5, 2.0], [True], ["12"]], ids=str)
+def test_seeds_are_not_rounded_into_whole_numbers(sampler, seeds):
+    refuses(lambda target: sampler(target, seeds=seeds), Walk(), ValueError, "a seed must be a whole number")
+
+
+def test_whole_numbers_of_any_make_are_taken():
+    np = pytest.importorskip("numpy")
+    run = fs.sample(Walk(), np.int64(2), window=np.int32(3), seeds=torch.tensor([4, 5]))
+    assert torch.equal(run.samples, fs.sample(Walk(), 2, window=3, seeds=[4, 5]).samples)
+
+
+@pytest.mark.parametrize("drafter", ["replay", fs.Replay, 7], ids=["name", "class", "number"])
+def test_what_is_no_drafter_is_refused(drafter):
+    run = partial(fs.sample, count=2, window=3, drafter=drafter)
+    refuses(lambda target: run(target), Walk(), TypeError, "is not a drafter; pass an object such as")
+
+
+@both
+def test_a_scalar_state_is_refused(sampler):
+    remedy = r"a scalar state has shape \(1,\)"
+    refuses(lambda target: sampler(target, 2), Walk(shape=torch.Size([])), ValueError, remedy)
+
+
+@both
+def test_a_network_that_writes_into_its_input_does_no_harm(sampler):
+    honest = sampler(Walk(mean=lambda x, p, s: 0.5 * x + p), 3, seed=1).samples
+    writing = Walk(mean=lambda x, p, s: 0.5 * x + p, output=lambda x, step, row: x.mul_(0.9).clone())
+    assert torch.equal(sampler(writing, 3, seed=1).samples, honest)
+
+
+def test_arguments_of_denoising_targets_must_fit():
+    def zero(x, time, row):
+        return torch.zeros_like(x)
+
+    levels = [0.1, 0.5, 0.9]
+    with pytest.raises(ValueError, match="time has 2 values for 3 steps"):
+        fs.targets.vp(zero, levels, (2,), time=torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="clip must be positive"):
+        fs.targets.vp(zero, levels, (2,), clip=-1)
+    with pytest.raises(ValueError, match="eps says nothing of x0 at pure noise"):
+        fs.targets.flow(zero, [1.0, 0.5], (2,), churn=0.1, reuse="eps")

@@ -172,7 +172,7 @@ def test_seeds_of_a_run_are_distinct_and_do_not_depend_on_their_number():
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, "1", None, True])
 def test_what_is_no_seed_is_refused(seed):
-    with pytest.raises(ValueError, match=r"must be an integer from 0 to 2\*\*63 - 1"):
+    with pytest.raises(ValueError, match=r"must be a whole number from 0 to 2\*\*63 - 1"):
         noise.seeds_of(seed, 3)
 
 
