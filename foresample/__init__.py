@@ -2,7 +2,7 @@
 
 from foresample import targets
 from foresample.check import check
-from foresample.contracts import Drafter, Memory, Path, Target
+from foresample.contracts import Before, Drafter, Memory, Path, Target
 from foresample.drafters import Frozen, Model, Replay
 from foresample.report import Report, Run
 from foresample.sequential import sequential
@@ -11,6 +11,7 @@ from foresample.targets import GaussianMixture
 
 __version__ = "0.1.0"
 __all__ = [
+    "Before",
     "Commit",
     "Drafter",
     "Frozen",

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, Path, Target, predict, require_target, start_states
+from foresample.contracts import Before, Drafter, Path, Target, predict, require_target, start_states
 from foresample.drafters import Replay
 from foresample.noise import START, normal, seeds_of
 from foresample.sequential import sequential
@@ -148,10 +148,11 @@ def rows_are_independent(target: Target, seed: int = 0, batch: int = 4) -> Findi
 
 
 def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int = 0) -> Finding:
-    """Change what earlier paths saw after a step: no guess up to that step may move.
+    """Change what happened at later steps than some step: no guess up to that step may move.
 
     Two paths that start one step apart are learned, with drafts rejected; then every guess of the next window
-    is compared with that of a memory whose two paths differ at later steps only.
+    is compared with that of a memory whose two paths differ only in noise of that step and later, and in what
+    came of it.
     """
     rows, device, dtype = 3, target.std.device, target.std.dtype
     generator = torch.Generator().manual_seed(seed)
@@ -159,30 +160,36 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
     def states(*lead: int) -> Tensor:
         return torch.randn(*lead, *target.shape, generator=generator, dtype=dtype).to(device)
 
-    paths = [(states(rows, window + 1), states(rows, window + 1)) for _ in range(2)]
-    other = [(states(rows, window + 1), states(rows, window + 1)) for _ in range(2)]
-    current = states(window + 1, rows)
+    def path() -> tuple[Tensor, Tensor, Tensor]:
+        return states(rows, window + 1), states(rows, window + 1), states(rows, window)
+
+    paths, other = [path(), path()], [path(), path()]
+    current, noise = states(window + 1, rows), states(window + 1, rows)
     length = torch.full((rows,), window, device=device)
     committed = torch.ones(rows, dtype=torch.int64, device=device)
-    last_step = len(target.std) - 1
+    row, last_step = torch.arange(rows, device=device), len(target.std) - 1
 
-    def guesses(changed_after: int) -> list[Tensor]:
-        """Guesses of the window that starts at step 2, paths having been changed after that step."""
+    def guesses(changed_from: int) -> list[Tensor]:
+        """Guesses of the window that starts at step 2; the noise of paths is changed from that step on."""
         memory = drafter.begin(rows, window, current[0, 0])
-        for first, (path, changed) in enumerate(zip(paths, other, strict=True)):
-            later = (first + torch.arange(window + 1, device=device) > changed_after).view(
-                1, -1, *(1,) * len(target.shape)
-            )
-            x, prediction = (torch.where(later, new, old) for new, old in zip(changed, path, strict=True))
-            memory = drafter.learn(memory, Path(x, prediction, length), committed)
-        row = torch.arange(rows, device=device)
-        return [
-            drafter.guess(memory, current[j], j, torch.full_like(row, min(2 + j, last_step)), row)
-            for j in range(window)
-        ]
+        for first, (old, new) in enumerate(zip(paths, other, strict=True)):
+            parts = []
+            for before, after, offset in zip(old, new, (0, 0, 1), strict=True):
+                # A state at a step is made by the noise of the step before; an innovation is that noise.
+                step = first + offset + torch.arange(before.shape[1], device=device)
+                parts.append(
+                    torch.where((step > changed_from).view(-1, *(1,) * len(target.shape)), after, before)
+                )
+            memory = drafter.learn(memory, Path(*parts, length), committed)
+        found: list[Tensor] = []
+        for j in range(window):
+            before = Before(found[-1], noise[j]) if found else None
+            step = torch.full_like(row, min(2 + j, last_step))
+            found.append(drafter.guess(memory, current[j], j, step, row, before))
+        return found
 
     with torch.no_grad():
-        unchanged = guesses(2 * window + 2)
+        unchanged = guesses(2 * window + 3)
         for step in range(2, window + 2):
             for j, guess in enumerate(guesses(step)[: step - 1]):
                 if not torch.equal(guess, unchanged[j]):
@@ -192,6 +199,12 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
                     )
                     return Finding("drafter is adapted", False, detail)
     return Finding("drafter is adapted", True, f"no guess of a window of {window} looks ahead")
+
+
+def _where_later(first: int, step: int, new: Tensor, old: Tensor) -> Tensor:
+    """`new` at the positions of a path from `first` on that lie behind `step`, else `old`."""
+    later = first + torch.arange(old.shape[1], device=old.device) > step
+    return torch.where(later.view(-1, *(1,) * (old.ndim - 2)), new, old)
 
 
 # ---------------------------------------------------------------- law

@@ -86,9 +86,8 @@ def sample_command(
     except (ImportError, OSError, ValueError, RuntimeError, FloatingPointError) as error:
         raise fail(str(error)) from None
     if drawing.report is None:
-        kept = f"{len(drawing.samples)} of {count} samples were finished"
-        where = f" and are in {out}" if drawing.files else "; nothing was written"
-        Console(stderr=True).print(f"interrupted: {kept}{where}")
+        where = f", saved in {out}" if drawing.files else ""
+        print(f"interrupted: {len(drawing.samples)} of {count} samples were finished{where}", file=sys.stderr)
         raise typer.Exit(130)
     if as_json:
         print((out / "report.json").read_text())

@@ -54,16 +54,28 @@ class Path:
     """[R, W+1, *shape]: the round's first state and its drafts; position j is step `step + j`."""
     predictions: Tensor
     """[R, W+1, *shape]: the target's predictions at them."""
+    innovations: Tensor
+    """[R, W, *shape]: std · noise of the drafted transitions; position j leads to the state at j + 1."""
     length: Tensor
     """[R]: drafts of each row; positions past `length` hold nothing."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """The transition drafted just before a position: what was guessed there, and what noise did."""
+
+    guess: Tensor
+    """[R, *shape]"""
+    innovation: Tensor
+    """[R, *shape]: std · noise."""
 
 
 class Drafter(Protocol):
     """Guesses the target's predictions along a window, from what earlier rounds paid for.
 
     **Adaptedness**, the one rule: the guess at a position may use the states and predictions of steps up to
-    that position's, of this path and of earlier ones, never those of later steps, whose noise is still to be
-    spent. `foresample.check` tests it.
+    that position's and the innovations of steps before it, of this path and of earlier ones, never those of
+    later steps, whose noise is still to be spent. `foresample.check` tests it.
     """
 
     def begin(self, rows: int, window: int, like: Tensor) -> Memory:
@@ -72,8 +84,13 @@ class Drafter(Protocol):
     def reach(self, memory: Memory, window: int) -> Tensor:
         """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state)."""
 
-    def guess(self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
-        """The guessed prediction at the states x, [R, *shape], of the window's `position` (0: its first)."""
+    def guess(
+        self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: Before | None
+    ) -> Tensor:
+        """The guessed prediction at the states x, [R, *shape], of the window's `position`.
+
+        `before` is None at position 0, the window's first.
+        """
 
     def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
         """The memory after a round that committed `committed` ≥ 1 transitions: its first `committed` − 1

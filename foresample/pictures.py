@@ -87,8 +87,8 @@ def run_picture(path: Path, report: Report, history: History) -> None:
     main.invert_yaxis()
     main.legend(frameon=False, loc="upper right")
 
-    counts = torch.tensor(report.accepted_lengths, dtype=torch.float64)
-    lengths.bar(range(len(counts)), counts / counts.sum(), color="#2f6690", width=0.85)
+    shares = [n / report.rounds for n in report.accepted_lengths]
+    lengths.bar(range(len(shares)), shares, color="#2f6690", width=0.85)
     lengths.set_title(f"drafts kept in a round, mean {report.accepted_mean:.2f}", loc="left")
     lengths.set(xlabel="drafts kept", ylabel="share of rounds")
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from foresample import noise as streams
 from foresample.contracts import (
+    Before,
     Drafter,
     Memory,
     Path,
@@ -133,7 +134,8 @@ def one_round(target: Target, rows: Rows, settings: Settings) -> tuple[Rows, Com
     mean = torch.where(whole, target_mean[index, accepted], draft_mean[index, accepted.clamp(max=width - 1)])
     x = mean + _expand(std[index, accepted], rows.x) * noise[index, accepted]
 
-    memory = settings.drafter.learn(rows.memory, Path(states, predictions, length), accepted + 1)
+    drafted = Path(states, predictions, states[:, 1:] - draft_mean, length)
+    memory = settings.drafter.learn(rows.memory, drafted, accepted + 1)
     rows_after = replace(
         rows,
         round=rows.round + 1,
@@ -149,11 +151,12 @@ def one_round(target: Target, rows: Rows, settings: Settings) -> tuple[Rows, Com
 
 def draft(target: Target, drafter: Drafter, rows: Rows, step: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
     """The drafted path from x: states [R, W+1, *shape], the first being x, and draft means [R, W, *shape]."""
-    states, means = [rows.x], []
+    states, means, before = [rows.x], [], None
     for j in range(step.shape[1] - 1):
-        guess = drafter.guess(rows.memory, states[j], j, step[:, j], rows.sample)
+        guess = drafter.guess(rows.memory, states[j], j, step[:, j], rows.sample, before)
+        before = Before(guess, _expand(std[:, j], rows.x) * rows.noise[:, j])
         means.append(transition_mean(target, states[j], guess, step[:, j]))
-        states.append(means[j] + _expand(std[:, j], rows.x) * rows.noise[:, j])
+        states.append(means[j] + before.innovation)
     return torch.stack(states, 1), torch.stack(means, 1)
 
 

@@ -90,7 +90,9 @@ class Zero:
     def reach(self, memory: fs.Memory, window: int) -> Tensor:
         return memory["ready"] * window
 
-    def guess(self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+    def guess(
+        self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.Before | None
+    ) -> Tensor:
         return torch.zeros_like(x)
 
     def learn(self, memory: fs.Memory, path: fs.Path, committed: Tensor) -> fs.Memory:

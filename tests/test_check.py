@@ -69,12 +69,30 @@ def test_a_drafter_that_looks_ahead_fails() -> None:
 class FutureAverage(fs.Replay):
     """A gain from sums over the whole window: the tempting mistake."""
 
-    def guess(self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+    def guess(
+        self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.Before | None
+    ) -> Tensor:
         return memory["predictions"][:, position] + 1e-9 * memory["predictions"].mean(1)
 
 
-def test_even_a_slight_look_ahead_is_found() -> None:
-    assert not drafter_is_adapted(FutureAverage(), flow(), 6).passed
+class RespondsTooEarly(fs.Replay):
+    """Uses the response, which is of the whole old path, within that path."""
+
+    def guess(
+        self,
+        memory: fs.Memory,
+        x: Tensor,
+        position: int,
+        step: Tensor,
+        row: Tensor,
+        before: fs.Before | None,
+    ) -> Tensor:
+        return memory["predictions"][:, position] + memory["response"].unsqueeze(1) * x
+
+
+@pytest.mark.parametrize("drafter", [FutureAverage(), RespondsTooEarly()], ids=lambda d: type(d).__name__)
+def test_even_a_slight_look_ahead_is_found(drafter: fs.Drafter) -> None:
+    assert not drafter_is_adapted(drafter, flow(), 6).passed
 
 
 def test_a_row_keeps_its_condition_in_every_batch() -> None:

@@ -110,8 +110,16 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
     def peeking(target, drafter, rows, step, std):  # type: ignore[no-untyped-def]
         @dataclass(frozen=True)
         class Peek:
-            def guess(self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
-                return drafter.guess(memory, x, position, step, row) + 0.5 * rows.noise[:, position]
+            def guess(
+                self,
+                memory: fs.Memory,
+                x: Tensor,
+                position: int,
+                step: Tensor,
+                row: Tensor,
+                before: fs.Before | None,
+            ) -> Tensor:
+                return drafter.guess(memory, x, position, step, row, before) + 0.5 * rows.noise[:, position]
 
         return honest(target, Peek(), rows, step, std)
 
@@ -122,7 +130,9 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
 class LooksAhead(fs.Replay):
     """Replays the prediction of the *next* step of the old path, which knows this step's noise."""
 
-    def guess(self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+    def guess(
+        self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.Before | None
+    ) -> Tensor:
         last = memory["predictions"].shape[1] - 1
         return memory["predictions"][:, min(position + 1, last)]
 

@@ -177,9 +177,9 @@ def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
     predictions = torch.randn(1, 5, 2, generator=generator, dtype=torch.float64)
     memory = drafter.begin(1, 4, states[0, 0])
     length, one = torch.tensor([4]), torch.tensor([1])
-    memory = drafter.learn(memory, fs.Path(states, predictions, length), one)
+    memory = drafter.learn(memory, fs.Path(states, predictions, states[:, 1:], length), one)
     nudged = memory["states"] * (1 + 1e-15)
-    memory = drafter.learn(memory, fs.Path(nudged, memory["predictions"] + 1e-3, length), one)
+    memory = drafter.learn(memory, fs.Path(nudged, memory["predictions"] + 1e-3, states[:, 1:], length), one)
     assert memory["gain"].abs().max() == 0
 
 

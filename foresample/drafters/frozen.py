@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from foresample.contracts import Memory, Path
+from foresample.contracts import Before, Memory, Path
 
 Source = Literal["head", "parent", "nearest"]
 
@@ -38,7 +38,9 @@ class Frozen:
     def reach(self, memory: Memory, window: int) -> Tensor:
         return memory["ready"] * window
 
-    def guess(self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+    def guess(
+        self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: Before | None
+    ) -> Tensor:
         return memory["prediction"]
 
     def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:

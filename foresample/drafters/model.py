@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresample.contracts import Memory, Path, Target, predict
+from foresample.contracts import Before, Memory, Path, Target, predict
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class Model:
     def reach(self, memory: Memory, window: int) -> Tensor:
         return memory["ready"] * window
 
-    def guess(self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+    def guess(
+        self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: Before | None
+    ) -> Tensor:
         return predict(self.draft, x, step, row)
 
     def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:

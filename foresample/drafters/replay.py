@@ -5,11 +5,14 @@ the new path runs close to it. So each step reuses the prediction *evaluated at 
 path; beyond its horizon, the last one. A round then works as one sweep of a Picard iteration whose
 convergence test is the exact acceptance test.
 
-With the secant the guess follows the new path's distance to the old one, to first order along it:
+The secant makes the guess follow the new path to first order, with two measured slopes and no further call:
 
-    guess_k = prediction_k + g_k (x_k − old_k),    g_k = ⟨Δprediction, Δx⟩ / ⟨Δx, Δx⟩,
+    within the horizon   guess_k = prediction_k + g_k (x_k − old_k)
+    beyond it            guess_k = guess_{k−1} + κ · std_{k−1} z_{k−1}
 
-the differences being those of the last two paths at step k (g_k = 0 until two have visited it).
+The gain g_k = ⟨Δprediction, Δx⟩ / ⟨Δx, Δx⟩ is that of the last two paths at step k, or, where only one has
+been, at the nearest step before. The response κ is how predictions along the last path moved with its noise,
+summed over that path: a denoised estimate is a martingale along the chain, so noise is all that moves it.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresample.contracts import Memory, Path
+from foresample.contracts import Before, Memory, Path
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Reuse per step. Adapted: the guess at a step uses states and predictions of that step and before."""
+    """Reuse per step. Adapted: the guess at a step uses states and predictions of that step and before; κ is of
+    the whole old path, and used behind its end only.
+    """
 
     secant: bool = True
 
@@ -38,27 +43,31 @@ class Replay:
         if self.secant:
             memory["states"] = path
             memory["gain"] = like.new_zeros((rows, window + 1))
+            memory["response"] = like.new_zeros(rows)
         return memory
 
     def reach(self, memory: Memory, window: int) -> Tensor:
         return memory["ready"] * window
 
-    def guess(self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor) -> Tensor:
+    def guess(
+        self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: Before | None
+    ) -> Tensor:
         prediction = memory["predictions"][:, position]
         if not self.secant:
             return prediction
-        gain = _expand(memory["gain"][:, position], x)
-        return prediction + gain * (x - memory["states"][:, position])
+        within = prediction + _expand(memory["gain"][:, position], x) * (x - memory["states"][:, position])
+        if before is None:
+            return within
+        beyond = before.guess + _expand(memory["response"], x) * before.innovation
+        return torch.where(_expand(position < memory["visited"], x), within, beyond)
 
     def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
         rows, width = memory["predictions"].shape[:2]
-        position = torch.arange(width, device=committed.device) + committed.unsqueeze(1)
+        position = torch.arange(width, device=committed.device)
         visited = (path.length + 1 - committed).clamp(min=0)
         # Positions beyond the horizon repeat the last one: the last known prediction.
-        shift = (
-            torch.arange(rows, device=committed.device).unsqueeze(1),
-            torch.minimum(position, path.length.unsqueeze(1)),
-        )
+        source = torch.minimum(position + committed.unsqueeze(1), path.length.unsqueeze(1))
+        shift = torch.arange(rows, device=committed.device).unsqueeze(1), source
         after = {
             "predictions": path.predictions[shift],
             "visited": visited,
@@ -66,22 +75,37 @@ class Replay:
         }
         if self.secant:
             after["states"] = path.states[shift]
-            known = torch.arange(width, device=committed.device) < visited.unsqueeze(1)
-            after["gain"] = torch.where(known, self._gain(memory, path)[shift], 0.0)
+            known = position < visited.unsqueeze(1)
+            after["gain"] = torch.where(known, _gain(memory, path)[shift], 0.0)
+            after["response"] = _response(path)
         return after
 
-    @staticmethod
-    def _gain(memory: Memory, path: Path) -> Tensor:
-        """g at each position of the path: how predictions moved with states between the last two paths."""
-        width = path.states.shape[1]
-        old = {name: memory[name][:, :width] for name in ("states", "predictions", "gain")}
-        dx = (path.states - old["states"]).flatten(2)
-        dp = (path.predictions - old["predictions"]).flatten(2)
-        square, size = (dx * dx).sum(2), (path.states * path.states).flatten(2).sum(2)
-        # Two paths that agree to rounding say nothing of the slope: what an earlier pair said stands.
-        telling = square > torch.finfo(square.dtype).eps * size
-        telling &= torch.arange(width, device=square.device) < memory["visited"].unsqueeze(1)
-        return torch.where(telling, (dp * dx).sum(2) / torch.where(telling, square, 1.0), old["gain"])
+
+def _gain(memory: Memory, path: Path) -> Tensor:
+    """g at each position of the path, [R, W+1]: how predictions moved with states since the path before it."""
+    width = path.states.shape[1]
+    old = {name: memory[name][:, :width] for name in ("states", "predictions", "gain")}
+    dx = (path.states - old["states"]).flatten(2)
+    dp = (path.predictions - old["predictions"]).flatten(2)
+    square, size = (dx * dx).sum(2), (path.states * path.states).flatten(2).sum(2)
+    # Two paths that agree to rounding say nothing of the slope.
+    position = torch.arange(width, device=square.device)
+    telling = (square > torch.finfo(square.dtype).eps * size) & (position < memory["visited"].unsqueeze(1))
+    gain = (dp * dx).sum(2) / torch.where(telling, square, 1.0)
+    nearest = torch.where(telling, position, -1).cummax(1).values  # telling position at or before each
+    return torch.where(nearest >= 0, gain.gather(1, nearest.clamp(min=0)), old["gain"])
+
+
+def _response(path: Path) -> Tensor:
+    """κ, [R]: Σ ⟨Δprediction, innovation⟩ / Σ ⟨innovation, innovation⟩ along the path; 0 without drafts."""
+    innovation = path.innovations.flatten(2)
+    change = path.predictions.diff(dim=1).flatten(2)
+    position = torch.arange(innovation.shape[1], device=innovation.device)
+    drafted = position < path.length.unsqueeze(1)
+    product, square = (
+        torch.where(drafted, (other * innovation).sum(2), 0.0).sum(1) for other in (change, innovation)
+    )
+    return torch.where(square > 0, product / torch.where(square > 0, square, 1.0), 0.0)
 
 
 def _expand(scalar: Tensor, like: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Training recipes: how the weights this project ships were made, one command per model."""

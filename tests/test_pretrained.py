@@ -1,0 +1,264 @@
+"""Model folders and the main job, `foresample sample`, on real diffusers objects built from configs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import foresample as fs
+from foresample import pretrained
+from foresample.check import rows_are_independent
+from foresample.cli import app
+from foresample.draw import Settings, draw
+
+diffusers = pytest.importorskip("diffusers")
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny class-conditional DDPM with random weights, saved by diffusers itself."""
+    torch.manual_seed(0)
+    unet = diffusers.UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        layers_per_block=1,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        num_class_embeds=3,
+    )
+    scheduler = diffusers.DDPMScheduler(beta_schedule="squaredcos_cap_v2", prediction_type="v_prediction")
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    diffusers.DDPMPipeline(unet.half(), scheduler).save_pretrained(path, safe_serialization=True)
+    (path / "labels.json").write_text('["hat", "coat", "shoe"]')
+    return path
+
+
+def copy(folder: Path, to: Path, **scheduler: object) -> Path:
+    shutil.copytree(folder, to)
+    config = to / "scheduler" / "scheduler_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **scheduler}))
+    return to
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
+def test_the_chain_is_the_scheduler_s_own(folder: Path, tmp_path: Path, kind: str, spacing: str) -> None:
+    """Replay `scheduler.step` with the same noise over the whole chain."""
+    path = copy(folder, tmp_path / "model", prediction_type=kind, timestep_spacing=spacing)
+    model = pretrained.load(path)
+    target = model.target(13, [0, 1, 2], reuse="x0")
+    scheduler, row = model.scheduler, torch.arange(3)
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    for k, timestep in enumerate(scheduler.timesteps):
+        with torch.no_grad():
+            output = model.unet(x, timestep, class_labels=row).sample
+            theirs = scheduler.step(output, timestep, x, torch.Generator().manual_seed(k)).prev_sample
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(k))
+            step = torch.full((3,), k)
+            ours = target.mean(x, target.predict(x, step, row), step) + target.std[k] * noise
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+        x = theirs
+
+
+def test_the_folder_is_a_plain_diffusers_pipeline(folder: Path) -> None:
+    pipe = diffusers.DDPMPipeline.from_pretrained(folder)
+    ours = pretrained.load(folder).unet.state_dict()
+    for name, value in pipe.unet.state_dict().items():
+        assert torch.equal(ours[name], value.float())
+
+
+def test_labels_condition_the_samples(folder: Path) -> None:
+    model = pretrained.load(folder)
+    one, other = (fs.sample(model.target(5, [c]), 1, window=3, seed=0).samples for c in (0, 2))
+    assert not torch.equal(one, other)
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_corrupt_weights(folder: Path, tmp_path: Path) -> None:
+    path = copy(folder, tmp_path / "model")
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"is corrupt .* copy or download it again"):
+        pretrained.load(path)
+
+
+def test_foreign_weights(folder: Path, tmp_path: Path) -> None:
+    path = copy(folder, tmp_path / "model")
+    config = path / "unet" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "block_out_channels": [8, 24]}))
+    with pytest.raises(ValueError, match=r"does not fit the network of config.json"):
+        pretrained.load(path)
+
+
+def test_pickled_weights_are_never_opened(folder: Path, tmp_path: Path) -> None:
+    path = copy(folder, tmp_path / "model")
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(FileNotFoundError, match="read from safetensors only"):
+        pretrained.load(path)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "sentence"),
+    [
+        ({"variance_type": "learned_range"}, "use 'fixed_small'"),
+        ({"thresholding": True}, "use clip_sample instead"),
+        ({"prediction_type": "flow"}, "prediction_type='flow' is none of"),
+    ],
+)
+def test_schedulers_without_an_exact_coupling(
+    folder: Path, tmp_path: Path, scheduler: dict, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        pretrained.load(copy(folder, tmp_path / "model", **scheduler))
+
+
+def test_other_pipelines_and_other_folders(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not the folder of a diffusers DDPM pipeline"):
+        pretrained.load(tmp_path)
+    path = copy(folder, tmp_path / "model")
+    (path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    with pytest.raises(ValueError, match="holds FluxPipeline"):
+        pretrained.load(path)
+
+
+# ------------------------------------------------------------------ foresample sample
+
+
+def small(folder: Path, out: Path, *more: str) -> list[str]:
+    fixed = ["--model", str(folder), "--count", "5", "--steps", "9", "--window", "3", "--out", str(out)]
+    return ["sample", *fixed, *more]
+
+
+def test_sample_writes_pictures_samples_and_report(folder: Path, tmp_path: Path) -> None:
+    result = runner.invoke(app, small(folder, tmp_path, "--compare", "--label", "coat"))
+    assert result.exit_code == 0, result.output
+    assert "network calls" in result.output
+    for name in ("samples.png", "compare.png", "run.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    saved = load_file(tmp_path / "samples.safetensors")
+    assert saved["labels"].tolist() == [1] * 5
+    model = pretrained.load(folder)
+    again = fs.sample(model.target(9, [1] * 5, reuse="v"), seeds=saved["seeds"], window=3)
+    assert torch.equal(saved["samples"], again.samples)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["sequential"]["calls_mean"] == 9
+    assert report["speculative"]["calls_mean"] == pytest.approx(float(again.calls.double().mean()))
+    assert {"command", "commit", "versions", "machine"} <= set(report)
+
+
+def test_sample_estimates_the_sequential_time_without_compare(folder: Path, tmp_path: Path) -> None:
+    result = runner.invoke(app, small(folder, tmp_path, "--json"))
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["sequential"]["seconds_estimated"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--label", "sock"], "unknown label 'sock': choose one of hat, coat, shoe"),
+        (["--steps", "5000"], "trained with 1000 timesteps"),
+        (["--reuse", "w"], "--reuse takes one of"),
+        (["--model", "/nowhere"], "not the folder of a diffusers DDPM pipeline"),
+        (["--device", "abacus"], "error:"),
+    ],
+)
+def test_bad_input_to_sample(folder: Path, tmp_path: Path, more: list[str], sentence: str) -> None:
+    result = runner.invoke(app, small(folder, tmp_path, *more))
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+
+
+def test_an_unwritable_folder_is_refused_before_the_work(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = runner.invoke(app, small(folder, tmp_path / "file" / "out"))
+    assert result.exit_code == 2
+    assert "error:" in result.output
+
+
+def test_an_interrupted_run_keeps_its_finished_samples(folder: Path, tmp_path: Path) -> None:
+    model, done = pretrained.load(folder), 0
+    settings = Settings(count=6, steps=9, window=3)
+
+    def stop_after_the_first(name: str, commit: fs.Commit) -> None:
+        nonlocal done
+        done += int((commit.step + commit.committed == 9).sum())
+        if done:
+            raise KeyboardInterrupt
+
+    drawing = draw(model, settings, tmp_path, stop_after_the_first)
+    assert drawing.interrupted
+    assert len(drawing.samples) == done > 0
+    whole = draw(model, settings, tmp_path / "whole").samples
+    kept = load_file(tmp_path / "samples.safetensors")
+    everyone = load_file(tmp_path / "whole" / "samples.safetensors")
+    for seed, picture in zip(kept["seeds"], kept["samples"], strict=True):
+        torch.testing.assert_close(picture, whole[everyone["seeds"] == seed][0])
+
+
+def test_control_c_in_a_real_process(folder: Path, tmp_path: Path) -> None:
+    """On a terminal, where the bar tells when sampling is under way."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    executable = Path(sys.executable).with_name("foresample")
+    command = [executable, *small(folder, tmp_path, "--steps", "1000", "--count", "64")]
+    process = subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    screen = b""
+    while b"calls" not in screen:
+        screen += os.read(ours, 1000)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    os.set_blocking(ours, False)
+    screen += os.read(ours, 100_000)
+    assert b"interrupted: 0 of 64 samples were finished" in screen
+    assert b"Traceback" not in screen
+
+
+# ------------------------------------------------------------------ the embedded model
+
+
+@pytest.fixture(scope="module")
+def embedded() -> pretrained.Pretrained:
+    return pretrained.load()
+
+
+def test_the_embedded_model_fits_its_limit_and_is_only_safetensors() -> None:
+    files = [path for path in pretrained.EMBEDDED.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 6_000_000
+    assert {path.suffix for path in files} <= {".json", ".safetensors"}
+
+
+def test_the_embedded_model_treats_rows_independently(embedded: pretrained.Pretrained) -> None:
+    assert rows_are_independent(embedded.target(10)).passed
+
+
+def test_the_embedded_model_draws_what_is_asked_in_fewer_calls(embedded: pretrained.Pretrained) -> None:
+    """Eight of ten garments recognised by the shipped classifier, in under half the calls."""
+    from foresample.pretrained.classifier import load_classifier
+
+    labels = torch.arange(10)
+    run = fs.sample(embedded.target(50, labels, reuse="v"), 10, window=6, seed=1)
+    judge = load_classifier(pretrained.EMBEDDED.parent / "classifier.safetensors")
+    assert (judge(run.samples).argmax(1) == labels).sum() >= 7
+    assert run.speedup > 2
