@@ -173,14 +173,12 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
         """Guesses of the window that starts at step 2; the noise of paths is changed from that step on."""
         memory = drafter.begin(rows, window, current[0, 0])
         for first, (old, new) in enumerate(zip(paths, other, strict=True)):
-            parts = []
-            for before, after, offset in zip(old, new, (0, 0, 1), strict=True):
-                # A state at a step is made by the noise of the step before; an innovation is that noise.
-                step = first + offset + torch.arange(before.shape[1], device=device)
-                parts.append(
-                    torch.where((step > changed_from).view(-1, *(1,) * len(target.shape)), after, before)
-                )
-            memory = drafter.learn(memory, Path(*parts, length), committed)
+            # A state at a step is made by the noise of the step before; an innovation is that noise.
+            x, prediction, innovation = (
+                _where_later(first + offset, changed_from, b, a)
+                for a, b, offset in zip(old, new, (0, 0, 1), strict=True)
+            )
+            memory = drafter.learn(memory, Path(x, prediction, innovation, length), committed)
         found: list[Tensor] = []
         for j in range(window):
             before = Before(found[-1], noise[j]) if found else None
