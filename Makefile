@@ -8,10 +8,11 @@ STAMP  := $(VENV)/installed
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,test]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[models,cli,test]"
 	touch $@
 
 demo: $(STAMP)
+	$(BIN)/foresample sample --count 20 --steps 100 --window 8 --compare --out out
 	$(BIN)/foresample bench mixture --out out
 
 lint: $(STAMP)

@@ -22,8 +22,8 @@ from foresample.speculate import sample
 
 METHODS: dict[str, dict[str, Any]] = {
     "reflection, head": {"drafter": Frozen("head"), "block": 1},
-    "reflection, parent": {"drafter": Frozen("parent"), "block": 1},
     "reflection, nearest": {"drafter": Frozen("nearest"), "block": 1},
+    "per step, parent, fresh noise": {"drafter": Frozen("parent"), "block": 1, "recycle": False},
     "block, parent, fresh noise": {"drafter": Frozen("parent"), "recycle": False},
     "replay, per step": {"drafter": Replay(secant=False), "block": 1},
     "replay, block": {"drafter": Replay(secant=False)},

@@ -67,6 +67,7 @@ def run_picture(path: Path, report: Report, history: History) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure = plt.figure(figsize=(11, 6.5), layout="constrained")
     main, lengths, mismatch = figure.subplot_mosaic(
@@ -84,6 +85,7 @@ def run_picture(path: Path, report: Report, history: History) -> None:
     main.plot([], [], "s", color="#d9e2ec", label="drafted, not kept")
     main.set(xlabel="step of the chain", ylabel="round (one network call each)", xlim=(0, report.steps))
     main.set_title(f"sample 0: {len(rounds)} calls for {report.steps} transitions", loc="left")
+    main.yaxis.set_major_locator(MaxNLocator(integer=True))
     main.invert_yaxis()
     main.legend(frameon=False, loc="upper right")
 
