@@ -6,21 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from PIL import Image
 from torch import Tensor
 
+from foresample.pictures import grid
 
-def contact_sheet(images: Tensor, path: Path, columns: int, scale: int = 2) -> None:
-    """Tile uint8 pictures [n, channels, height, width] row by row into one PNG, `scale` times enlarged."""
-    count, channels, height, width = images.shape
-    rows = -(-count // columns)
-    blank = images.new_zeros(rows * columns - count, channels, height, width)
-    grid = torch.cat([images, blank]).view(rows, columns, channels, height, width)
-    grid = grid.permute(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels)
-    picture = Image.fromarray(grid.squeeze(-1).contiguous().cpu().numpy())
+
+def contact_sheet(images: Tensor, path: Path, columns: int) -> None:
+    """Tile uint8 pictures [n, channels, height, width] row by row into one PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST).save(path)
+    grid(images.float() / 127.5 - 1, columns, scale=2).save(path)
 
 
 def loss_curve(history: Sequence[tuple[int, float]], folder: Path, title: str) -> None:

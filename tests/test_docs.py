@@ -1,0 +1,51 @@
+"""The documentation's code runs, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import foresample as fs
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def test_the_examples_of_extending_run() -> None:
+    """With a stand-in for the reader's own network, on the CPU and a smaller window."""
+    names = {
+        "torch": torch,
+        "fs": fs,
+        "network": lambda x, time, labels: 0.1 * x + labels.view(-1, 1, 1, 1),
+        "labels": torch.zeros(64),
+        "alpha_bar": torch.linspace(0.01, 0.99, 12),
+        "timesteps": torch.arange(12).flip(0),
+        "target": None,
+    }
+    for code in blocks(ROOT / "docs" / "extending.md"):
+        exec(code.replace('device="cuda"', 'device="cpu"').replace("count=64", "count=4"), names)
+    chain = names["OrnsteinUhlenbeck"]()
+    result = fs.check(chain, window=5, drafter=names["Damped"](), samples=300)
+    assert result.passed, str(result)
+    assert fs.sample(chain, 10, window=10).speedup > 2
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    names: dict = {}
+    for code in blocks(ROOT / "README.md"):
+        exec(code.replace("count=64", "count=2").replace("steps=100", "steps=10"), names)
+    assert names["run"].speedup > 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
