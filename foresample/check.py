@@ -22,7 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresample.contracts import Before, Drafter, Path, Target, predict, require_target, start_states
+from foresample.contracts import (
+    Before,
+    Drafter,
+    Path,
+    Target,
+    is_multistep,
+    predict,
+    require_target,
+    start_states,
+    transition_mean,
+)
 from foresample.drafters import Replay
 from foresample.noise import START, normal, seeds_of
 from foresample.sequential import sequential
@@ -94,8 +104,8 @@ def check(
         return Check([*findings, skipped], level)
 
     seeds = seeds_of(seed, 2 * samples)
-    pairs = _pairs(target.std)
-    recorders = [Recorder(pairs, target, samples), Recorder(pairs, target, samples)]
+    steps = _steps_to_test(target)
+    recorders = [Recorder(steps, target, samples), Recorder(steps, target, samples)]
     for first in range(0, samples, batch):
         last = min(first + batch, samples)
         watch = [recorder.from_sample(first, progress) for recorder in recorders]
@@ -131,8 +141,10 @@ def rows_are_independent(target: Target, seed: int = 0, batch: int = 4) -> Findi
             one, two = predict(target, x, step, row), predict(target, others, step, row)
             change = float((one[0] - two[0]).norm() / (one[0].norm() + 1e-30))
             if change > worst and std[k] > 0:
-                shift = target.mean(x, one, step)[0] - target.mean(others, two, step)[0]
-                worst_shift, at = float(shift.norm() / std[k]), k
+                shift = transition_mean(target, x, one, step, one) - transition_mean(
+                    target, others, two, step, two
+                )
+                worst_shift, at = float(shift[0].norm() / std[k]), k
             worst = max(worst, change)
     passed = worst <= _MIXES
     detail = f"a prediction changes by {worst:.1e} of its size with its batch-mates"
@@ -209,11 +221,11 @@ def _where_later(first: int, step: int, new: Tensor, old: Tensor) -> Tensor:
 
 
 class Recorder:
-    """Keeps the states at chosen pairs of consecutive steps, in float64: x_k and x_{k+1} for each k."""
+    """Keeps the states around chosen steps, in float64: x_k and x_{k+1}, before them x_{k−1}, for each k."""
 
     def __init__(self, steps: Sequence[int], target: Target, samples: int) -> None:
         self.steps = list(steps)
-        shape = (len(self.steps), 2, samples, *target.shape)
+        shape = (len(self.steps), 3, samples, *target.shape)
         self.states = torch.full(shape, torch.nan, dtype=torch.float64)
         self.row = torch.zeros(samples, dtype=torch.int64)  # of each sample in its own run
 
@@ -224,8 +236,8 @@ class Recorder:
 
         def observe(commit: Commit) -> None:
             for i, k in enumerate(self.steps):
-                for side in (0, 1):  # x_k is committed by transition k − 1, at position k − 1 − step
-                    position = k + side - 1 - commit.step
+                for side in range(3):  # x_k is committed by transition k − 1, at position k − 1 − step
+                    position = k + side - 2 - commit.step
                     hit = (position >= 0) & (position < commit.committed)
                     row = commit.sample[hit].cpu()
                     self.states[i, side, first + row] = commit.states[hit, position[hit]].double().cpu()
@@ -253,7 +265,7 @@ def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -
     generator = torch.Generator().manual_seed(seed)
     results = []
     for i, k in enumerate(ours.steps):
-        (x, y), (x_seq, y_seq) = ours.states[i].flatten(2), theirs.states[i].flatten(2)
+        (_, x, y), (_, x_seq, y_seq) = ours.states[i].flatten(2), theirs.states[i].flatten(2)
         directions = torch.randn(x.shape[1], 3, generator=generator, dtype=torch.float64)
         directions /= directions.norm(dim=0)
 
@@ -277,9 +289,10 @@ def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -
     return results
 
 
-def _pairs(std: Tensor, at_most: int = 5) -> list[int]:
-    """Stochastic steps k ≥ 1 spread over the chain; x_k and x_{k+1} are recorded for each."""
-    candidates = [k for k in range(1, len(std)) if std[k] > 0]
+def _steps_to_test(target: Target, at_most: int = 5) -> list[int]:
+    """Stochastic steps spread over the chain, from the first on whose states before it are committed ones."""
+    std = target.std
+    candidates = [k for k in range(2 if is_multistep(target) else 1, len(std)) if std[k] > 0]
     if not candidates:
         raise ValueError(
             "no transition of this chain but perhaps the first adds noise: nothing to speculate on"
@@ -292,11 +305,14 @@ def _innovations(target: Target, recorder: Recorder, i: int, batch: int = 1024) 
     k, std = recorder.steps[i], target.std
     rows = []
     parts = (*recorder.states[i], recorder.row)
-    for x, y, row in zip(*(part.split(batch) for part in parts), strict=True):
-        here, row = x.to(device=std.device, dtype=std.dtype), row.to(std.device)
+    for before, x, y, row in zip(*(part.split(batch) for part in parts), strict=True):
+        past, here = (v.to(device=std.device, dtype=std.dtype) for v in (before, x))
+        row = row.to(std.device)
         step = torch.full_like(row, k)
         with torch.no_grad():
-            mean = target.mean(here, predict(target, here, step, row), step).double().cpu()
+            prediction = predict(target, here, step, row)
+            previous = predict(target, past, step - 1, row) if is_multistep(target) else prediction
+            mean = transition_mean(target, here, prediction, step, previous).double().cpu()
         rows.append(((y - mean) / float(std[k])).flatten(1))
     return torch.cat(rows)
 

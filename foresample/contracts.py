@@ -39,7 +39,11 @@ class Target(Protocol):
         """
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
-        """The cheap part: the transition's mean at (x, step), given the prediction there."""
+        """The cheap part: the transition's mean at (x, step), given the prediction there.
+
+        A multistep target, whose mean also needs the prediction of the step before, says so with an attribute
+        `multistep = True` and takes that as a fourth argument (at step 0 it is zero and must not matter).
+        """
 
 
 Memory = dict[str, Tensor]
@@ -154,11 +158,17 @@ def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
     return prediction
 
 
-def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
-    """The transition's mean, checked."""
-    mean = target.mean(x, prediction, step)
+def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor) -> Tensor:
+    """The transition's mean, checked; `previous` is the prediction one step before."""
+    history = (previous,) if is_multistep(target) else ()
+    mean = target.mean(x, prediction, step, *history)
     _require_like(mean, x, "target.mean(x, prediction, step)")
     return mean
+
+
+def is_multistep(target: Target) -> bool:
+    """Whether the target's mean needs the prediction of the step before, too."""
+    return getattr(target, "multistep", False)
 
 
 def require_finite(samples: Tensor) -> None:

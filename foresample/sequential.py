@@ -38,10 +38,12 @@ def sequential(
     with torch.no_grad():
         noise = streams.normal(key, target.shape, dtype, stream=streams.START, step=zero, draw=zero)
         x = start_states(target, noise)
+        previous = torch.zeros_like(x)
         for k, std in enumerate(target.std):
             step = torch.full_like(key, k)
             prediction = predict(timed, x.clone(), step, row)
-            mean = transition_mean(target, x, prediction, step)
+            mean = transition_mean(target, x, prediction, step, previous)
+            previous = prediction
             x = mean + std * streams.normal(key, target.shape, dtype, step=step, draw=zero)
             tally.round(row, zero + 1, zero, zero)
             if observe is not None:

@@ -15,9 +15,10 @@ of the sequential sampler; a deterministic transition is the exact one with std 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from foresample.contracts import (
     Path,
     Target,
     at_least_one,
+    is_multistep,
     predict,
     require_drafter,
     require_finite,
@@ -56,6 +58,8 @@ class Rows:
     """[R]: transitions committed."""
     x: Tensor
     """[R, *shape]: the last committed state."""
+    previous: Tensor
+    """[R, *shape]: the prediction at the state before x; only multistep targets look at it."""
     noise: Tensor
     """[R, L+1, *shape]: unspent noise of steps step … step + L, i.i.d. N(0, I) given all committed."""
     memory: Memory
@@ -69,9 +73,22 @@ class Rows:
             self.round[index],
             self.step[index],
             self.x[index],
+            self.previous[index],
             self.noise[index],
             {name: value[index] for name, value in self.memory.items()},
         )
+
+
+@dataclass(frozen=True)
+class Call:
+    """States at which the network is to be evaluated, in one batch."""
+
+    x: Tensor
+    """[B, *shape]"""
+    step: Tensor
+    """[B]"""
+    row: Tensor
+    """[B]: index of the sample in the run."""
 
 
 @dataclass(frozen=True)
@@ -104,18 +121,26 @@ class Settings:
     """[N]: from each step on, the first step not to be drafted across."""
 
 
-def one_round(target: Target, rows: Rows, settings: Settings) -> tuple[Rows, Commit]:
-    """Draft, call, verify, commit. Law: the committed states continue each row by the target's own chain."""
+def one_round(target: Target, rows: Rows, settings: Settings) -> Generator[Call, Tensor, tuple[Rows, Commit]]:
+    """Draft, call, verify, commit. Law: the committed states continue each row by the target's own chain.
+
+    Yields the round's one call and is sent the predictions.
+    """
     index = torch.arange(len(rows.x), device=rows.x.device)
     reach = settings.drafter.reach(rows.memory, settings.window)
     length = torch.minimum(reach, settings.last[rows.step] - rows.step)
     width = max(1, int(length.max()))
-    step = rows.step.unsqueeze(1) + torch.arange(width + 1, device=rows.step.device)
-    step = step.clamp(max=len(target.std) - 1)
+    position = torch.arange(width + 1, device=rows.step.device)
+    step = (rows.step.unsqueeze(1) + position).clamp(max=len(target.std) - 1)
     std = target.std[step]
 
     states, draft_mean = draft(target, settings.drafter, rows, step, std)
-    predictions, target_mean = call(target, rows.sample, states, step, length)
+
+    needed = position <= length.unsqueeze(1)
+    row = rows.sample.unsqueeze(1).expand_as(step)
+    predictions = torch.zeros_like(states)
+    predictions[needed] = yield Call(states[needed], step[needed], row[needed])
+    target_mean = _target_means(target, rows, states, predictions, step)
 
     verdict = verify(
         rows.noise[:, :width],
@@ -135,14 +160,14 @@ def one_round(target: Target, rows: Rows, settings: Settings) -> tuple[Rows, Com
     x = mean + _expand(std[index, accepted], rows.x) * noise[index, accepted]
 
     drafted = Path(states, predictions, states[:, 1:] - draft_mean, length)
-    memory = settings.drafter.learn(rows.memory, drafted, accepted + 1)
     rows_after = replace(
         rows,
         round=rows.round + 1,
         step=rows.step + accepted + 1,
         x=x,
+        previous=predictions[index, accepted],
         noise=_advance(rows, noise, accepted + 1, len(target.std)),
-        memory=memory,
+        memory=settings.drafter.learn(rows.memory, drafted, accepted + 1),
     )
     path = torch.cat([states[:, 1:], x.unsqueeze(1)], dim=1)
     path[index, accepted] = x
@@ -151,23 +176,28 @@ def one_round(target: Target, rows: Rows, settings: Settings) -> tuple[Rows, Com
 
 def draft(target: Target, drafter: Drafter, rows: Rows, step: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
     """The drafted path from x: states [R, W+1, *shape], the first being x, and draft means [R, W, *shape]."""
-    states, means, before = [rows.x], [], None
+    states, means, before, previous = [rows.x], [], None, rows.previous
     for j in range(step.shape[1] - 1):
         guess = drafter.guess(rows.memory, states[j], j, step[:, j], rows.sample, before)
-        before = Before(guess, _expand(std[:, j], rows.x) * rows.noise[:, j])
-        means.append(transition_mean(target, states[j], guess, step[:, j]))
+        means.append(transition_mean(target, states[j], guess, step[:, j], previous))
+        before, previous = Before(guess, _expand(std[:, j], rows.x) * rows.noise[:, j]), guess
         states.append(means[j] + before.innovation)
     return torch.stack(states, 1), torch.stack(means, 1)
 
 
-def call(target: Target, sample: Tensor, states: Tensor, step: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """The one batched network call, at positions 0 … length of each row: predictions and target means."""
-    needed = torch.arange(states.shape[1], device=states.device) <= length.unsqueeze(1)
-    row = sample.unsqueeze(1).expand_as(step)
-    predictions = torch.zeros_like(states)
-    predictions[needed] = predict(target, states[needed], step[needed], row[needed])
-    means = transition_mean(target, states.flatten(0, 1), predictions.flatten(0, 1), step.flatten())
-    return predictions, means.view_as(states)
+def all_rounds(
+    target: Target, rows: Rows, settings: Settings, observe: Callable[[Commit], None]
+) -> Generator[Call, Tensor, Tensor]:
+    """Rounds until every row is at its end. Yields calls, is sent predictions, returns samples [R, *shape]."""
+    samples = torch.empty_like(rows.x)
+    while len(rows.sample):
+        rows, commit = yield from one_round(target, rows, settings)
+        observe(commit)
+        done = rows.step == len(target.std)
+        if done.any():
+            samples[rows.sample[done]] = rows.x[done]
+            rows = rows.select((~done).nonzero().squeeze(1))
+    return samples
 
 
 def sample(
@@ -206,32 +236,40 @@ def sample(
     settings = Settings(drafter, window, block, recycle, _last_draftable(target.std))
     name = f"{drafter}, block {block or 'window'}, {'recycled' if recycle else 'fresh'} noise"
     tally = Tally(Report(name, len(target.std), len(key), window), key.device)
-    started = perf_counter()
+
+    def watch(commit: Commit) -> None:
+        count_round(tally, commit)
+        if observe is not None:
+            observe(commit)
+
+    started, timed = perf_counter(), Timed(target)
     with torch.no_grad():
-        timed = Timed(target)
-        rows = begin(timed, drafter, window, key)
-        samples = torch.empty_like(rows.x)
-        while len(rows.sample):
-            rows, commit = one_round(timed, rows, settings)
-            _count(tally, commit)
-            if observe is not None:
-                observe(commit)
-            done = rows.step == len(target.std)
-            if done.any():
-                samples[rows.sample[done]] = rows.x[done]
-                rows = rows.select((~done).nonzero().squeeze(1))
+        rounds = all_rounds(target, begin(target, drafter, window, key), settings, watch)
+        samples = _answer(rounds, timed)
     require_finite(samples)
     return tally.close(samples, perf_counter() - started, timed.seconds)
 
 
-def begin(target: Target, drafter: Drafter, window: int, seed: Tensor) -> Rows:
-    """Rows at the start of their chains, one per seed."""
+def _answer(rounds: Generator[Call, Tensor, Tensor], target: Target) -> Tensor:
+    """Answer every call with the target's prediction; returns what the rounds return."""
+    call = next(rounds)
+    while True:
+        try:
+            call = rounds.send(predict(target, call.x, call.step, call.row))
+        except StopIteration as end:
+            return cast(Tensor, end.value)
+
+
+def begin(target: Target, drafter: Drafter, window: int, seed: Tensor, x: Tensor | None = None) -> Rows:
+    """Rows at the start of their chains, one per seed; at the states x if these are given."""
     zero = torch.zeros_like(seed)
-    unit = streams.normal(seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero)
-    x = start_states(target, unit)
+    if x is None:
+        unit = streams.normal(seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero)
+        x = start_states(target, unit)
     sample = torch.arange(len(seed), device=seed.device)
     unspent = x.new_empty((len(seed), window + 1, *target.shape))
-    rows = Rows(sample, seed, zero, zero, x, unspent, drafter.begin(len(seed), window, x[0]))
+    memory = drafter.begin(len(seed), window, x[0])
+    rows = Rows(sample, seed, zero, zero, x, torch.zeros_like(x), unspent, memory)
     everything = torch.full_like(zero, window + 1)
     return replace(
         rows, noise=_advance(replace(rows, step=zero - everything), unspent, everything, len(target.std))
@@ -272,6 +310,15 @@ def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int) -> Tensor
     return kept
 
 
+def _target_means(target: Target, rows: Rows, states: Tensor, predictions: Tensor, step: Tensor) -> Tensor:
+    """The target's means at all positions, [R, W+1, *shape]."""
+    previous = predictions
+    if is_multistep(target):
+        previous = torch.cat([rows.previous.unsqueeze(1), predictions[:, :-1]], dim=1)
+    flat = (v.flatten(0, 1) for v in (states, predictions, step, previous))
+    return transition_mean(target, *flat).view_as(states)
+
+
 def _redrawn(rows: Rows, step: Tensor) -> Tensor:
     """Noise for these steps that nobody has seen: the draw of this round."""
     seed = rows.seed.unsqueeze(1).expand_as(step).flatten()
@@ -285,7 +332,8 @@ def _expand(scalar: Tensor, like: Tensor) -> Tensor:
     return scalar.view(-1, *(1,) * (like.ndim - 1))
 
 
-def _count(tally: Tally, commit: Commit) -> None:
+def count_round(tally: Tally, commit: Commit) -> None:
+    """Enter one round's commit."""
     tally.round(commit.sample, commit.drafted + 1, commit.drafted, commit.committed - 1)
     position = torch.arange(commit.mismatch.shape[1], device=commit.mismatch.device)
     inside = position < commit.drafted.unsqueeze(1)
@@ -297,6 +345,7 @@ class Timed:
 
     def __init__(self, target: Target) -> None:
         self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
+        self.multistep = is_multistep(target)
         self._predict = target.predict
         self.seconds = 0.0
 

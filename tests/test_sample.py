@@ -150,8 +150,14 @@ def test_memory_is_bounded_by_the_window() -> None:
     target = fs.GaussianMixture.of_draft_trees(2).langevin(300, 0.01)
     drafter = fs.Replay()
     rows = begin(target, drafter, 4, seeds_of(0, 3))
-    rows, _ = one_round(target, rows, Settings(drafter, 4, None, True, _last_draftable(target.std)))
-    for value in (rows.noise, *rows.memory.values()):
+    for _ in range(3):
+        one = one_round(target, rows, Settings(drafter, 4, None, True, _last_draftable(target.std)))
+        call = next(one)
+        assert len(call.x) <= 3 * 5
+        with pytest.raises(StopIteration) as end:
+            one.send(target.predict(call.x, call.step, call.row))
+        rows = end.value.value[0]
+    for value in (rows.noise, rows.previous, *rows.memory.values()):
         assert value.shape[0] == 3
         assert value.numel() <= 3 * 5 * 2
 
