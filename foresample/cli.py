@@ -36,7 +36,7 @@ DRAFTERS: dict[str, Drafter] = {
     "parent": Frozen("parent"),
     "nearest": Frozen("nearest"),
 }
-CHAINS = ("flow", "vp", "langevin")
+CHAINS = ("flow", "vp", "langevin", "embedded")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, typer.Option(min=0, help="Fixes every random number.")]
@@ -67,7 +67,7 @@ def sample_command(
     model: Annotated[
         Path | None, typer.Option(help="A diffusers DDPM folder; the embedded model by default.")
     ] = None,
-    reuse: Annotated[str, typer.Option(help="Prediction that is reused: v, x0 or eps.")] = "v",
+    reuse: Annotated[str, typer.Option(help="Prediction that is reused: x0, v or eps.")] = "x0",
     compare: Annotated[bool, typer.Option(help="Also run the sequential sampler, and show both.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for pictures, samples and report.")] = Path("out"),
@@ -286,6 +286,10 @@ def _load_target(name: str) -> Target:
         return mixture.vp(torch.linspace(0.01, 0.99, 16, dtype=torch.float64))
     if name == "langevin":
         return mixture.langevin(16, 0.01)
+    if name == "embedded":
+        from foresample import pretrained
+
+        return pretrained.load().target(20)
     module, _, attribute = name.partition(":")
     if not attribute:
         raise fail(f"{name!r} is none of {', '.join(CHAINS)}; name your own target as 'package.module:name'")

@@ -37,7 +37,7 @@ class Settings:
     steps: int = 100
     window: int = 8
     seed: int = 0
-    reuse: Kind = "v"
+    reuse: Kind = "x0"
     label: str | None = None
     compare: bool = False
 

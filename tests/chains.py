@@ -43,6 +43,21 @@ def interrupted() -> AffineTarget:
     return AffineTarget(base.shape, std, base.state_weight, base.prediction_weight, base.network)
 
 
+def multistep() -> AffineTarget:
+    """A chain whose mean also needs the prediction of the step before."""
+    base = ddpm()
+    previous = -0.3 * base.prediction_weight
+    previous[0] = 0
+    return AffineTarget(
+        base.shape,
+        base.std,
+        base.state_weight,
+        base.prediction_weight - previous,
+        base.network,
+        previous_weight=previous,
+    )
+
+
 def single_precision() -> AffineTarget:
     """The flow with a float32 chain around a float64 network."""
     base = flow("x0")
@@ -57,6 +72,7 @@ CHAINS = {
     "ddim": ddim,
     "langevin": langevin,
     "interrupted": interrupted,
+    "multistep": multistep,
     "single precision": single_precision,
 }
 
@@ -69,6 +85,7 @@ def worse(target: AffineTarget) -> AffineTarget:
         target.state_weight,
         target.prediction_weight,
         lambda x, step, row: 0.9 * target.predict(x, step, row) + 0.15,
+        previous_weight=target.previous_weight,
     )
 
 

@@ -59,7 +59,7 @@ def test_check_of_ones_own_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["check", "nonsense"], "none of flow, vp, langevin"),
+        (["check", "nonsense"], "none of flow, vp, langevin, embedded"),
         (["check", "no_such_module:x"], "cannot load"),
         (["check", "os:sep"], "is not a target"),
         (["check", "--drafter", "psychic"], "--drafter takes one of"),

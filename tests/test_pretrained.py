@@ -157,7 +157,7 @@ def test_sample_writes_pictures_samples_and_report(folder: Path, tmp_path: Path)
     saved = load_file(tmp_path / "samples.safetensors")
     assert saved["labels"].tolist() == [1] * 5
     model = pretrained.load(folder)
-    again = fs.sample(model.target(9, [1] * 5, reuse="v"), seeds=saved["seeds"], window=3)
+    again = fs.sample(model.target(9, [1] * 5), seeds=saved["seeds"], window=3)
     assert torch.equal(saved["samples"], again.samples)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["sequential"]["calls_mean"] == 9
@@ -258,7 +258,7 @@ def test_the_embedded_model_draws_what_is_asked_in_fewer_calls(embedded: pretrai
     from foresample.pretrained.classifier import load_classifier
 
     labels = torch.arange(10)
-    run = fs.sample(embedded.target(50, labels, reuse="v"), 10, window=6, seed=1)
+    run = fs.sample(embedded.target(50, labels), 10, window=6, seed=1)
     judge = load_classifier(pretrained.EMBEDDED.parent / "classifier.safetensors")
     assert (judge(run.samples).argmax(1) == labels).sum() >= 7
     assert run.speedup > 2

@@ -1,6 +1,8 @@
 """Transitions that are affine in state and prediction, which is all the classical ones:
 
-    x_{k+1} = state_weight_k · x_k + prediction_weight_k · prediction_k(x_k) + std_k z_k.
+    x_{k+1} = state_weight_k · x_k + prediction_weight_k · prediction_k(x_k) + std_k z_k
+
+(multistep ones add previous_weight_k · prediction_{k−1}(x_{k−1})).
 
 The formulas of a sampler are derived once for x0; `reuse` re-expresses them in the quantity a drafter shall
 reuse, and `predicts` says what the network returns. With x = α x0 + σ ξ, each kind is c·x + d·x0:
@@ -27,7 +29,7 @@ Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class AffineTarget:
-    """A target whose mean is state_weight · x + prediction_weight · prediction; see `foresample.Target`."""
+    """A target whose mean is affine in state and prediction, weights being [N]; see `foresample.Target`."""
 
     shape: torch.Size
     std: Tensor
@@ -36,6 +38,11 @@ class AffineTarget:
     network: Callable[[Tensor, Tensor, Tensor], Tensor]
     """network(x, step, row): the prediction."""
     start_scale: float = 1.0
+    previous_weight: Tensor | None = None
+
+    @property
+    def multistep(self) -> bool:
+        return self.previous_weight is not None
 
     def start(self, noise: Tensor) -> Tensor:
         return self.start_scale * noise
@@ -43,8 +50,11 @@ class AffineTarget:
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         return self.network(x, step, row)
 
-    def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
-        return per_row(self.state_weight, step, x) * x + per_row(self.prediction_weight, step, x) * prediction
+    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor | None = None) -> Tensor:
+        mean = per_row(self.state_weight, step, x) * x + per_row(self.prediction_weight, step, x) * prediction
+        if self.previous_weight is None or previous is None:
+            return mean
+        return mean + per_row(self.previous_weight, step, x) * previous
 
 
 @dataclass(frozen=True)
