@@ -1,0 +1,141 @@
+"""Each scheduler's chain against its own `step`, with the same noise, over the whole chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import foresample as fs
+from foresample.integrations import schedulers
+from foresample.integrations.schedulers import SchedulerTarget
+
+diffusers = pytest.importorskip("diffusers")
+
+SPACINGS = ["leading", "trailing", "linspace"]
+KINDS = ["epsilon", "sample", "v_prediction"]
+LIMITS = [{"clip_sample": False}, {"clip_sample": True}, {"thresholding": True, "clip_sample": False}]
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+for spacing in SPACINGS:
+    for kind in KINDS:
+        base = {"timestep_spacing": spacing, "prediction_type": kind}
+        for limit in LIMITS:
+            CASES.append(("DDPMScheduler", base | limit, {}))
+            CASES.append(("DDIMScheduler", base | limit, {"eta": 0.7}))
+        for order in (1, 2):
+            more = {"algorithm_type": "sde-dpmsolver++", "solver_order": order}
+            CASES.append(("DPMSolverMultistepScheduler", base | more, {}))
+        if kind != "sample":
+            CASES.append(("EulerAncestralDiscreteScheduler", base, {}))
+for variance in ("fixed_small_log", "fixed_large"):
+    CASES.append(("DDPMScheduler", {"variance_type": variance, "clip_sample": False}, {}))
+CASES += [
+    ("DDIMScheduler", {"set_alpha_to_one": False, "clip_sample": False}, {"eta": 1.0}),
+    ("DDIMScheduler", {"clip_sample": True}, {"eta": 1.0, "use_clipped_model_output": True}),
+    ("EulerAncestralDiscreteScheduler", {"beta_schedule": "scaled_linear"}, {}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "solver_type": "heun"}, {}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "use_karras_sigmas": True}, {}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "thresholding": True}, {}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "euler_at_final": True}, {}),
+    (
+        "DPMSolverMultistepScheduler",
+        {"algorithm_type": "sde-dpmsolver++", "final_sigmas_type": "sigma_min"},
+        {},
+    ),
+    (
+        "DPMSolverMultistepScheduler",
+        {
+            "algorithm_type": "sde-dpmsolver++",
+            "use_flow_sigmas": True,
+            "prediction_type": "flow_prediction",
+            "flow_shift": 3.0,
+        },
+        {},
+    ),
+    ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True}, {}),
+    ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True, "shift": 3.0}, {}),
+]
+
+
+def output_of(x: torch.Tensor) -> torch.Tensor:
+    """Some network: smooth, bounded, of the size of its input."""
+    return torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
+
+
+@pytest.mark.parametrize("steps", [7, 20])
+@pytest.mark.parametrize(("name", "config", "arguments"), CASES, ids=lambda v: v if isinstance(v, str) else "")
+def test_replaying_step_with_the_same_noise(name: str, config: dict, arguments: dict, steps: int) -> None:
+    scheduler = getattr(diffusers, name)(**config)
+    scheduler.set_timesteps(steps)
+    chain = schedulers.read(
+        scheduler, eta=arguments.get("eta", 0.0), use_clipped=arguments.get("use_clipped_model_output", False)
+    ).to("cpu", torch.float64)
+    scale = float(getattr(scheduler, "init_noise_sigma", 1))
+    x = scale * torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(3))
+    previous = torch.zeros_like(x).double()
+    for k, timestep in enumerate(scheduler.timesteps):
+        step = torch.full((2,), k)
+        seen = scheduler.scale_model_input(x, timestep) if hasattr(scheduler, "scale_model_input") else x
+        ours_seen = chain.scale[k] * x
+        torch.testing.assert_close(ours_seen.float(), seen, rtol=1e-5, atol=1e-6)
+        output = output_of(seen)
+        theirs = scheduler.step(output, timestep, x, generator=torch.Generator().manual_seed(k), **arguments)
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(k))
+        prediction = chain.denoise(x.double(), output.double(), step)
+        mean = chain.mean(x.double(), prediction, step, previous)
+        ours = mean + chain.std[k] * noise.double()
+        scale = float(theirs.prev_sample.abs().max())
+        torch.testing.assert_close(ours.float(), theirs.prev_sample, rtol=1e-4, atol=2e-5 * scale)
+        x, previous = theirs.prev_sample, prediction
+
+
+def test_a_chain_that_starts_late_has_no_history_there() -> None:
+    """As image-to-image does: the first step taken is of first order."""
+    scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")
+    scheduler.set_timesteps(20)
+    chain = schedulers.read(scheduler, start=8)
+    assert len(chain.std) == 12
+    assert chain.previous[0] == 0
+    assert (chain.previous[1:-1] != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "sentence"),
+    [
+        (lambda: diffusers.DDPMScheduler(variance_type="learned_range"), "state-dependent std.*'fixed_small'"),
+        (lambda: diffusers.DDPMScheduler(variance_type="fixed_large_log"), "gives NaN"),
+        (lambda: diffusers.DDIMScheduler(), "eta=0 adds no noise"),
+        (lambda: diffusers.UniPCMultistepScheduler(), "adds no noise"),
+        (lambda: diffusers.EulerDiscreteScheduler(), "adds no noise"),
+        (lambda: diffusers.DPMSolverMultistepScheduler(), "use algorithm_type='sde-dpmsolver\\+\\+'"),
+        (
+            lambda: diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=3),
+            "use solver_order=2",
+        ),
+        (lambda: diffusers.FlowMatchEulerDiscreteScheduler(), "stochastic_sampling=True"),
+        (lambda: diffusers.ScoreSdeVeScheduler(), "norms over the batch"),
+        (lambda: diffusers.LCMScheduler(), "use one of"),
+    ],
+)
+def test_everything_else_is_refused_with_what_to_use_instead(scheduler: Any, sentence: str) -> None:
+    instance = scheduler()
+    instance.set_timesteps(10)
+    with pytest.raises(ValueError, match=sentence):
+        schedulers.read(instance)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    "name", ["DPMSolverMultistepScheduler", "EulerAncestralDiscreteScheduler", "DDPMScheduler"]
+)
+def test_speculation_on_a_scheduler_s_chain_is_exact(name: str) -> None:
+    config = {"algorithm_type": "sde-dpmsolver++"} if name.startswith("DPM") else {}
+    scheduler = getattr(diffusers, name)(**config)
+    scheduler.set_timesteps(12)
+    chain = schedulers.read(scheduler).to("cpu", torch.float64)
+    scale = float(getattr(scheduler, "init_noise_sigma", 1))
+    target = SchedulerTarget(chain, torch.Size([2]), lambda x, time, row: torch.tanh(x) - 0.1 * x, scale)
+    result = fs.check(target, window=5, samples=3000, batch=3000)
+    assert result.passed, str(result)
+    assert fs.sample(target, 200, window=5).speedup > 1.2
