@@ -4,6 +4,7 @@ from foresample import targets
 from foresample.check import check
 from foresample.contracts import Before, Drafter, Memory, Path, Target
 from foresample.drafters import Frozen, Model, Replay
+from foresample.integrations.diffusers import accelerate, restore
 from foresample.report import Report, Run
 from foresample.sequential import sequential
 from foresample.speculate import Commit, sample
@@ -23,7 +24,9 @@ __all__ = [
     "Report",
     "Run",
     "Target",
+    "accelerate",
     "check",
+    "restore",
     "sample",
     "sequential",
     "targets",

@@ -233,7 +233,7 @@ def sample(
     drafter = Replay() if drafter is None else drafter
     require_drafter(drafter)
     key = resolve_seeds(count, seed, seeds).to(target.std.device)
-    settings = Settings(drafter, window, block, recycle, _last_draftable(target.std))
+    settings = Settings(drafter, window, block, recycle, last_draftable(target.std))
     name = f"{drafter}, block {block or 'window'}, {'recycled' if recycle else 'fresh'} noise"
     tally = Tally(Report(name, len(target.std), len(key), window), key.device)
 
@@ -290,7 +290,7 @@ def resolve_seeds(count: int | None, seed: int, seeds: Sequence[int] | Tensor | 
     return key
 
 
-def _last_draftable(std: Tensor) -> Tensor:
+def last_draftable(std: Tensor) -> Tensor:
     """From each step on, the first that is deterministic or the chain's last."""
     steps = len(std)
     stops = torch.where(std == 0, torch.arange(steps, device=std.device), steps - 1)

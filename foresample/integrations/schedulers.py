@@ -114,7 +114,7 @@ def read(scheduler: Any, *, eta: float = 0.0, use_clipped: bool = False, start: 
 
     `eta` and `use_clipped` are what a pipeline would pass to DDIM's `step`.
     """
-    name = type(scheduler).__name__.removeprefix("Speculative")
+    name = type(scheduler).__name__
     if name in _WITHOUT_NOISE:
         raise ValueError(
             f"{name} adds no noise, so there is nothing to speculate on; use DDPMScheduler, "
