@@ -261,7 +261,7 @@ def test_schedulers_are_refused_before_the_first_prompt(scheduler: Any, sentence
 
 def test_ddim_without_noise_is_refused_at_the_call(tmp_path: Path) -> None:
     pipe = pipelines.stable_diffusion(tmp_path, diffusers.DDIMScheduler(**DDIM))
-    with fs.accelerate(pipe), pytest.raises(ValueError, match="pass eta=1.0"):
+    with fs.accelerate(pipe), pytest.raises(ValueError, match=r"pass eta=1\.0"):
         pipe(**PROMPTS)
 
 
