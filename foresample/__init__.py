@@ -1,6 +1,6 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
-from foresample import targets
+from foresample import pretrained, targets
 from foresample.check import check
 from foresample.contracts import Before, Drafter, Memory, Path, Target
 from foresample.drafters import Frozen, Model, Replay
@@ -26,6 +26,7 @@ __all__ = [
     "Target",
     "accelerate",
     "check",
+    "pretrained",
     "restore",
     "sample",
     "sequential",

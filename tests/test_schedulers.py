@@ -80,8 +80,10 @@ def test_replaying_step_with_the_same_noise(name: str, config: dict, arguments: 
         ours_seen = chain.scale[k] * x
         torch.testing.assert_close(ours_seen.float(), seen, rtol=1e-5, atol=1e-6)
         output = output_of(seen)
-        theirs = scheduler.step(output, timestep, x, generator=torch.Generator().manual_seed(k), **arguments)
-        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(k))
+        torch.manual_seed(k)  # not every version of every scheduler takes a generator
+        theirs = scheduler.step(output, timestep, x, **arguments)
+        torch.manual_seed(k)
+        noise = torch.randn(x.shape)
         prediction = chain.denoise(x.double(), output.double(), step)
         mean = chain.mean(x.double(), prediction, step, previous)
         ours = mean + chain.std[k] * noise.double()
