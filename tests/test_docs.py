@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import foresample as fs
+from benchmarks.tables import filled
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -49,3 +50,10 @@ def test_links_and_pictures_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_figures_are_those_of_the_result_files(page: Path) -> None:
+    """`python -m benchmarks.tables` writes them."""
+    text = page.read_text()
+    assert filled(text) == text

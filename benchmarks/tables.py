@@ -1,0 +1,126 @@
+"""The figures in README and docs, made from the result files: `python -m benchmarks.tables` writes them.
+
+A page holds `<!-- figures: NAME -->` … `<!-- end -->`; what stands between is replaced. A test fails where a
+page says anything else than the results do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+
+
+def result(name: str) -> dict[str, Any]:
+    """One saved result."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def _row(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    (found,) = [row for row in rows if all(row[k] == v for k, v in wanted.items())]
+    return found
+
+
+def _speedup(row: dict[str, Any]) -> str:
+    return f"{row['speedup']:.2f} ± {row['speedup_error']:.2f}"
+
+
+def models() -> str:
+    """Trained models: the default against the best chain before it."""
+    lines = [
+        "| model | steps | default | nearest, per step | blocks, fresh noise | fewer calls than nearest |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, title in (("cifar10", "CIFAR-10"), ("fashion_mnist", "Fashion-MNIST")):
+        rows = result(f"{name}-calls-w50")["rows"]
+        for steps in (100, 250, 1000):
+            ours, nearest, blocks = (
+                _row(rows, steps=steps, method=method)
+                for method in (
+                    "default, x0 reused",
+                    "reflection, nearest, x0 reused",
+                    "block, parent, fresh noise, x0 reused",
+                )
+            )
+            ratio = ours["speedup"] / nearest["speedup"]
+            cells = (
+                title,
+                f"{steps}",
+                f"**{_speedup(ours)}**",
+                _speedup(nearest),
+                _speedup(blocks),
+                f"{ratio:.2f}×",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mixture() -> str:
+    """The closed-form benchmark."""
+    lines = [
+        "| chain | reused | window | default | nearest, per step | blocks, fresh noise |",
+        "|---|---|---|---|---|---|",
+    ]
+    cases = [("d500-T30", w, r) for r in ("v", "x0") for w in (5, 14)]
+    cases += [("d500-T300", 50, "v"), ("d500-T300", 50, "x0"), ("d64-T300", 50, "v")]
+    for chain, window, reuse in cases:
+        saved = result(f"mixture-{chain}-{reuse}")
+        settings = saved["settings"]
+        title = f"d = {settings['dim']}, ε = {settings['churn']:g}, {settings['steps']} steps"
+        ours, nearest, blocks = (
+            _row(saved["rows"], window=window, method=method)
+            for method in ("replay, block, secant", "reflection, nearest", "block, parent, fresh noise")
+        )
+        cells = (title, reuse, f"{window}", f"**{_speedup(ours)}**", _speedup(nearest), _speedup(blocks))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def quality() -> str:
+    """Are the pictures the same?"""
+    saved = result("fashion_mnist-quality")
+    groups: dict[str, list[float]] = {}
+    for row in saved["distances"]:
+        pair = " and ".join(sorted(name.split()[0] for name in (row["a"], row["b"])))
+        groups.setdefault(pair, []).append(row["distance"])
+    lines = ["| Fréchet distance between | values |", "|---|---|"]
+    for pair, values in groups.items():
+        lines.append(f"| {pair} | {', '.join(f'{v:.4f}' for v in values)} |")
+    agreement = saved["agreement"]
+    calls = [v for k, v in saved["calls"].items() if k.startswith("speculative")]
+    told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in agreement.items())
+    settings = saved["settings"]
+    lines += [
+        "",
+        f"{settings['count']} samples a run, {settings['steps']} steps, window {settings['window']}: "
+        f"{settings['steps']} calls a sample sequentially, {sum(calls) / len(calls):.1f} speculatively. "
+        f"Pictures in which the classifier sees the label asked for: {told}.",
+    ]
+    return "\n".join(lines)
+
+
+FIGURES: dict[str, Callable[[], str]] = {"models": models, "mixture": mixture, "quality": quality}
+
+
+def filled(text: str) -> str:
+    """A page with its figures as the results have them."""
+
+    def replace(match: re.Match[str]) -> str:
+        return f"<!-- figures: {match[1]} -->\n{FIGURES[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- figures: (\w+) -->\n.*?<!-- end -->", replace, text, flags=re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """README and docs."""
+    return sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(filled(page.read_text()))
