@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -272,7 +273,7 @@ def check_command(
         except (TypeError, ValueError, FloatingPointError) as error:
             bar.close()
             raise fail(str(error)) from None
-    print(result.to_json() if as_json else result)
+    print(json.dumps({**benches.provenance(), **json.loads(result.to_json())}, indent=2) if as_json else result)
     if not result.passed:
         raise typer.Exit(1)
 
