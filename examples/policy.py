@@ -34,7 +34,7 @@ def draw(policy: lasa.LasaPolicy, start: Tensor, plans: int, seed: int = 0) -> t
 
 def main(plans: int = 14) -> list[int]:
     policy = lasa.load()
-    start = torch.tensor([[0.89, 0.97]])  # where the demonstrations of the first shape begin
+    start = torch.tensor([[0.72, 0.66]])  # where the demonstrations of the first shape begin
     path, calls = draw(policy, start, plans)
     print(f"sequential   {sum(calls)} network calls for {plans} plans, the pen ends at {path[-1].tolist()}")
     with accelerate_policy(policy, window=16):

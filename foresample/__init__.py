@@ -5,6 +5,7 @@ from foresample.check import check
 from foresample.contracts import Before, Drafter, Memory, Path, Target
 from foresample.drafters import Frozen, Model, Replay
 from foresample.integrations.diffusers import accelerate, restore
+from foresample.integrations.policies import accelerate_policy, restore_policy
 from foresample.report import Report, Run
 from foresample.sequential import sequential
 from foresample.speculate import Commit, sample
@@ -25,9 +26,11 @@ __all__ = [
     "Run",
     "Target",
     "accelerate",
+    "accelerate_policy",
     "check",
     "pretrained",
     "restore",
+    "restore_policy",
     "sample",
     "sequential",
     "targets",

@@ -25,7 +25,7 @@ def test_the_examples_of_extending_run() -> None:
         "torch": torch,
         "fs": fs,
         "network": lambda x, time, labels: 0.1 * x + labels.view(-1, 1, 1, 1),
-        "labels": torch.zeros(64),
+        "labels": torch.zeros(1000),
         "alpha_bar": torch.linspace(0.01, 0.99, 12),
         "timesteps": torch.arange(12).flip(0),
         "target": None,

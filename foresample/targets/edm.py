@@ -1,0 +1,107 @@
+"""EDM's stochastic sampler (Karras et al. 2022, algorithm 2, Euler steps) around any denoiser model(x, σ).
+
+The sampler adds noise at level σ_k ("churn") and then steps down:
+
+    σ̂_k = σ_k (1 + γ_k)
+    x̂_k = x_k + s_noise √(σ̂_k² − σ_k²) z_k
+    x_{k+1} = x̂_k + (σ_{k+1} − σ̂_k) (x̂_k − D(x̂_k, σ̂_k))/σ̂_k,      σ_N = 0.
+
+From x_k to x_{k+1} the noise passes through the network, so that transition is not Gaussian. From x̂_k to
+x̂_{k+1} it is added last. The chain therefore runs on the churned states:
+
+    x̂_{k+1} = (σ_{k+1}/σ̂_k) x̂_k + (1 − σ_{k+1}/σ̂_k) D(x̂_k, σ̂_k) + std_k z,
+    std_k   = s_noise √(σ̂_{k+1}² − σ_{k+1}²),   0 for the last transition and where γ_{k+1} = 0.
+
+It starts at x̂_0 ~ N(0, (σ_0² + s_noise² (σ̂_0² − σ_0²)) I) and ends at x_N = D(x̂_{N−1}, σ̂_{N−1}). EDM's
+second-order (Heun) correction is left out: it calls the network again at a state that depends on the first
+call, two calls a step that cannot share a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foresample.targets.affine import AffineTarget, Denoiser, Grid, denoising_target
+
+
+def from_edm(
+    denoiser: Denoiser,
+    sigmas: Tensor | Sequence[float],
+    shape: Sequence[int],
+    *,
+    churn: float,
+    s_min: float = 0.0,
+    s_max: float = math.inf,
+    s_noise: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> AffineTarget:
+    """EDM's stochastic sampler with first-order steps, as a chain on the churned states.
+
+    A plain model(x, sigma) is wrapped as `lambda x, sigma, row: model(x, sigma)`, one that also takes classes
+    as `lambda x, sigma, row: model(x, sigma, labels[row])`. The prediction drafters reuse is what the model
+    returns, the denoised x0.
+
+    Args:
+        denoiser: denoiser(x, sigma, row) -> denoised x0: states [B, *shape], their noise levels [B] (of the
+            churned state) and sample indices [B].
+        sigmas: the schedule's noise levels, [N], falling; the final 0 may be given or left out.
+        shape: of one state.
+        churn: S_churn; a step's level is raised by γ = min(churn/N, √2 − 1).
+        s_min: levels below are not churned.
+        s_max: levels above are not churned.
+        s_noise: scales the noise added.
+        dtype: the chain's.
+        device: the chain's.
+    """
+    here = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
+    if here.ndim == 1 and len(here) > 1 and here[-1] == 0:
+        here = here[:-1]
+    if here.ndim != 1 or not (torch.isfinite(here) & (here > 0)).all() or not (here.diff() < 0).all():
+        raise ValueError("sigmas must fall strictly from noise to data, all positive but perhaps a final 0")
+    if not s_noise > 0:
+        raise ValueError(f"s_noise must be positive, not {s_noise}; EDM uses 1 to 1.007")
+    if not churn > 0:
+        raise ValueError(
+            f"churn must be positive, not {churn}: without it the sampler is an ODE and there is nothing to "
+            "speculate on; EDM uses 5 to 80"
+        )
+    gamma = min(churn / len(here), math.sqrt(2) - 1)
+    churned = torch.where((here >= s_min) & (here <= s_max), here * (1 + gamma), here)
+    added = s_noise * (churned**2 - here**2).sqrt()
+    if not (added[1:] > 0).any():
+        raise ValueError(
+            f"no level after the first lies within s_min={s_min:g} … s_max={s_max:g}, so no step adds noise; "
+            "widen that range"
+        )
+    zero = torch.zeros(1, dtype=torch.float64)
+    there = torch.cat([here[1:], zero])
+    return denoising_target(
+        denoiser,
+        Grid(torch.ones_like(here), churned, churned.to(dtype), flow=False),
+        shape=torch.Size(shape),
+        state_weight=there / churned,
+        x0_weight=1 - there / churned,
+        std=torch.cat([added[1:], zero]),
+        predicts="x0",
+        reuse="x0",
+        start_scale=math.hypot(here[0], added[0]),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def karras_sigmas(steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
+    """Noise levels from sigma_max down to sigma_min, even in σ^(1/ρ), [steps], float64; without the final 0."""
+    if not 0 < sigma_min < sigma_max or steps < 2 or not rho > 0:
+        raise ValueError(
+            f"cannot lay {steps} levels from sigma_max={sigma_max:g} to sigma_min={sigma_min:g} with "
+            f"rho={rho:g}: use at least 2 steps, 0 < sigma_min < sigma_max and rho > 0"
+        )
+    ramp = torch.linspace(0, 1, steps, dtype=torch.float64)
+    top, bottom = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
+    return (top + ramp * (bottom - top)) ** rho
