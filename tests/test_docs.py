@@ -31,7 +31,8 @@ def test_the_examples_of_extending_run() -> None:
         "target": None,
     }
     for code in blocks(ROOT / "docs" / "extending.md"):
-        exec(code.replace('device="cuda"', 'device="cpu"').replace("count=64", "count=4"), names)
+        code = code.replace('device="cuda"', 'device="cpu"').replace("count=64", "count=4")
+        exec(code.replace("fs.check(target, window=20)", "fs.check(target, window=5, samples=50)"), names)
     chain = names["OrnsteinUhlenbeck"]()
     result = fs.check(chain, window=5, drafter=names["Damped"](), samples=300)
     assert result.passed, str(result)
