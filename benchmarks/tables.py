@@ -104,7 +104,28 @@ def quality() -> str:
     return "\n".join(lines)
 
 
-FIGURES: dict[str, Callable[[], str]] = {"models": models, "mixture": mixture, "quality": quality}
+def policy() -> str:
+    """Closed-loop behaviour and latency of the robot policy."""
+    lines = [
+        "| policy | network calls a plan | distance to the nearest demonstration "
+        "| distance to the goal at the end | ms a plan, batch 1 (in the network) |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result("policy-lasa")["rows"]:
+        behaviour = (f"{row[k]['mean']:.4f} ± {row[k]['error']:.4f}" for k in ("distance", "to_goal"))
+        clock = row["batch_1"]
+        inside = "" if clock["network_ms"] is None else f" ({clock['network_ms']:.0f})"
+        cells = (row["policy"], f"{row['calls']:.1f}", *behaviour, f"{clock['ms']:.0f}{inside}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "models": models,
+    "mixture": mixture,
+    "quality": quality,
+    "policy": policy,
+}
 
 
 def filled(text: str) -> str:

@@ -144,6 +144,12 @@ def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
     """The target's prediction, checked: a wrong shape, a wrong dtype or a number that is none is named."""
     prediction = target.predict(x, step, row)
     _require_like(prediction, x, "target.predict(x, step, row)")
+    require_finite_predictions(prediction, x, step, row)
+    return prediction
+
+
+def require_finite_predictions(prediction: Tensor, x: Tensor, step: Tensor, row: Tensor) -> None:
+    """A prediction that is no number is named by its step and sample, and blamed on whom it came from."""
     finite = torch.isfinite(prediction.flatten(1)).all(1)
     if not finite.all():
         first = int((~finite).nonzero()[0])
@@ -155,7 +161,6 @@ def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         raise FloatingPointError(
             f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype"
         )
-    return prediction
 
 
 def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,32 @@ def test_image_to_image_starts_late(tmp_path: Path) -> None:
         assert pipe.foresample_report.steps == 12
         assert pipe.foresample_report.calls_mean < 12
     assert images.shape == pipe(**arguments, generator=generators(1)).images.shape
+
+
+def test_what_others_put_on_the_instances_is_put_back(tmp_path: Path) -> None:
+    """An offloading hook sits on the network's instance just as we do."""
+    pipe = pipelines.stable_diffusion(tmp_path)
+    forward, step, seen = pipe.unet.forward, pipe.scheduler.step, []
+
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return forward(*args, **kwargs)
+
+    pipe.unet.forward, pipe.scheduler.step = functools.wraps(forward)(hook), step
+    own = pipe.unet.forward
+    with fs.accelerate(pipe, window=5):
+        pipe(**PROMPTS, generator=generators(4))
+        assert seen
+    assert vars(pipe.unet)["forward"] is own
+    assert vars(pipe.scheduler)["step"] is step
+
+
+def test_a_network_that_returns_nan_is_named_by_step_and_image(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with torch.no_grad():
+        pipe.unet.conv_out.bias.fill_(torch.nan)
+    with fs.accelerate(pipe, window=5), pytest.raises(FloatingPointError, match="at step 0 of sample 0"):
+        pipe(**PROMPTS, generator=generators(4))
 
 
 def test_decoded_pictures(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, at_least_one, require_drafter
+from foresample.contracts import Drafter, at_least_one, require_drafter, require_finite_predictions
 from foresample.drafters import Replay
 from foresample.integrations import schedulers
 from foresample.integrations.schedulers import Chain, SchedulerTarget
@@ -35,6 +35,9 @@ from foresample.noise import seeds_of
 from foresample.report import Report, Tally
 from foresample.speculate import Call, Commit, Settings, all_rounds, begin, count_round, last_draftable
 from foresample.targets.affine import per_row
+
+_PATCHED = ("step", "set_timesteps", "scale_model_input")
+"""Methods of the scheduler's instance that are replaced."""
 
 
 def accelerate(
@@ -103,6 +106,12 @@ class Accelerated:
         self._timesteps_class = type(
             "SpeculativeTimesteps", (Tensor,), {"__iter__": lambda timesteps: self._turns(timesteps)}
         )
+        # What the instances had of their own before (an offloading hook, somebody's patch) is put back.
+        self._before = [
+            (owner, name, vars(owner)[name])
+            for owner, name in (*((self.scheduler, name) for name in _PATCHED), (network, "forward"))
+            if name in vars(owner)
+        ]
         self._install()
 
     def __enter__(self) -> Any:
@@ -132,8 +141,10 @@ class Accelerated:
     def _remove(self) -> None:
         self.pipe.__class__ = self._pipeline_class
         vars(self.network).pop("forward", None)
-        for name in ("step", "set_timesteps", "scale_model_input"):
+        for name in _PATCHED:
             vars(self.scheduler).pop(name, None)
+        for owner, name, value in self._before:
+            setattr(owner, name, value)
         if isinstance(getattr(self.scheduler, "timesteps", None), Tensor):
             self.scheduler.timesteps = self.scheduler.timesteps.as_subclass(Tensor)
         vars(self.pipe).pop("foresample_report", None)
@@ -241,8 +252,10 @@ class Session:
                 return self.call.x
         assert self.rounds is not None
         assert self.chain is not None
+        prediction = self.chain.denoise(self.call.x, output, self.call.step)
+        require_finite_predictions(prediction, self.call.x, self.call.step, self.call.row)
         try:
-            self.call = self.rounds.send(self.chain.denoise(self.call.x, output, self.call.step))
+            self.call = self.rounds.send(prediction)
         except StopIteration as end:
             self.done = True
             return end.value
@@ -281,9 +294,9 @@ class Session:
     def condition(self, arguments: dict[str, Any]) -> None:
         """Give each state of a network call its own timestep and its image's conditioning, in place."""
         received = arguments["timestep"]
-        value = float(received.flatten()[0]) if isinstance(received, Tensor) else float(received)
         if self.time_scale is None:  # some pipelines pass t / 1000
             assert self.first_time is not None
+            value = float(received.flatten()[0]) if isinstance(received, Tensor) else float(received)
             self.time_scale = value / self.first_time if self.first_time else 1.0
         if self.call is None or self.chain is None:
             return
@@ -399,7 +412,7 @@ def _select(value: Any, row: Tensor, batch: int) -> Any:
 def _require_supported(scheduler: Any) -> None:
     """Refuse a scheduler without an exact coupling at once, and not after a prompt has been encoded."""
     trial = copy.deepcopy(scheduler)
-    for name in ("step", "set_timesteps", "scale_model_input"):
+    for name in _PATCHED:
         vars(trial).pop(name, None)
     dynamic = {"mu": 1.0} if trial.config.get("use_dynamic_shifting", False) else {}
     trial.set_timesteps(4, **dynamic)
