@@ -4,11 +4,12 @@ from foresample import pretrained, targets
 from foresample.check import check
 from foresample.contracts import Before, Drafter, Memory, Path, Target
 from foresample.drafters import Frozen, Model, Replay
+from foresample.engine import Engine, Sample, sample, stream
 from foresample.integrations.diffusers import accelerate, restore
 from foresample.integrations.policies import accelerate_policy, restore_policy
 from foresample.report import Report, Run
 from foresample.sequential import sequential
-from foresample.speculate import Commit, sample
+from foresample.speculate import Commit
 from foresample.targets import GaussianMixture
 
 __version__ = "0.1.0"
@@ -16,6 +17,7 @@ __all__ = [
     "Before",
     "Commit",
     "Drafter",
+    "Engine",
     "Frozen",
     "GaussianMixture",
     "Memory",
@@ -24,6 +26,7 @@ __all__ = [
     "Replay",
     "Report",
     "Run",
+    "Sample",
     "Target",
     "accelerate",
     "accelerate_policy",
@@ -33,5 +36,6 @@ __all__ = [
     "restore_policy",
     "sample",
     "sequential",
+    "stream",
     "targets",
 ]

@@ -34,9 +34,10 @@ from foresample.contracts import (
     transition_mean,
 )
 from foresample.drafters import Replay
+from foresample.engine import sample
 from foresample.noise import START, normal, seeds_of
 from foresample.sequential import sequential
-from foresample.speculate import Commit, sample
+from foresample.speculate import Commit
 
 LEVEL = 1e-3
 _MIXES = 1e-4  # relative change of a prediction with its batch-mates that no arithmetic explains

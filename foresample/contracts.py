@@ -141,26 +141,46 @@ def start_states(target: Target, noise: Tensor) -> Tensor:
 
 
 def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-    """The target's prediction, checked: a wrong shape, a wrong dtype or a number that is none is named."""
+    """The target's prediction, its shape and dtype checked."""
     prediction = target.predict(x, step, row)
     _require_like(prediction, x, "target.predict(x, step, row)")
-    require_finite_predictions(prediction, x, step, row)
     return prediction
 
 
-def require_finite_predictions(prediction: Tensor, x: Tensor, step: Tensor, row: Tensor) -> None:
-    """A prediction that is no number is named by its step and sample, and blamed on whom it came from."""
-    finite = torch.isfinite(prediction.flatten(1)).all(1)
-    if not finite.all():
-        first = int((~finite).nonzero()[0])
-        where = f"at step {int(step[first])} of sample {int(row[first])}"
-        if not torch.isfinite(x[first]).all():
-            raise FloatingPointError(
-                f"the state {where} is NaN or infinite: look at target.mean and target.std"
-            )
-        raise FloatingPointError(
-            f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype"
+NO_FAULT = -1
+
+
+def note_fault(fault: Tensor, states: Tensor, predictions: Tensor, step: Tensor, needed: Tensor) -> Tensor:
+    """[R]: NO_FAULT as long as all numbers are numbers; then where the first was none.
+
+    States and predictions are [R, W, *shape], `step` and `needed` [R, W]. A fault is the step k if the network
+    returned it there, and −2 − k if the state was broken already. Nothing is read back from the device.
+    """
+    network, state = (~torch.isfinite(v.flatten(2)).all(2) & needed for v in (predictions, states))
+    broken = network | state
+    first = broken.int().argmax(1, keepdim=True)
+    code = torch.where(state, -2 - step, step).gather(1, first).squeeze(1)
+    return torch.where((fault == NO_FAULT) & broken.any(1), code, fault)
+
+
+def fault_error(fault: int, sample: int) -> FloatingPointError:
+    """What to say of a fault of this sample."""
+    if fault < NO_FAULT:
+        where = f"at step {-2 - fault} of sample {sample}"
+        return FloatingPointError(
+            f"the state {where} is NaN or infinite: look at target.mean, target.std and the drafter"
         )
+    where = f"at step {fault} of sample {sample}"
+    return FloatingPointError(
+        f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype"
+    )
+
+
+def raise_faults(fault: Tensor, sample: Tensor) -> None:
+    """Raise the first fault of these samples, if there is one."""
+    found = (fault != NO_FAULT).nonzero().flatten().tolist()
+    if found:
+        raise fault_error(int(fault[found[0]]), int(sample[found[0]]))
 
 
 def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor) -> Tensor:
@@ -176,13 +196,12 @@ def is_multistep(target: Target) -> bool:
     return getattr(target, "multistep", False)
 
 
-def require_finite(samples: Tensor) -> None:
+def require_finite(samples: Tensor, index: Tensor) -> None:
     """The last word: no sample that is not a number leaves a run."""
-    finite = torch.isfinite(samples.flatten(1)).all(1)
-    if not finite.all():
-        first = int((~finite).nonzero()[0])
+    broken = (~torch.isfinite(samples.flatten(1)).all(1)).nonzero().flatten().tolist()
+    if broken:
         raise FloatingPointError(
-            f"sample {first} ended as NaN or infinity: look at target.mean at the last steps"
+            f"sample {int(index[broken[0]])} ended as NaN or infinity: look at target.mean at the last steps"
         )
 
 

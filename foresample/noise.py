@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from foresample import kernels
 from foresample.contracts import seed_number
 
 START, STEP, TEST, SEED = range(4)
@@ -50,6 +51,10 @@ def normal(
     seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int = STEP, step: Tensor, draw: Tensor
 ) -> Tensor:
     """Standard normal states, [B, *shape]: row b is that of (seed[b], stream, step[b], draw[b])."""
+    if seed.is_cuda and kernels.available():
+        from foresample.kernels.noise import normal as fused
+
+        return fused(seed, shape, dtype, stream=stream, step=step, draw=draw)
     size = math.prod(shape)
     pair = torch.arange((size + 1) // 2, device=seed.device)
     words = _philox(

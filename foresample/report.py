@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from foresample.speculate import Commit
 
 
 @dataclass
@@ -35,6 +38,10 @@ class Report:
     """Mean calls of a sample, and its standard error."""
     evaluations_mean: float = math.nan
     speedup: float = math.nan
+    slots: int = 0
+    """Samples under way at a time, at most."""
+    occupancy: float = math.nan
+    """Rounds of samples over rounds of slots: 1 if no slot ever waited."""
     seconds: float = 0.0
     target_seconds: float = 0.0
     """Time inside the target's `predict`; on a GPU that is the time to launch it."""
@@ -59,7 +66,7 @@ class Report:
         lines = [
             ("method", self.method),
             ("samples × steps", f"{self.count} × {self.steps}"),
-            ("window", f"{self.window}"),
+            ("window, slots", f"{self.window}, {self.slots}"),
             ("calls a sample", f"{self.calls_mean:.2f} ± {self.calls_error:.2f}"),
             ("evaluations a sample", f"{self.evaluations_mean:.1f}"),
             ("speed-up in calls", f"{self.speedup:.2f} ± {self.speedup_error:.2f}"),
@@ -89,43 +96,45 @@ class Run:
 
 
 class Tally:
-    """Counts a run as it goes and closes it into a `Run`. Scalars only: O(count + N + window)."""
+    """Counts rounds as they go, on their own device and without reading back. Scalars only: O(N + window)."""
 
-    def __init__(self, report: Report, device: torch.device) -> None:
-        self.report = report
-        self.calls = torch.zeros(report.count, dtype=torch.int64, device=device)
-        self.evaluations = torch.zeros(report.count, dtype=torch.int64, device=device)
-        self._lengths = torch.zeros(report.window + 1, dtype=torch.int64, device=device)
-        self._drafted = torch.zeros((), dtype=torch.int64, device=device)
-        self._mismatch = torch.zeros(2, report.steps, dtype=torch.float64, device=device)
+    def __init__(self, window: int, steps: int, device: torch.device) -> None:
+        self.lengths = torch.zeros(window + 1, dtype=torch.int64, device=device)
+        """How many rounds kept 0, 1, … drafts."""
+        self.drafted = torch.zeros((), dtype=torch.int64, device=device)
+        self.mismatch = torch.zeros(2, steps, dtype=torch.float64, device=device)
+        """At each step, the sum of mismatches and their number."""
 
-    def round(self, sample: Tensor, evaluations: Tensor, drafted: Tensor, accepted: Tensor) -> None:
-        """One round of these samples."""
-        self.calls[sample] += 1
-        self.evaluations[sample] += evaluations
-        self._drafted += drafted.sum()
-        self._lengths += torch.bincount(accepted, minlength=len(self._lengths))
+    def clear(self) -> None:
+        """Forget everything."""
+        for counter in (self.lengths, self.drafted, self.mismatch):
+            counter.zero_()
 
-    def mismatches(self, step: Tensor, mismatch: Tensor) -> None:
-        """Mismatches measured at these steps."""
-        self._mismatch[0].index_add_(0, step, mismatch)
-        self._mismatch[1].index_add_(0, step, torch.ones_like(mismatch))
+    def count(self, commit: Commit) -> None:
+        """One round."""
+        active = commit.committed > 0
+        self.lengths.index_add_(0, (commit.committed - 1).clamp(min=0), active.long())
+        self.drafted += (active * commit.drafted).sum()
+        position = torch.arange(commit.mismatch.shape[1], device=active.device)
+        inside = (position < commit.drafted.unsqueeze(1)) & active.unsqueeze(1)
+        step = (commit.step.unsqueeze(1) + position).clamp(max=self.mismatch.shape[1] - 1).flatten()
+        self.mismatch[0].index_add_(0, step, torch.where(inside, commit.mismatch, 0.0).flatten().double())
+        self.mismatch[1].index_add_(0, step, inside.flatten().double())
 
-    def close(self, samples: Tensor, seconds: float, target_seconds: float) -> Run:
-        """The finished run."""
-        report, calls = self.report, self.calls.double()
-        report.rounds = int(self.calls.sum())
-        report.evaluations = int(self.evaluations.sum())
-        report.drafted = int(self._drafted)
-        report.accepted_lengths = self._lengths.tolist()
+    def close(self, report: Report, samples: Tensor, calls: Tensor, evaluations: Tensor) -> Run:
+        """The finished run: what was counted, and what each sample cost."""
+        report.rounds = int(calls.sum())
+        report.evaluations = int(evaluations.sum())
+        report.drafted = int(self.drafted)
+        report.accepted_lengths = self.lengths.tolist()
         report.accepted = sum(i * n for i, n in enumerate(report.accepted_lengths))
-        report.mismatch = (self._mismatch[0] / self._mismatch[1]).tolist()
-        report.calls_mean = float(calls.mean())
-        report.calls_error = float(calls.std() / math.sqrt(report.count)) if report.count > 1 else math.nan
+        report.mismatch = (self.mismatch[0] / self.mismatch[1]).tolist()
+        report.calls_mean = float(calls.double().mean())
+        if report.count > 1:
+            report.calls_error = float(calls.double().std() / math.sqrt(report.count))
         report.evaluations_mean = report.evaluations / report.count
         report.speedup = report.steps / report.calls_mean
-        report.seconds, report.target_seconds = seconds, target_seconds
-        return Run(samples, self.calls, self.evaluations, report)
+        return Run(samples, calls, evaluations, report)
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.noise import seeds_of
+from foresample.report import Tally
 from foresample.speculate import Settings, begin, last_draftable, one_round
 from foresample.targets import AffineTarget
 from tests.chains import CHAINS, Zero, constant_drift, flow, interrupted, worse
@@ -151,7 +152,8 @@ def test_memory_is_bounded_by_the_window() -> None:
     drafter = fs.Replay()
     rows = begin(target, drafter, 4, seeds_of(0, 3))
     for _ in range(3):
-        one = one_round(target, rows, Settings(drafter, 4, None, True, last_draftable(target.std)))
+        settings = Settings(drafter, 4, None, True, last_draftable(target.std))
+        one = one_round(target, rows, settings, Tally(4, 300, target.std.device))
         call = next(one)
         assert len(call.x) <= 3 * 5
         with pytest.raises(StopIteration) as end:

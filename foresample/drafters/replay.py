@@ -34,14 +34,14 @@ class Replay:
     secant: bool = True
 
     def begin(self, rows: int, window: int, like: Tensor) -> Memory:
-        path = like.new_zeros((rows, window + 1, *like.shape))
+        path = (rows, window + 1, *like.shape)
         memory = {
-            "predictions": path,
+            "predictions": like.new_zeros(path),
             "visited": torch.zeros(rows, dtype=torch.int64, device=like.device),
             "ready": torch.zeros(rows, dtype=torch.bool, device=like.device),
         }
         if self.secant:
-            memory["states"] = path
+            memory["states"] = like.new_zeros(path)
             memory["gain"] = like.new_zeros((rows, window + 1))
             memory["response"] = like.new_zeros(rows)
         return memory

@@ -27,13 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, at_least_one, require_drafter, require_finite_predictions
+from foresample.contracts import Drafter, at_least_one, require_drafter
 from foresample.drafters import Replay
+from foresample.engine import Finished, all_rounds
 from foresample.integrations import schedulers
 from foresample.integrations.schedulers import Chain, SchedulerTarget
 from foresample.noise import seeds_of
 from foresample.report import Report, Tally
-from foresample.speculate import Call, Commit, Settings, all_rounds, begin, count_round, last_draftable
+from foresample.speculate import Call, Commit, Settings, begin, last_draftable
 from foresample.targets.affine import per_row
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input")
@@ -206,10 +207,12 @@ class Session:
     ) -> None:
         self.handle, self.seeds, self.callback = handle, seeds, callback
         self.call: Call | None = None  # the states now in the loop's hands; None until the first answer
-        self.rounds: Generator[Call, Tensor, Tensor] | None = None
+        self.rounds: Generator[Call, Tensor, Finished] | None = None
         self.chain: Chain | None = None
         self.images = 0
         self.tally: Tally | None = None
+        self.report: Report | None = None
+        self.finished: Finished | None = None
         self.start, self.started = 0, 0.0
         self.first_time: float | None = None
         self.time_scale: float | None = None
@@ -237,11 +240,11 @@ class Session:
         with torch.no_grad():
             states = self._advance(output, sample, **kwargs)
         self.own_seconds += perf_counter() - started
-        if self.done and self.tally is not None:
-            seconds = perf_counter() - self.started
-            self.handle.pipe.foresample_report = self.tally.close(
-                states, seconds, seconds - self.own_seconds
-            ).report
+        if self.finished is not None and self.report is not None and self.tally is not None:
+            done, self.report.seconds = self.finished, perf_counter() - self.started
+            self.report.target_seconds = self.report.seconds - self.own_seconds
+            self.tally.close(self.report, states, done.calls, done.evaluations)
+            self.handle.pipe.foresample_report = self.report
         self.answered = True
         return states.to(sample.dtype)
 
@@ -253,12 +256,11 @@ class Session:
         assert self.rounds is not None
         assert self.chain is not None
         prediction = self.chain.denoise(self.call.x, output, self.call.step)
-        require_finite_predictions(prediction, self.call.x, self.call.step, self.call.row)
         try:
             self.call = self.rounds.send(prediction)
         except StopIteration as end:
-            self.done = True
-            return end.value
+            self.done, self.finished = True, end.value
+            return end.value.x
         return self.call.x
 
     def _begin(self, x: Tensor, eta: float = 0.0, use_clipped_model_output: bool = False, **_: Any) -> Call:
@@ -272,16 +274,11 @@ class Session:
             handle.drafter, handle.window, handle.block, handle.recycle, last_draftable(self.chain.std)
         )
         seeds = self.seeds(len(x)).to(x.device)
-        report = Report(f"{handle.drafter}", len(self.chain.std), len(x), handle.window)
-        tally, in_order = Tally(report, x.device), _InOrder(self, len(self.chain.std))
-
-        def watch(commit: Commit) -> None:
-            count_round(tally, commit)
-            in_order(commit)
-
-        self.tally, self.started = tally, perf_counter()
-        rows = begin(target, handle.drafter, handle.window, seeds, x.float())
-        self.rounds = all_rounds(target, rows, settings, watch)
+        steps = len(self.chain.std)
+        self.report = Report(f"{handle.drafter}", steps, len(x), handle.window, slots=len(x))
+        self.tally, self.started = Tally(handle.window, steps, x.device), perf_counter()
+        rows = begin(target, handle.drafter, handle.window, seeds, x=x.float())
+        self.rounds = all_rounds(target, rows, settings, self.tally, _InOrder(self, steps))
         return next(self.rounds)
 
     def scale(self, sample: Tensor) -> Tensor:

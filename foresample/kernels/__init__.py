@@ -1,0 +1,22 @@
+"""The round once more, in four kernels, for CUDA.
+
+Drafting a window is a linear recurrence per element; verification is two sums per transition and a few scalars.
+In plain PyTorch that is hundreds of small launches, more time than a small network takes. `kernels.round` does
+it in four, which agree with `speculate.one_round` to rounding (tests/test_kernels.py). They are written for the
+case that matters, affine targets with the default drafter and recycled noise; all others take the plain round.
+
+Nothing here is imported, and Triton is not needed, unless a CUDA device is at hand.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+
+@cache
+def available() -> bool:
+    """Whether kernels can be compiled here."""
+    return torch.cuda.is_available() and find_spec("triton") is not None

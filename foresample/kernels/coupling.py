@@ -1,0 +1,104 @@
+"""`foresample.coupling` as device functions, on vectors of one dimension, float64.
+
+The formulas and their reasons are there; the names are the same. The 16 nodes of a Gauss–Legendre integral are a
+second dimension, so that their 16 terms are taken at once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def normcdfinv(level):
+    return libdevice.normcdfinv(level)
+
+
+@triton.jit
+def normal_cdf(x):
+    return 0.5 * libdevice.erfc(x * -0.7071067811865476)
+
+
+@triton.jit
+def _density(x):
+    return tl.exp(-0.5 * x * x) * 0.3989422804014327
+
+
+@triton.jit
+def _mills(x):
+    return 1.2533141373155001 * libdevice.erfcx(x * 0.7071067811865476)
+
+
+@triton.jit
+def _mills_drop(x, width, nodes, weights):
+    v = x[:, None] + width[:, None] * nodes[None, :]
+    return width * tl.sum((1.0 - v * _mills(v)) * weights[None, :], 1)
+
+
+@triton.jit
+def _mills_difference(x, width, nodes, weights):
+    narrow = tl.minimum(width, 0.5)
+    return tl.where(width < 0.5, _mills_drop(x, narrow, nodes, weights), _mills(x) - _mills(x + width))
+
+
+@triton.jit
+def threshold(mismatch, log_p):
+    return 0.5 * mismatch + tl.where(log_p < 0, -log_p / mismatch, 0.0)
+
+
+@triton.jit
+def surplus(mismatch, log_p, nodes, weights):
+    t = threshold(mismatch, log_p)
+    near = tl.minimum(t, 40.0)
+    narrow = tl.minimum(mismatch, 0.5)
+    small = _density(near) * _mills_drop(near - narrow, narrow, nodes, weights)
+    large = tl.maximum(tl.exp(log_p) * normal_cdf(mismatch - t) - normal_cdf(-t), 0.0)
+    value = tl.where(mismatch < 0.5, small, large)
+    return tl.where(log_p < 0, value, libdevice.erf(mismatch * 0.35355339059327373))
+
+
+@triton.jit
+def acceptance(mismatch, log_p, nodes, weights):
+    s = surplus(mismatch, log_p, nodes, weights)
+    return tl.where(log_p < 0, s / (s - libdevice.expm1(log_p)), 1.0)
+
+
+@triton.jit
+def inside(level):
+    """Strictly within (0, 1). The bound is spelt out because a literal given to tl.minimum would be float32."""
+    below_one = tl.full(level.shape, 0.9999999999999999, tl.float64)
+    return tl.minimum(tl.maximum(level, 2.2250738585072014e-308), below_one)
+
+
+@triton.jit
+def tilted_cdf(s, mismatch, log_p, nodes, weights):
+    narrow = tl.minimum(mismatch, 0.5)
+    at = s[:, None] - narrow[:, None] * nodes[None, :]
+    small = narrow * tl.sum(_density(at) * weights[None, :], 1)
+    between = tl.where(mismatch < 0.5, small, normal_cdf(s) - normal_cdf(s - mismatch))
+    one_minus_p = -libdevice.expm1(log_p)
+    c = surplus(mismatch, log_p, nodes, weights) + one_minus_p
+    value = (between + one_minus_p * normal_cdf(s - mismatch)) / c
+    return inside(tl.where(c > 0, value, normal_cdf(s)))
+
+
+@triton.jit
+def residual(level, mismatch, log_p, nodes, weights):
+    t = threshold(mismatch, log_p)
+    mass = surplus(mismatch, log_p, nodes, weights)
+    a = t - mismatch
+    aim = tl.log(tl.maximum(level * mass, 2.2250738585072014e-308)) - log_p
+    y_right = tl.maximum(-libdevice.normcdfinv(inside(tl.exp(aim))) - a, 2.2250738585072014e-308)
+    y_near = 1.2 * tl.sqrt(2.0 * (1.0 - level) * mass / (_density(t) * mismatch))
+    near = (level > 0.75) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1.0)
+    y = tl.where(near, y_near, y_right)
+    for _ in range(8):
+        w = a + y
+        fall = libdevice.expm1(-mismatch * y)
+        bracket = _mills_difference(w, mismatch, nodes, weights) - _mills(w + mismatch) * fall
+        excess = tl.log(bracket) - 0.5 * w * w - 0.9189385332046727 - aim
+        step = y - excess * bracket / fall
+        y = tl.where((step > 0) & (step <= y_right), step, y)
+    return t + y

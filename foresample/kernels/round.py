@@ -1,0 +1,594 @@
+"""One round in four kernels: `speculate.one_round` for affine targets, `Replay()` and recycled noise.
+
+    draft     a program per row and part of the state walks the window: x ← a x + b·guess + std·z
+    measure   a program per row and position: all sums over the state that verification and learning need
+    decide    a program per row: every scalar, in float64
+    commit    a program per row, position and part of the state: noise, memory and state after the round
+
+Two things are done differently from the plain round, to the same effect. The difference of the means is taken as
+b·(prediction − guess), the states being the same; and the corrected state is the drafted one moved along it.
+Every sum is over one row alone in a fixed order, so a row does not depend on its batch-mates here either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foresample import noise as streams
+from foresample.contracts import NO_FAULT
+from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
+from foresample.kernels.noise import normals, unit
+from foresample.report import Tally
+from foresample.speculate import Call, Commit, Rows, Settings, call
+from foresample.targets.affine import AffineTarget
+
+_BLOCK = 256
+_GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _BROKEN = (tl.constexpr(i) for i in range(8))
+_SUMS = tl.constexpr(8)
+_STEP = tl.constexpr(streams.STEP)
+_TEST = tl.constexpr(streams.TEST)
+_NO_FAULT = tl.constexpr(NO_FAULT)
+
+
+@triton.jit
+def _draft(
+    # fmt: off
+    x,
+    previous,
+    noise,
+    step,
+    sample,
+    ready,
+    visited,
+    gain,
+    response,
+    old_states,
+    old_predictions,
+    std,
+    state_weight,
+    prediction_weight,
+    previous_weight,
+    last,
+    states,
+    guesses,
+    length,
+    at_step,
+    of_sample,
+    steps,
+    window,
+    size,
+    MULTISTEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    # fmt: on
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    element = part * BLOCK + tl.arange(0, BLOCK)
+    inside = element < size
+    width = window + 1
+    first = tl.minimum(tl.load(step + row), steps - 1)
+    if part == 0:
+        reach = tl.load(ready + row).to(tl.int64) * window
+        tl.store(length + row, tl.minimum(reach, tl.load(last + first) - first))
+
+    seen = tl.load(visited + row)
+    kappa = tl.load(response + row)
+    here = tl.load(x + row * size + element, mask=inside)
+    guess = tl.zeros_like(here)
+    innovation = tl.zeros_like(here)
+    before = tl.zeros_like(here)
+    if MULTISTEP:
+        before = tl.load(previous + row * size + element, mask=inside)
+    for j in range(0, width):
+        k = tl.minimum(first + j, steps - 1)
+        at = (row * width + j) * size + element
+        tl.store(states + at, here, mask=inside)
+        if part == 0:
+            tl.store(at_step + row * width + j, k)
+            tl.store(of_sample + row * width + j, tl.load(sample + row))
+        if j < window:
+            old = tl.load(old_states + at, mask=inside)
+            prediction = tl.load(old_predictions + at, mask=inside)
+            within = prediction + tl.load(gain + row * width + j) * (here - old)
+            beyond = guess + kappa * innovation
+            guess = tl.where((j == 0) | (j < seen), within, beyond)
+            tl.store(guesses + (row * window + j) * size + element, guess, mask=inside)
+            mean = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * guess
+            if MULTISTEP:
+                mean += tl.load(previous_weight + k) * before
+                before = guess
+            innovation = tl.load(std + k) * tl.load(noise + at, mask=inside)
+            here = mean + innovation
+
+
+@triton.jit
+def _difference(
+    predictions,
+    guesses,
+    row,
+    j,
+    k,
+    element,
+    inside,
+    prediction_weight,
+    previous_weight,
+    window,
+    size,
+    MULTISTEP,
+):
+    """Target mean − draft mean at position j of a row."""
+    at = (row * (window + 1) + j) * size + element
+    guessed = (row * window + j) * size + element
+    prediction = tl.load(predictions + at, mask=inside, other=0.0)
+    guess = tl.load(guesses + guessed, mask=inside, other=0.0)
+    difference = tl.load(prediction_weight + k) * (prediction - guess)
+    if MULTISTEP:
+        earlier = inside & (j > 0)
+        prediction = tl.load(predictions + at - size, mask=earlier, other=0.0)
+        guess = tl.load(guesses + guessed - size, mask=earlier, other=0.0)
+        difference += tl.load(previous_weight + k) * (prediction - guess)
+    return difference
+
+
+@triton.jit
+def _measure(
+    # fmt: off
+    states,
+    predictions,
+    guesses,
+    noise,
+    step,
+    length,
+    old_states,
+    old_predictions,
+    std,
+    prediction_weight,
+    previous_weight,
+    sums,
+    steps,
+    window,
+    size,
+    MULTISTEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    # fmt: on
+):
+    width = window + 1
+    row = (tl.program_id(0) // width).to(tl.int64)
+    j = tl.program_id(0) % width
+    drafted = tl.load(length + row)
+    if j > drafted:
+        return
+    k = tl.minimum(tl.load(step + row) + j, steps - 1)
+    scale = tl.load(std + k)
+    gap = tl.zeros([BLOCK], tl.float64)
+    dot = tl.zeros([BLOCK], tl.float64)
+    square = tl.zeros([BLOCK], tl.float64)
+    cross = tl.zeros([BLOCK], tl.float64)
+    norm = tl.zeros([BLOCK], tl.float64)
+    moved = tl.zeros([BLOCK], tl.float64)
+    spread = tl.zeros([BLOCK], tl.float64)
+    broken = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, size, BLOCK):
+        element = start + tl.arange(0, BLOCK)
+        inside = element < size
+        at = (row * width + j) * size + element
+        x = tl.load(states + at, mask=inside, other=0.0)
+        prediction = tl.load(predictions + at, mask=inside, other=0.0)
+        broken = tl.maximum(broken, tl.where(tl.abs(prediction) < float("inf"), 0, 1))
+        broken = tl.maximum(broken, tl.where(tl.abs(x) < float("inf"), 0, 2))
+        dx = (x - tl.load(old_states + at, mask=inside, other=0.0)).to(tl.float64)
+        dp = (prediction - tl.load(old_predictions + at, mask=inside, other=0.0)).to(tl.float64)
+        square += dx * dx
+        cross += dx * dp
+        norm += x.to(tl.float64) * x
+        if j < drafted:
+            difference = _difference(
+                predictions, guesses, row, j, k, element, inside,
+                prediction_weight, previous_weight, window, size, MULTISTEP,
+            ).to(tl.float64)  # fmt: skip
+            z = tl.load(noise + at, mask=inside, other=0.0).to(tl.float64)
+            gap += difference * difference
+            dot += difference * z
+            ahead = tl.load(predictions + at + size, mask=inside, other=0.0)
+            innovation = scale * z
+            moved += (ahead - prediction) * innovation
+            spread += innovation * innovation
+    out = sums + (row * width + j) * _SUMS
+    tl.store(out + _GAP, tl.sum(gap))
+    tl.store(out + _DOT, tl.sum(dot))
+    tl.store(out + _SQUARE, tl.sum(square))
+    tl.store(out + _CROSS, tl.sum(cross))
+    tl.store(out + _SIZE, tl.sum(norm))
+    tl.store(out + _MOVED, tl.sum(moved))
+    tl.store(out + _SPREAD, tl.sum(spread))
+    tl.store(out + _BROKEN, tl.max(broken, 0).to(tl.float64))
+
+
+@triton.jit
+def _coordinates(sums, std, first, i, drafted, steps):
+    """Gap between the means, mismatch, and the noise's coordinate, at positions i of a row (0 outside)."""
+    inside = (i >= 0) & (i < drafted)
+    gap = tl.sqrt(tl.load(sums + i * _SUMS + _GAP, mask=inside, other=0.0))
+    dot = tl.load(sums + i * _SUMS + _DOT, mask=inside, other=0.0)
+    scale = tl.load(std + tl.minimum(first + i, steps - 1), mask=inside, other=1.0).to(tl.float64)
+    return gap, gap / scale, tl.where(gap > 0, dot / gap, 0.0)
+
+
+@triton.jit
+def _then(slope_1, cap_1, slope_2, cap_2):
+    """p ← min(cap, p + slope), one after the other."""
+    return slope_1 + slope_2, tl.minimum(cap_2, cap_1 + slope_2)
+
+
+@triton.jit
+def _latest(known_1, value_1, known_2, value_2):
+    return tl.maximum(known_1, known_2), tl.where(known_2 > 0, value_2, value_1)
+
+
+@triton.jit
+def _decide(
+    # fmt: off
+    sums,
+    seed,
+    round,
+    evaluations,
+    step,
+    fault,
+    length,
+    visited,
+    gain,
+    std,
+    nodes,
+    weights,
+    accepted,
+    push,
+    mismatch_out,
+    round_out,
+    evaluations_out,
+    step_out,
+    fault_out,
+    visited_out,
+    gain_out,
+    response_out,
+    committed_out,
+    lengths,
+    drafted_total,
+    mismatch_total,
+    steps,
+    window,
+    block,
+    eps,
+    PADDED: tl.constexpr,
+    LANES: tl.constexpr,
+    # fmt: on
+):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, LANES)
+    width = window + 1
+    sums += row * width * _SUMS
+    u = tl.load(nodes + tl.arange(0, 16))
+    w = tl.load(weights + tl.arange(0, 16))
+    drafted = tl.load(length + row)
+    at = tl.load(step + row)
+    active = at < steps
+    first = tl.minimum(at, steps - 1)
+
+    # verify: the same lines as there
+    gap, mismatch, s = _coordinates(sums, std, first, i, drafted, steps)
+    _, mismatch_next, _ = _coordinates(sums, std, first, i + 1, drafted, steps)
+    _, mismatch_past, s_past = _coordinates(sums, std, first, i - 1, drafted, steps)
+    inside = i < drafted
+    past = mismatch_past * (s_past - 0.5 * mismatch_past)
+    slope = tl.where(i % block == 0, float("inf"), past)
+    _, before = tl.associative_scan((slope, tl.zeros([LANES], tl.float64)), 0, _then)
+    after = tl.minimum(before + mismatch * (s - 0.5 * mismatch), 0.0)
+    ends = (i % block == block - 1) | (i == drafted - 1)
+    h = tl.where(ends, tl.exp(after), acceptance(mismatch_next, after, u, w))
+    lane = i.to(tl.uint32)
+    key = tl.load(seed + row)
+    done = tl.load(round + row)
+    words = tl.philox(key, lane, lane * 0 + done.to(tl.uint32), lane * 0, lane * 0 + _TEST)
+    passed = inside & (unit(words[0], words[1]) < h)
+    which = i // block
+    failing = tl.min(tl.where(inside & ends & (passed == 0), which, LANES), 0)
+    kept = inside & ((which < failing) | ((which == failing) & passed))
+    keep = tl.max(tl.where(kept, i + 1, 0), 0)
+    examined = inside & (which == failing) & (i >= keep)
+    corrected = examined & (i == keep)
+    level = tilted_cdf(s, mismatch, before, u, w)
+
+    # the corrected coordinate, of one position
+    one = tl.zeros([1], tl.float64)
+    level_at = one + tl.sum(tl.where(corrected, level, 0.0), 0)
+    mismatch_at = one + tl.sum(tl.where(corrected, mismatch, 0.0), 0)
+    before_at = one + tl.sum(tl.where(corrected, before, 0.0), 0)
+    drawn = tl.sum(residual(level_at, mismatch_at, before_at, u, w), 0)
+    residual_s = tl.where(before < 0, drawn, mismatch - s)
+    shift = tl.where(examined, tl.where(corrected, residual_s, normcdfinv(level)) - s, 0.0)
+    tl.store(push + row * window + i, tl.where(gap > 0, shift / gap, 0.0), mask=i < window)
+    tl.store(mismatch_out + row * window + i, mismatch, mask=i < window)
+
+    # commit: all that is one number per row
+    committed = tl.where(active, keep + 1, 0)
+    one_more = active.to(tl.int64)
+    tl.store(accepted + row, keep)
+    tl.store(committed_out + row, committed)
+    tl.store(step_out + row, at + committed)
+    tl.store(round_out + row, done + one_more)
+    evaluated = width
+    if not PADDED:
+        evaluated = drafted + 1
+    tl.store(evaluations_out + row, tl.load(evaluations + row) + one_more * evaluated)
+    code = tl.load(sums + i * _SUMS + _BROKEN, mask=i <= drafted, other=0.0)
+    worst = tl.min(tl.where(code > 0, i, LANES), 0)
+    kind = tl.sum(tl.where(i == worst, code, 0.0), 0)
+    k = tl.minimum(first + worst, steps - 1)
+    known = tl.load(fault + row)
+    new = tl.where(kind > 1, -2 - k, k)
+    tl.store(fault_out + row, tl.where((known == _NO_FAULT) & (worst < LANES), new, known))
+
+    # learn: gains of this path, moved up to where the next window starts, and the response
+    seen = tl.load(visited + row)
+    square = tl.load(sums + i * _SUMS + _SQUARE, mask=i <= drafted, other=0.0)
+    norm = tl.load(sums + i * _SUMS + _SIZE, mask=i <= drafted, other=0.0)
+    cross = tl.load(sums + i * _SUMS + _CROSS, mask=i <= drafted, other=0.0)
+    telling = (square > eps * norm) & (i < seen)
+    slope = tl.where(telling, cross / tl.where(telling, square, 1.0), 0.0)
+    told, slope = tl.associative_scan((telling.to(tl.int32), slope), 0, _latest)
+    slope = tl.where(told > 0, slope, tl.load(gain + row * width + i, mask=i < width, other=0.0))
+    remaining = tl.maximum(drafted - keep, 0)
+    moved_up = i - (keep + 1)
+    tl.store(gain_out + row * width + moved_up, slope, mask=(moved_up >= 0) & (moved_up < remaining))
+    tl.store(gain_out + row * width + i, tl.zeros([LANES], tl.float64), mask=(i >= remaining) & (i < width))
+    tl.store(visited_out + row, remaining)
+    moved = tl.sum(tl.load(sums + i * _SUMS + _MOVED, mask=inside, other=0.0), 0)
+    spread = tl.sum(tl.load(sums + i * _SUMS + _SPREAD, mask=inside, other=0.0), 0)
+    tl.store(response_out + row, tl.where(spread > 0, moved / tl.where(spread > 0, spread, 1.0), 0.0))
+
+    # count
+    tl.atomic_add(lengths + keep, one_more)
+    tl.atomic_add(drafted_total, one_more * drafted)
+    measured = inside & active
+    tl.atomic_add(mismatch_total + first + i, mismatch, mask=measured)
+    tl.atomic_add(mismatch_total + steps + first + i, tl.full([LANES], 1.0, tl.float64), mask=measured)
+
+
+@triton.jit
+def _commit(
+    # fmt: off
+    states,
+    predictions,
+    guesses,
+    noise,
+    seed,
+    step,
+    length,
+    accepted,
+    committed,
+    push,
+    previous,
+    std,
+    state_weight,
+    prediction_weight,
+    previous_weight,
+    x_out,
+    previous_out,
+    noise_out,
+    states_out,
+    predictions_out,
+    steps,
+    window,
+    size,
+    MULTISTEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    # fmt: on
+):
+    width = window + 1
+    row = (tl.program_id(0) // width).to(tl.int64)
+    j = tl.program_id(0) % width
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < size
+    at = (row * width + j) * size + element
+    drafted = tl.load(length + row)
+    first = tl.load(step + row)
+    source = j + tl.load(committed + row)
+
+    # noise: what is left of the window's, moved along the line where it was examined; then the stream's next
+    if source < width:
+        z = tl.load(noise + (row * width + source) * size + element, mask=inside)
+        if source < drafted:
+            k = tl.minimum(first + source, steps - 1)
+            shift = tl.load(push + row * window + source).to(z.dtype)
+            difference = _difference(
+                predictions, guesses, row, source, k, element, inside,
+                prediction_weight, previous_weight, window, size, MULTISTEP,
+            )  # fmt: skip
+            z += shift * difference
+        tl.store(noise_out + at, z, mask=inside)
+    else:
+        fresh = normals(tl.load(seed + row), size, element, first + source, first * 0, _STEP)
+        tl.store(noise_out + at, fresh, mask=inside)
+
+    # memory: the path, moved up; beyond its end, the last one
+    keep = tl.load(accepted + row)
+    seen = (row * width + tl.minimum(j + keep + 1, drafted)) * size + element
+    tl.store(states_out + at, tl.load(states + seen, mask=inside), mask=inside)
+    tl.store(predictions_out + at, tl.load(predictions + seen, mask=inside), mask=inside)
+
+    if j == 0:
+        k = tl.minimum(first + keep, steps - 1)
+        last = (row * width + keep) * size + element
+        prediction = tl.load(predictions + last, mask=inside)
+        scale = tl.load(std + k)
+        if keep == drafted:
+            here = tl.load(states + last, mask=inside)
+            x = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * prediction
+            if MULTISTEP:
+                if keep > 0:
+                    before = tl.load(predictions + last - size, mask=inside)
+                else:
+                    before = tl.load(previous + row * size + element, mask=inside)
+                x += tl.load(previous_weight + k) * before
+            x += scale * tl.load(noise + last, mask=inside)
+        else:
+            difference = _difference(
+                predictions, guesses, row, keep, k, element, inside,
+                prediction_weight, previous_weight, window, size, MULTISTEP,
+            )  # fmt: skip
+            shift = tl.load(push + row * window + keep).to(scale.dtype)
+            x = tl.load(states + last + size, mask=inside) + scale * shift * difference
+        tl.store(x_out + row * size + element, x, mask=inside)
+        tl.store(previous_out + row * size + element, prediction, mask=inside)
+
+
+def one_round(
+    target: AffineTarget, rows: Rows, settings: Settings, tally: Tally
+) -> Generator[Call, Tensor, tuple[Rows, Commit]]:
+    """See `speculate.one_round`."""
+    count, width, steps = len(rows.x), settings.window + 1, len(target.std)
+    window, size = settings.window, math.prod(target.shape)
+    parts = triton.cdiv(size, _BLOCK)
+    memory = rows.memory
+    std, state_weight, *weights = _coefficients(target)
+    shared = {"steps": steps, "window": window, "size": size, "MULTISTEP": target.multistep, "BLOCK": _BLOCK}
+
+    states = torch.empty_like(rows.noise)
+    guesses = rows.x.new_empty((count, window, *target.shape))
+    length = torch.empty_like(rows.step)
+    at_step, of_sample = (rows.step.new_empty((count, width)) for _ in range(2))
+    _draft[(count, parts)](
+        rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["visited"],
+        memory["gain"], memory["response"], memory["states"], memory["predictions"],
+        std, state_weight, *weights, settings.last,
+        states, guesses, length, at_step, of_sample, **shared,
+    )  # fmt: skip
+
+    needed = None if settings.padded else torch.arange(width, device=length.device) <= length.unsqueeze(1)
+    predictions = (yield from call(states, at_step, of_sample, needed)).contiguous()
+
+    sums = torch.empty((count, width, _SUMS.value), dtype=torch.float64, device=states.device)
+    _measure[(count * width,)](
+        states, predictions, guesses, rows.noise, rows.step, length, memory["states"], memory["predictions"],
+        std, *weights, sums, **shared,
+    )  # fmt: skip
+
+    accepted, committed, round_, evaluations, step, fault, visited = (
+        torch.empty_like(length) for _ in range(7)
+    )
+    push, mismatch = (sums.new_empty((count, window)) for _ in range(2))
+    gain, response = torch.empty_like(memory["gain"]), torch.empty_like(memory["response"])
+    _decide[(count,)](
+        sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
+        memory["gain"], std, *_quadrature(states.device),
+        accepted, push, mismatch, round_, evaluations, step, fault, visited, gain, response, committed,
+        tally.lengths, tally.drafted, tally.mismatch,
+        steps, window, settings.block or window, torch.finfo(states.dtype).eps,
+        PADDED=settings.padded, LANES=triton.next_power_of_2(width),
+    )  # fmt: skip
+
+    x, previous = torch.empty_like(rows.x), torch.empty_like(rows.x)
+    noise, old_states, old_predictions = (torch.empty_like(rows.noise) for _ in range(3))
+    _commit[(count * width, parts)](
+        states, predictions, guesses, rows.noise, rows.seed, rows.step, length, accepted, committed, push,
+        rows.previous, std, state_weight, *weights,
+        x, previous, noise, old_states, old_predictions, **shared,
+    )  # fmt: skip
+
+    learnt = {
+        "predictions": old_predictions,
+        "states": old_states,
+        "gain": gain,
+        "response": response,
+        "visited": visited,
+        "ready": torch.ones_like(memory["ready"]),
+    }
+    rows_after = replace(
+        rows,
+        round=round_,
+        evaluations=evaluations,
+        step=step,
+        fault=fault,
+        x=x,
+        previous=previous,
+        noise=noise,
+        memory=learnt,
+    )
+    return rows_after, Commit(rows.sample, rows.step, committed, states, x, mismatch, length)
+
+
+@triton.jit
+def _transition(
+    # fmt: off
+    x,
+    prediction,
+    previous,
+    seed,
+    step,
+    fault,
+    std,
+    state_weight,
+    prediction_weight,
+    previous_weight,
+    steps,
+    size,
+    MULTISTEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    # fmt: on
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    element = part * BLOCK + tl.arange(0, BLOCK)
+    inside = element < size
+    at = row * size + element
+    k = tl.minimum(tl.load(step + row), steps - 1)
+    here = tl.load(x + at, mask=inside, other=0.0)
+    p = tl.load(prediction + at, mask=inside, other=0.0)
+    mean = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * p
+    if MULTISTEP:
+        mean += tl.load(previous_weight + k) * tl.load(previous + at, mask=inside, other=0.0)
+    z = normals(tl.load(seed + row), size, element, k, k * 0, _STEP).to(here.dtype)
+    tl.store(x + at, mean + tl.load(std + k) * z, mask=inside)
+    tl.store(previous + at, p, mask=inside)
+    bad_output = tl.max(tl.where(tl.abs(p) < float("inf"), 0, 1), 0)
+    bad_state = tl.max(tl.where(tl.abs(here) < float("inf"), 0, 1), 0)
+    if bad_output + bad_state > 0:
+        tl.atomic_cas(fault + row, tl.full([], _NO_FAULT, tl.int64), tl.where(bad_state > 0, -2 - k, k))
+
+
+def transition(
+    target: AffineTarget,
+    x: Tensor,
+    prediction: Tensor,
+    previous: Tensor,
+    seed: Tensor,
+    step: Tensor,
+    fault: Tensor,
+) -> None:
+    """One step of the sequential sampler, in place; `step` itself is not moved on."""
+    size = math.prod(target.shape)
+    _transition[(len(x), triton.cdiv(size, _BLOCK))](
+        x, prediction.contiguous(), previous, seed, step, fault, *_coefficients(target), len(target.std), size,
+        MULTISTEP=target.multistep, BLOCK=_BLOCK,
+    )  # fmt: skip
+
+
+def _coefficients(target: AffineTarget) -> tuple[Tensor, ...]:
+    """std, then the weights of state, prediction and previous prediction (any tensor where there is none)."""
+    previous = target.prediction_weight if target.previous_weight is None else target.previous_weight
+    return tuple(v.contiguous() for v in (target.std, target.state_weight, target.prediction_weight, previous))
+
+
+@cache
+def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of 16-point Gauss–Legendre on [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    return tuple(torch.from_numpy(v).to(device) for v in ((nodes + 1) / 2, weights / 2))
