@@ -230,7 +230,7 @@ def begin(
         x = start_states(target, unit)
     position = torch.arange(window + 1, device=seed.device).expand(len(seed), -1)
     noise = _stream(seed, position, target.shape, x.dtype)
-    memory = drafter.begin(len(seed), window, x[0])
+    x, memory = x.contiguous(), drafter.begin(len(seed), window, x[0])
     return Rows(sample, seed, zero, zero, zero, zero + NO_FAULT, x, torch.zeros_like(x), noise, memory)
 
 

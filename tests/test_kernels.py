@@ -1,4 +1,4 @@
-"""The fused round against the plain one, on a GPU. Run by hand: `pytest -m gpu`; results are kept in benchmarks."""
+"""The fused round against the plain one, on a GPU. Run by hand: `pytest -m gpu`."""
 
 from __future__ import annotations
 

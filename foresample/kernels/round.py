@@ -39,36 +39,12 @@ _TEST = tl.constexpr(streams.TEST)
 _NO_FAULT = tl.constexpr(NO_FAULT)
 
 
+# fmt: off
 @triton.jit
 def _draft(
-    # fmt: off
-    x,
-    previous,
-    noise,
-    step,
-    sample,
-    ready,
-    visited,
-    gain,
-    response,
-    old_states,
-    old_predictions,
-    std,
-    state_weight,
-    prediction_weight,
-    previous_weight,
-    last,
-    states,
-    guesses,
-    length,
-    at_step,
-    of_sample,
-    steps,
-    window,
-    size,
-    MULTISTEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    # fmt: on
+    x, previous, noise, step, sample, ready, visited, gain, response, old_states, old_predictions, std,
+    state_weight, prediction_weight, previous_weight, last, states, guesses, length, at_step, of_sample,
+    steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -112,17 +88,7 @@ def _draft(
 
 @triton.jit
 def _difference(
-    predictions,
-    guesses,
-    row,
-    j,
-    k,
-    element,
-    inside,
-    prediction_weight,
-    previous_weight,
-    window,
-    size,
+    predictions, guesses, row, j, k, element, inside, prediction_weight, previous_weight, window, size,
     MULTISTEP,
 ):
     """Target mean − draft mean at position j of a row."""
@@ -141,25 +107,8 @@ def _difference(
 
 @triton.jit
 def _measure(
-    # fmt: off
-    states,
-    predictions,
-    guesses,
-    noise,
-    step,
-    length,
-    old_states,
-    old_predictions,
-    std,
-    prediction_weight,
-    previous_weight,
-    sums,
-    steps,
-    window,
-    size,
-    MULTISTEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    # fmt: on
+    states, predictions, guesses, noise, step, length, old_states, old_predictions, std, prediction_weight,
+    previous_weight, sums, steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     width = window + 1
     row = (tl.program_id(0) // width).to(tl.int64)
@@ -194,7 +143,7 @@ def _measure(
             difference = _difference(
                 predictions, guesses, row, j, k, element, inside,
                 prediction_weight, previous_weight, window, size, MULTISTEP,
-            ).to(tl.float64)  # fmt: skip
+            ).to(tl.float64)
             z = tl.load(noise + at, mask=inside, other=0.0).to(tl.float64)
             gap += difference * difference
             dot += difference * z
@@ -236,40 +185,10 @@ def _latest(known_1, value_1, known_2, value_2):
 
 @triton.jit
 def _decide(
-    # fmt: off
-    sums,
-    seed,
-    round,
-    evaluations,
-    step,
-    fault,
-    length,
-    visited,
-    gain,
-    std,
-    nodes,
-    weights,
-    accepted,
-    push,
-    mismatch_out,
-    round_out,
-    evaluations_out,
-    step_out,
-    fault_out,
-    visited_out,
-    gain_out,
-    response_out,
-    committed_out,
-    lengths,
-    drafted_total,
-    mismatch_total,
-    steps,
-    window,
-    block,
-    eps,
-    PADDED: tl.constexpr,
+    sums, seed, round, evaluations, step, fault, length, visited, gain, std, nodes, weights, accepted, push,
+    mismatch_out, round_out, evaluations_out, step_out, fault_out, visited_out, gain_out, response_out,
+    committed_out, lengths, drafted_total, mismatch_total, steps, window, block, eps, PADDED: tl.constexpr,
     LANES: tl.constexpr,
-    # fmt: on
 ):
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, LANES)
@@ -364,33 +283,9 @@ def _decide(
 
 @triton.jit
 def _commit(
-    # fmt: off
-    states,
-    predictions,
-    guesses,
-    noise,
-    seed,
-    step,
-    length,
-    accepted,
-    committed,
-    push,
-    previous,
-    std,
-    state_weight,
-    prediction_weight,
-    previous_weight,
-    x_out,
-    previous_out,
-    noise_out,
-    states_out,
-    predictions_out,
-    steps,
-    window,
-    size,
-    MULTISTEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    # fmt: on
+    states, predictions, guesses, noise, seed, step, length, accepted, committed, push, previous, std,
+    state_weight, prediction_weight, previous_weight, x_out, previous_out, noise_out, states_out,
+    predictions_out, steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     width = window + 1
     row = (tl.program_id(0) // width).to(tl.int64)
@@ -411,7 +306,7 @@ def _commit(
             difference = _difference(
                 predictions, guesses, row, source, k, element, inside,
                 prediction_weight, previous_weight, window, size, MULTISTEP,
-            )  # fmt: skip
+            )
             z += shift * difference
         tl.store(noise_out + at, z, mask=inside)
     else:
@@ -443,7 +338,7 @@ def _commit(
             difference = _difference(
                 predictions, guesses, row, keep, k, element, inside,
                 prediction_weight, previous_weight, window, size, MULTISTEP,
-            )  # fmt: skip
+            )
             shift = tl.load(push + row * window + keep).to(scale.dtype)
             x = tl.load(states + last + size, mask=inside) + scale * shift * difference
         tl.store(x_out + row * size + element, x, mask=inside)
@@ -470,7 +365,7 @@ def one_round(
         memory["gain"], memory["response"], memory["states"], memory["predictions"],
         std, state_weight, *weights, settings.last,
         states, guesses, length, at_step, of_sample, **shared,
-    )  # fmt: skip
+    )
 
     needed = None if settings.padded else torch.arange(width, device=length.device) <= length.unsqueeze(1)
     predictions = (yield from call(states, at_step, of_sample, needed)).contiguous()
@@ -479,7 +374,7 @@ def one_round(
     _measure[(count * width,)](
         states, predictions, guesses, rows.noise, rows.step, length, memory["states"], memory["predictions"],
         std, *weights, sums, **shared,
-    )  # fmt: skip
+    )
 
     accepted, committed, round_, evaluations, step, fault, visited = (
         torch.empty_like(length) for _ in range(7)
@@ -493,7 +388,7 @@ def one_round(
         tally.lengths, tally.drafted, tally.mismatch,
         steps, window, settings.block or window, torch.finfo(states.dtype).eps,
         PADDED=settings.padded, LANES=triton.next_power_of_2(width),
-    )  # fmt: skip
+    )
 
     x, previous = torch.empty_like(rows.x), torch.empty_like(rows.x)
     noise, old_states, old_predictions = (torch.empty_like(rows.noise) for _ in range(3))
@@ -501,7 +396,7 @@ def one_round(
         states, predictions, guesses, rows.noise, rows.seed, rows.step, length, accepted, committed, push,
         rows.previous, std, state_weight, *weights,
         x, previous, noise, old_states, old_predictions, **shared,
-    )  # fmt: skip
+    )
 
     learnt = {
         "predictions": old_predictions,
@@ -527,22 +422,8 @@ def one_round(
 
 @triton.jit
 def _transition(
-    # fmt: off
-    x,
-    prediction,
-    previous,
-    seed,
-    step,
-    fault,
-    std,
-    state_weight,
-    prediction_weight,
-    previous_weight,
-    steps,
-    size,
-    MULTISTEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    # fmt: on
+    x, prediction, previous, seed, step, fault, std, state_weight, prediction_weight, previous_weight,
+    steps, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -578,7 +459,7 @@ def transition(
     _transition[(len(x), triton.cdiv(size, _BLOCK))](
         x, prediction.contiguous(), previous, seed, step, fault, *_coefficients(target), len(target.std), size,
         MULTISTEP=target.multistep, BLOCK=_BLOCK,
-    )  # fmt: skip
+    )
 
 
 def _coefficients(target: AffineTarget) -> tuple[Tensor, ...]:
@@ -591,4 +472,4 @@ def _coefficients(target: AffineTarget) -> tuple[Tensor, ...]:
 def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights of 16-point Gauss–Legendre on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(16)
-    return tuple(torch.from_numpy(v).to(device) for v in ((nodes + 1) / 2, weights / 2))
+    return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)
