@@ -52,19 +52,19 @@ def calls(
     name: Annotated[str | None, typer.Option(help="Of the result file; the model folder's by default.")] = None,
 ) -> None:
     """Speed-up in calls for chains of several lengths, methods side by side from the same seeds."""
-    source = pretrained.load(model, device)
+    source = pretrained.load(model, device, torch.bfloat16 if half else torch.float32)
     rows: list[dict[str, Any]] = []
     name = name or f"{model.resolve().name}-calls-w{window}{'-bf16' if half else ''}"
     settings = {"model": model.name, "window": window, "count": count, "seed": seed, "half": half}
     for length in steps:
         for method, (reuse, arguments) in METHODS.items():
-            target = source.target(length, reuse=reuse, half=half)
+            target = source.target(length, reuse=reuse)
             run = fs.sample(target, count, window=window, seed=seed, **arguments)
             rows.append({"steps": length, **asdict(Row.of(method, window, run))})
             print(
                 "{steps:5d}  {method:40s} {speedup:6.2f} ± {speedup_error:.2f}".format(**rows[-1]), flush=True
             )
-            _save(out / f"{name}.json", settings, rows=rows)
+            save(out / f"{name}.json", settings, rows=rows)
 
 
 @app.command()
@@ -85,8 +85,8 @@ def quality(
 ) -> None:
     """Fréchet distances in the classifier's features: sequential, speculative and real pictures."""
     judge = load_classifier(classifier, device)
-    source = pretrained.load(model, device)
-    target = source.target(steps, half=half)
+    source = pretrained.load(model, device, torch.bfloat16 if half else torch.float32)
+    target = source.target(steps)
     images, _ = recipes.data.load("fashion-mnist", data, train=False)
     features = {"real": _features(judge, images.to(device).float() / 127.5 - 1)}
     agreement, costs = {}, {}
@@ -119,7 +119,7 @@ def quality(
         print(f"{row['a']:>14s}  {row['b']:14s} {row['distance']:.4f}")
     print("agreement", agreement, "calls", costs)
     path = out / f"{model.resolve().name}-quality.json"
-    _save(path, settings, distances=distances, agreement=agreement, calls=costs)
+    save(path, settings, distances=distances, agreement=agreement, calls=costs)
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
     return float((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross)
 
 
-def _save(path: Path, settings: dict[str, Any], **results: Any) -> None:
+def save(path: Path, settings: dict[str, Any], **results: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**provenance(), "settings": settings, **results}, indent=2) + "\n")
 

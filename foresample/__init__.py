@@ -4,13 +4,15 @@ from foresample import pretrained, targets
 from foresample.check import check
 from foresample.contracts import Before, Drafter, Memory, Path, Target
 from foresample.drafters import Frozen, Model, Replay
-from foresample.engine import Engine, Sample, sample, stream
+from foresample.engine import Engine, Sample
 from foresample.integrations.diffusers import accelerate, restore
 from foresample.integrations.policies import accelerate_policy, restore_policy
 from foresample.report import Report, Run
+from foresample.sampling import sample, stream
 from foresample.sequential import sequential
 from foresample.speculate import Commit
 from foresample.targets import GaussianMixture
+from foresample.tune import Tuning, tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Run",
     "Sample",
     "Target",
+    "Tuning",
     "accelerate",
     "accelerate_policy",
     "check",
@@ -38,4 +41,5 @@ __all__ = [
     "sequential",
     "stream",
     "targets",
+    "tune",
 ]

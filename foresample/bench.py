@@ -17,8 +17,8 @@ import torch
 from foresample import __version__
 from foresample.contracts import Target
 from foresample.drafters import Frozen, Replay
-from foresample.engine import sample
 from foresample.report import Run
+from foresample.sampling import sample
 
 METHODS: dict[str, dict[str, Any]] = {
     "reflection, head": {"drafter": Frozen("head"), "block": 1},

@@ -34,8 +34,8 @@ from foresample.contracts import (
     transition_mean,
 )
 from foresample.drafters import Replay
-from foresample.engine import sample
 from foresample.noise import START, normal, seeds_of
+from foresample.sampling import sample
 from foresample.sequential import sequential
 from foresample.speculate import Commit
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from foresample.bench import provenance
-from foresample.engine import sample
 from foresample.noise import seeds_of
 from foresample.pictures import History, grid, run_picture, side_by_side
 from foresample.pretrained import Pretrained
 from foresample.report import Report, Run
+from foresample.sampling import sample
 from foresample.sequential import sequential
 from foresample.speculate import Commit
 from foresample.targets import AffineTarget, Kind

@@ -8,7 +8,7 @@ there are, on the order, or on who sits in the slot beside.
 Two ways to keep slots, for two kinds of machine:
 
     loose    on a CPU: rows come and go, a call evaluates just the states needed, every round is looked at
-    fixed    on a GPU: rows stay where they are and every call has the same shape, so that nothing inside a round
+    fixed    on a GPU: rows stay where they are and every call has the same shape, so that nothing in a round
              waits for the host and a round can be replayed as a CUDA graph. A round commits at most window + 1
              transitions, so the host knows how many rounds are certain to be needed before any sample can be
              done. It queues that many, and only then looks.
@@ -269,24 +269,20 @@ class Engine:
             if done is not None:
                 yield done
 
-    def stream(self, count: int | None = None, **seeds: object) -> Iterator[Sample]:
-        """Samples one by one as they are done, in no particular order. Arguments as for `foresample.sample`."""
-        key = resolve_seeds(count, **seeds)  # type: ignore[arg-type]
-        return self._stream(key)
-
-    def _stream(self, key: Tensor) -> Iterator[Sample]:
-        for done in self.finished(key):
+    def stream(self, seeds: Tensor) -> Iterator[Sample]:
+        """Samples one by one as they are done, in no particular order."""
+        for done in self.finished(seeds):
             raise_faults(done.fault, done.index)
             require_finite(done.x, done.index)
             costs = torch.stack([done.index, done.calls, done.evaluations], 1).tolist()
             for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
-                yield Sample(index, int(key[index]), x, calls, evaluations)
+                yield Sample(index, int(seeds[index]), x, calls, evaluations)
 
-    def sample(self, key: Tensor, observe: Observer | None = None) -> Run:
+    def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
         """All samples of these seeds, in order, and what they cost."""
         started, self.timed.seconds = perf_counter(), 0.0
         parts = []
-        for done in self.finished(key, observe):
+        for done in self.finished(seeds, observe):
             raise_faults(done.fault, done.index)
             parts.append(done)
         index, x, calls, evaluations = (
@@ -296,7 +292,7 @@ class Engine:
         order = index.argsort()
         samples = x[order]
         require_finite(samples, index[order])
-        report = Report(self.method, self.steps, len(key), self.window, slots=self.slots.capacity)
+        report = Report(self.method, self.steps, len(seeds), self.window, slots=self.slots.capacity)
         run = self.tally.close(report, samples, calls[order], evaluations[order])
         report.occupancy = report.rounds / (self.slots.capacity * self.slots.rounds)
         report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
@@ -353,72 +349,6 @@ def all_rounds(
     everything = slots[0].map(lambda *parts: torch.cat(parts), *slots[1:])
     order = everything.sample.argsort()
     return Finished.of(everything.map(lambda v: v[order]))
-
-
-def sample(
-    target: Target,
-    count: int | None = None,
-    *,
-    window: int,
-    seed: int = 0,
-    seeds: Sequence[int] | Tensor | None = None,
-    slots: int | None = None,
-    drafter: Drafter | None = None,
-    block: int | None = None,
-    recycle: bool = True,
-    graph: bool = False,
-    observe: Observer | None = None,
-) -> Run:
-    """Draw samples whose law is exactly that of `sequential`, with far fewer sequential calls.
-
-    A sample depends on its seed and the settings, not on its batch-mates.
-
-    Args:
-        target: the chain to sample.
-        count: number of samples; may be left out when `seeds` are given.
-        window: transitions drafted in a round, L; a call evaluates at most L + 1 states of each sample.
-        seed: the run's seed, from which each sample's is derived.
-        seeds: one seed per sample instead.
-        slots: samples under way at a time; all by default.
-        drafter: where guesses come from; `Replay()` by default.
-        block: transitions verified as one block; the whole window by default. 1 is the per-step test.
-        recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
-        graph: replay rounds as one CUDA graph; see `Engine`, which also keeps it for the next run.
-        observe: called after every round with what it committed.
-    """
-    require_target(target)
-    key = resolve_seeds(count, seed, seeds)
-    engine = Engine(
-        target,
-        window=window,
-        slots=len(key) if slots is None else slots,
-        drafter=drafter,
-        block=block,
-        recycle=recycle,
-        graph=graph,
-    )
-    return engine.sample(key, observe)
-
-
-def stream(
-    target: Target,
-    count: int | None = None,
-    *,
-    window: int,
-    slots: int,
-    seed: int = 0,
-    seeds: Sequence[int] | Tensor | None = None,
-    drafter: Drafter | None = None,
-    block: int | None = None,
-    recycle: bool = True,
-    graph: bool = False,
-) -> Iterator[Sample]:
-    """The same samples one by one as they are done. Memory is O(slots × window × state), whatever the count."""
-    key = resolve_seeds(count, seed, seeds)
-    engine = Engine(
-        target, window=window, slots=slots, drafter=drafter, block=block, recycle=recycle, graph=graph
-    )
-    return engine.stream(seeds=key)
 
 
 def resolve_seeds(

@@ -13,6 +13,7 @@ from foresample import noise as streams
 from foresample.contracts import (
     NO_FAULT,
     Target,
+    at_least_one,
     note_fault,
     predict,
     raise_faults,
@@ -30,34 +31,52 @@ _LOOK_EVERY = 64  # steps between looks for a number that is none, on a device w
 
 
 class Sequential:
-    """The plain sampler for one target and batch size, kept between runs. Arguments as for `sequential`."""
+    """The plain sampler for one target, kept between runs: what was captured once serves every later run."""
 
-    def __init__(self, target: Target, count: int, *, graph: bool = False) -> None:
+    def __init__(self, target: Target, slots: int, *, graph: bool = False) -> None:
         require_target(target)
         device = target.std.device
         if graph and device.type != "cuda":
             raise ValueError("graph=True needs a target on a CUDA device; leave it out on others")
-        self.target, self.timed = target, Timed(target)
-        self.row = torch.arange(count, device=device)
-        self.key, self.step, self.fault = (torch.zeros_like(self.row) for _ in range(3))
-        self.needed = torch.ones(count, 1, dtype=torch.bool, device=device)
-        self.x = target.std.new_zeros((count, *target.shape))
+        self.target, self.slots, self.timed = target, slots, Timed(target)
+        self.row, self.key, self.step, self.fault = (
+            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
+        )
+        self.needed = torch.ones(slots, 1, dtype=torch.bool, device=device)
+        self.x = target.std.new_zeros((slots, *target.shape))
         self.previous = torch.zeros_like(self.x)
         with torch.no_grad():
             self.graph = capture(self._transition) if graph else None
 
-    def sample(self, key: Tensor, observe: Observer | None = None) -> Run:
-        """The samples of these seeds, one per row."""
-        target, zero, started = self.target, torch.zeros_like(self.row), perf_counter()
-        steps, self.timed.seconds = len(target.std), 0.0
-        self.key.copy_(key)
+    def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
+        """The samples of these seeds, `slots` at a time."""
+        started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
+        index = torch.arange(len(seeds), device=self.x.device)
+        parts = [self._batch(part, seeds, observe) for part in index.split(self.slots)]
+        samples = torch.cat(parts)
+        require_finite(samples, index)
+        tally = Tally(0, steps, self.x.device)
+        tally.lengths[0] = steps * len(seeds)
+        report = Report("sequential", steps, len(seeds), 0, slots=self.slots)
+        report.occupancy = len(seeds) / (self.slots * len(parts))
+        run = tally.close(report, samples, torch.full_like(index, steps), torch.full_like(index, steps))
+        report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
+        return run
+
+    def _batch(self, index: Tensor, seeds: Tensor, observe: Observer | None) -> Tensor:
+        """All transitions of these samples; slots left over repeat the last of them."""
+        target, steps = self.target, len(self.target.std)
+        full = index[torch.arange(self.slots, device=index.device).clamp(max=len(index) - 1)]
+        self.row.copy_(full)
+        self.key.copy_(seeds[full])
         self.step.zero_()
         self.fault.fill_(NO_FAULT)
-        tally, look_every = Tally(0, steps, key.device), _LOOK_EVERY if self.x.is_cuda else 1
+        zero = torch.zeros_like(self.key)
+        unit = streams.normal(
+            self.key, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero
+        )
+        look_every = _LOOK_EVERY if self.x.is_cuda else 1
         with torch.no_grad():
-            unit = streams.normal(
-                self.key, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero
-            )
             self.x.copy_(start_states(target, unit))
             for k in range(steps):
                 if self.graph is not None:
@@ -67,14 +86,8 @@ class Sequential:
                 if (k + 1) % look_every == 0 or k + 1 == steps:
                     raise_faults(self.fault, self.row)
                 if observe is not None:
-                    observe(self._commit(k))
-        samples = self.x.clone()
-        require_finite(samples, self.row)
-        tally.lengths[0] = steps * len(self.row)
-        report = Report("sequential", steps, len(self.row), 0, slots=len(self.row), occupancy=1.0)
-        run = tally.close(report, samples, zero + steps, zero + steps)
-        report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
-        return run
+                    observe(self._commit(k, len(index)))
+        return self.x[: len(index)].clone()
 
     def _transition(self) -> None:
         prediction = predict(self.timed, self.x.clone(), self.step, self.row)
@@ -95,11 +108,10 @@ class Sequential:
         self.x.copy_(mean + target.std[step].view(-1, *(1,) * len(target.shape)) * noise)
         self.previous.copy_(prediction)
 
-    def _commit(self, k: int) -> Commit:
-        step, one = torch.full_like(self.row, k), torch.ones_like(self.row)
-        x = self.x.clone()
-        nothing = self.target.std.new_zeros(len(x), 0)
-        return Commit(self.row, step, one, x.unsqueeze(1), x, nothing, one - 1)
+    def _commit(self, k: int, count: int) -> Commit:
+        x, row = self.x[:count].clone(), self.row[:count].clone()
+        step, one = torch.full_like(row, k), torch.ones_like(row)
+        return Commit(row, step, one, x.unsqueeze(1), x, self.target.std.new_zeros(count, 0), one - 1)
 
 
 def sequential(
@@ -108,10 +120,12 @@ def sequential(
     *,
     seed: int = 0,
     seeds: Sequence[int] | Tensor | None = None,
+    slots: int | None = None,
     graph: bool = False,
     observe: Observer | None = None,
 ) -> Run:
     """Draw samples one step after the other: N calls each. Arguments as for `sample`."""
     require_target(target)
     key = resolve_seeds(count, seed, seeds).to(target.std.device)
-    return Sequential(target, len(key), graph=graph).sample(key, observe)
+    slots = len(key) if slots is None else min(at_least_one("slots", slots), len(key))
+    return Sequential(target, slots, graph=graph).sample(key, observe)

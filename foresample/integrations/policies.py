@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from foresample.contracts import Drafter, at_least_one, require_drafter
-from foresample.engine import sample
 from foresample.integrations import schedulers
 from foresample.integrations.schedulers import SchedulerTarget
 from foresample.report import Report
+from foresample.sampling import sample
 
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `schedulers.read`
 

@@ -1,7 +1,7 @@
 """`foresample.coupling` as device functions, on vectors of one dimension, float64.
 
-The formulas and their reasons are there; the names are the same. The 16 nodes of a Gauss–Legendre integral are a
-second dimension, so that their 16 terms are taken at once.
+The formulas and their reasons are there; the names are the same. The 16 nodes of a Gauss–Legendre integral are
+a second dimension, so that their 16 terms are taken at once.
 """
 
 from __future__ import annotations

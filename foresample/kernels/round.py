@@ -5,8 +5,8 @@
     decide    a program per row: every scalar, in float64
     commit    a program per row, position and part of the state: noise, memory and state after the round
 
-Two things are done differently from the plain round, to the same effect. The difference of the means is taken as
-b·(prediction − guess), the states being the same; and the corrected state is the drafted one moved along it.
+Two things are done differently from the plain round, to the same effect. The difference of the means is taken
+as b·(prediction − guess), the states being the same; the corrected state is the drafted one moved along it.
 Every sum is over one row alone in a fixed order, so a row does not depend on its batch-mates here either.
 """
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Pretrained:
     labels: list[str]
     shape: torch.Size
     device: torch.device
+    dtype: torch.dtype
+    """The network's."""
 
     def label_index(self, label: str) -> int:
         """The class of a name or a number, or an error that lists them."""
@@ -49,11 +51,10 @@ class Pretrained:
         labels: Sequence[int] | Tensor | None = None,
         *,
         reuse: Kind = "x0",
-        half: bool = False,
     ) -> AffineTarget:
         """Ancestral sampling in `steps` steps; sample i has class labels[i] (by default the classes in turn).
 
-        The chain is float32. With `half` the network runs in bfloat16.
+        The chain is float32, whatever the network runs in.
         """
         config = self.scheduler.config
         most = config.num_train_timesteps
@@ -69,8 +70,7 @@ class Pretrained:
             condition = {}
             if self.labels:
                 condition["class_labels"] = row % len(self.labels) if classes is None else classes[row]
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-                return self.unet(x, time, **condition).sample
+            return self.unet(x.to(self.dtype), time, **condition).sample
 
         return vp(
             denoiser,
@@ -84,8 +84,17 @@ class Pretrained:
         )
 
 
-def load(path: str | Path = EMBEDDED, device: str | torch.device = "cpu") -> Pretrained:
-    """Open a diffusers DDPM folder; by default the embedded Fashion-MNIST model."""
+def load(
+    path: str | Path = EMBEDDED,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    compiled: bool = False,
+) -> Pretrained:
+    """Open a diffusers DDPM folder; by default the embedded Fashion-MNIST model.
+
+    The network runs in `dtype`, and `compiled` by torch.compile if asked (once for each number of states).
+    """
     try:
         from diffusers import DDPMScheduler, UNet2DModel
     except ImportError:
@@ -113,9 +122,10 @@ def load(path: str | Path = EMBEDDED, device: str | torch.device = "cpu") -> Pre
     count = unet.config.num_class_embeds or 0
     labels = json.loads(names.read_text()) if names.is_file() else [str(i) for i in range(count)]
     device = torch.device(device)
-    unet = unet.to(device).eval().requires_grad_(False)
     shape = torch.Size([unet.config.in_channels, height, width])
-    return Pretrained(unet, scheduler, labels[:count], shape, device)
+    unet = unet.to(device, dtype).eval().requires_grad_(False)
+    network = cast(torch.nn.Module, torch.compile(unet, dynamic=False)) if compiled else unet
+    return Pretrained(network, scheduler, labels[:count], shape, device, dtype)
 
 
 def _load_weights(unet: torch.nn.Module, path: Path) -> None:

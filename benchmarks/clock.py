@@ -1,0 +1,274 @@
+"""Wall clock on a GPU: what the calls saved are worth in seconds.
+
+Every figure is against the sequential sampler with the same network, compiled and graph-captured like ours,
+in the same process.
+
+python -m benchmarks.clock latency assets/cifar10
+python -m benchmarks.clock throughput assets/cifar10
+python -m benchmarks.clock memory assets/cifar10
+python -m benchmarks.clock growth assets/cifar10
+python -m benchmarks.clock tune assets/cifar10
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+import foresample as fs
+from benchmarks.models import RESULTS, save
+from foresample import pretrained
+from foresample.engine import FixedSlots, capture
+from foresample.noise import seeds_of
+from foresample.pretrained import Pretrained
+from foresample.sequential import Sequential
+from foresample.speculate import begin
+from foresample.targets import AffineTarget
+
+app = typer.Typer(add_completion=False, help=__doc__)
+Model = Annotated[Path, typer.Argument(help="A diffusers DDPM folder.")]
+Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
+
+
+def _load(model: Path, *, compiled: bool) -> Pretrained:
+    torch._dynamo.config.recompile_limit = 64
+    return pretrained.load(model, "cuda", torch.bfloat16, compiled=compiled)
+
+
+def _each(sampler: Sequential | fs.Engine, seeds: Tensor) -> tuple[list[float], float]:
+    """Seconds of every sample, drawn alone, and mean calls."""
+    sampler.sample(seeds[:1])
+    seconds, calls = [], 0.0
+    for seed in seeds:
+        torch.cuda.synchronize()
+        started = perf_counter()
+        run = sampler.sample(seed.view(1))
+        torch.cuda.synchronize()
+        seconds.append(perf_counter() - started)
+        calls += run.report.calls_mean
+    return seconds, calls / len(seeds)
+
+
+def _mean(values: list[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    t = torch.tensor(values, dtype=torch.float64)
+    return float(t.mean()), float(t.std() / math.sqrt(len(values)))
+
+
+@app.command()
+def latency(
+    model: Model,
+    steps: list[int] = [100, 250, 1000],  # noqa: B006
+    window: list[int] = [20, 32, 50],  # noqa: B006
+    samples: int = 32,
+    seed: int = 1,
+    eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
+    out: Out = RESULTS,
+) -> None:
+    """One sample at a time: milliseconds a sample, and where a round's time goes."""
+    source = _load(model, compiled=not eager)
+    seeds = seeds_of(seed, samples)
+    rows: list[dict[str, Any]] = []
+    rounds: list[dict[str, Any]] = []
+    mode = "eager" if eager else "graph"
+    settings = {"model": model.name, "network": "bfloat16", "mode": mode, "samples": samples, "seed": seed}
+    path = out / f"{model.resolve().name}-latency-{mode}.json"
+    for length in steps:
+        target = source.target(length)
+        few = seeds[: max(4, samples // 4)]
+        base, _ = _each(Sequential(target, 1, graph=not eager), few)
+        for size in (0, *window):
+            if size == 0:
+                seconds, calls = base, float(length)
+            else:
+                seconds, calls = _each(fs.Engine(target, window=size, slots=1, graph=not eager), seeds)
+            (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
+            rows.append(
+                {
+                    "steps": length,
+                    "window": size,
+                    "calls": calls,
+                    "ms": ms,
+                    "ms_error": error,
+                    "gain": base_ms / ms,
+                }
+            )
+            print(
+                "{steps:5d} window {window:3d}: {calls:7.1f} calls {ms:8.2f} ms {gain:6.2f}x".format(**rows[-1])
+            )
+            save(path, settings, rows=rows, rounds=rounds)
+    if not eager:
+        target = source.target(1000)
+        for size in window:
+            rounds.append(_round_share(target, size))
+            print("window {window}: round {round_us:.0f} us, network {network_us:.0f} us".format(**rounds[-1]))
+            save(path, settings, rows=rows, rounds=rounds)
+
+
+def _round_share(target: AffineTarget, window: int, repeats: int = 20) -> dict[str, Any]:
+    """Microseconds of a round and of the network alone on as many states, replayed in turn."""
+    engine = fs.Engine(target, window=window, slots=1, graph=True)
+    slots = engine._slots(1)
+    assert isinstance(slots, FixedSlots)
+    assert slots.graph is not None
+    x = torch.randn((window + 1, *target.shape), device="cuda")
+    row = torch.zeros(window + 1, dtype=torch.int64, device="cuda")
+    step = torch.arange(window + 1, device="cuda") + 100
+    with torch.no_grad():
+        network = capture(lambda: target.predict(x, step, row))
+    certain = len(target.std) // (window + 1) - 2
+    times: dict[str, list[float]] = {"round": [], "network": []}
+    for i in range(repeats):
+        slots.left = [0]
+        slots.admit(begin(target, engine.drafter, window, seeds_of(i, 1).cuda()))
+        slots.graph.replay()  # the first has nothing to draft from
+        for name, graph in (("round", slots.graph), ("network", network)):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(certain):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(1e3 * start.elapsed_time(end) / certain)
+    (round_us, round_error), (network_us, network_error) = (_mean(times[n]) for n in ("round", "network"))
+    return {
+        "window": window,
+        "round_us": round_us,
+        "round_us_error": round_error,
+        "network_us": network_us,
+        "network_us_error": network_error,
+        "share": 1 - network_us / round_us,
+    }
+
+
+@app.command()
+def throughput(
+    model: Model,
+    steps: int = 100,
+    window: list[int] = [8],  # noqa: B006
+    slots: int = 64,
+    samples: int = 1024,
+    seed: int = 2,
+    out: Out = RESULTS,
+) -> None:
+    """Many samples through few slots, against fixed batches of as many."""
+    source = _load(model, compiled=True)
+    target = source.target(steps)
+    seeds = seeds_of(seed, samples)
+    settings = {"model": model.name, "network": "bfloat16", "steps": steps, "slots": slots, "samples": samples}
+    plain = Sequential(target, slots, graph=True)
+    plain.sample(seeds[:slots])
+    torch.cuda.synchronize()
+    started = perf_counter()
+    plain.sample(seeds[:slots])
+    torch.cuda.synchronize()
+    sequential = (perf_counter() - started) * samples / slots
+    rows: list[dict[str, Any]] = []
+    for size in window:
+        engine = fs.Engine(target, window=size, slots=slots, graph=True)
+        engine.sample(seeds[:slots])
+        torch.cuda.synchronize()
+        started = perf_counter()
+        run = engine.sample(seeds)
+        torch.cuda.synchronize()
+        flowing = perf_counter() - started
+        started = perf_counter()
+        batches = [engine.sample(part).report for part in seeds.split(slots)]
+        torch.cuda.synchronize()
+        fixed = perf_counter() - started
+        rows.append(
+            {
+                "window": size,
+                "calls": run.report.calls_mean,
+                "occupancy": run.report.occupancy,
+                "fixed_occupancy": sum(b.occupancy for b in batches) / len(batches),
+                "seconds": flowing,
+                "fixed_seconds": fixed,
+                "sequential_seconds": sequential,
+                "gain_over_fixed": fixed / flowing,
+                "gain_over_sequential": sequential / flowing,
+            }
+        )
+        print(json.dumps(rows[-1]))
+        save(out / f"{model.resolve().name}-throughput.json", settings, rows=rows)
+
+
+@app.command()
+def memory(
+    model: Model,
+    steps: list[int] = [100, 400, 1000],  # noqa: B006
+    samples: list[int] = [32, 128, 512],  # noqa: B006
+    slots: int = 16,
+    window: int = 8,
+    out: Out = RESULTS,
+) -> None:
+    """Peak device memory of a stream, over chain lengths and numbers of samples."""
+    source = _load(model, compiled=False)
+    rows: list[dict[str, Any]] = []
+    settings = {"model": model.name, "network": "bfloat16", "slots": slots, "window": window}
+    for length, count in [(s, samples[0]) for s in steps] + [(steps[0], c) for c in samples[1:]]:
+        target = source.target(length)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        done = sum(1 for _ in fs.stream(target, count, window=window, slots=slots, graph=True))
+        peak = torch.cuda.max_memory_allocated() / 2**20
+        rows.append({"steps": length, "samples": done, "peak_mib": peak})
+        print(rows[-1])
+        save(out / f"{model.resolve().name}-memory.json", settings, rows=rows)
+
+
+@app.command()
+def growth(
+    model: Model,
+    steps: list[int] = [50, 100, 200, 400, 700, 1000],  # noqa: B006
+    window: int = 50,
+    samples: int = 64,
+    slots: int = 64,
+    seed: int = 3,
+    out: Out = RESULTS,
+) -> None:
+    """Calls against the number of steps, and the exponent of their growth."""
+    source = _load(model, compiled=False)
+    rows: list[dict[str, Any]] = []
+    settings = {"model": model.name, "network": "bfloat16", "window": window, "samples": samples, "seed": seed}
+    for length in steps:
+        report = fs.sample(source.target(length), samples, window=window, seed=seed, slots=slots).report
+        rows.append({"steps": length, "calls": report.calls_mean, "calls_error": report.calls_error})
+        print(rows[-1], flush=True)
+    x, y = (torch.tensor([float(row[k]) for row in rows]).log() for k in ("steps", "calls"))
+    x, y = x - x.mean(), y - y.mean()
+    exponent = float((x * y).sum() / (x * x).sum())
+    print(f"calls ~ N^{exponent:.3f}")
+    save(out / f"{model.resolve().name}-growth.json", settings, rows=rows, exponent=exponent)
+
+
+@app.command()
+def tune(
+    model: Model,
+    steps: int = 250,
+    slots: list[int] = [1, 64],  # noqa: B006
+    window: list[int] = [4, 8, 20, 50],  # noqa: B006
+    compiled: bool = True,
+    out: Out = RESULTS,
+) -> None:
+    """What `foresample.tune` measures and advises for one sample and for a full GPU."""
+    target = _load(model, compiled=compiled).target(steps)
+    results = []
+    for count in slots:
+        tuning = fs.tune(target, slots=count, windows=window, graph=True, progress=print)
+        print(tuning.advice)
+        results.append({**json.loads(tuning.to_json()), "advice": tuning.advice})
+        settings = {"model": model.name, "network": "bfloat16", "compiled": compiled, "steps": steps}
+        save(out / f"{model.resolve().name}-tune.json", settings, tunings=results)
+
+
+if __name__ == "__main__":
+    app()

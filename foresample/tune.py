@@ -1,0 +1,167 @@
+"""Which window is fastest for this target, on this machine, for so many samples at a time?
+
+A wider window saves calls and makes each of them dearer. How many it saves is a matter of the target (the
+acceptance profile), how much dearer they get one of the machine (the latency curve): flat while a call leaves
+the device idle, proportional once it is full. Both are measured, window by window; with N steps, a round of
+τ(L) seconds and C(L) calls a sample, against a sequential transition of τ(0) seconds, the gain on the clock is
+
+    gain(L) = N τ(0) / (C(L) τ(L)).
+
+Where no window gains, sampling sequentially is the advice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import Drafter, Target, require_target
+from foresample.engine import Engine, capture
+from foresample.noise import seeds_of
+from foresample.sequential import Sequential
+
+WINDOWS = (2, 4, 8, 16, 32, 64)
+_SEED = 2**62  # of the samples drawn for measuring, away from those a user draws
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One window, measured."""
+
+    window: int
+    states: int
+    """In a call: slots × (window + 1)."""
+    call_seconds: float
+    """The target alone, on that many states."""
+    round_seconds: float
+    """A round, with everything."""
+    calls: float
+    """Of a sample, on average."""
+    gain: float
+    """On the clock against the sequential sampler, as predicted from these."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was measured and what follows."""
+
+    steps: int
+    slots: int
+    step_seconds: float
+    """A transition of the sequential sampler, all slots at once."""
+    trials: list[Trial]
+    window: int | None
+    """The fastest; None if the sequential sampler is."""
+    achieved: float | None
+    """Gain on the clock at that window, measured afterwards on other samples; None without a window."""
+
+    @property
+    def predicted(self) -> float:
+        """Gain of the best window."""
+        return max(trial.gain for trial in self.trials)
+
+    @property
+    def advice(self) -> str:
+        """One sentence."""
+        at = f"{self.slots} sample{'s' if self.slots > 1 else ''} at a time"
+        if self.window is None:
+            return f"Sample sequentially: with {at} no window gains (the best comes to {self.predicted:.2f}×)"
+        gains = f"{self.predicted:.2f}× predicted, {self.achieved:.2f}× achieved"
+        return f"With {at}, take window {self.window}: {gains}"
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "predicted": self.predicted}, indent=2)
+
+
+def tune(
+    target: Target,
+    *,
+    slots: int = 1,
+    windows: Sequence[int] = WINDOWS,
+    drafter: Drafter | None = None,
+    block: int | None = None,
+    recycle: bool = True,
+    graph: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Tuning:
+    """Measure the windows and pick one.
+
+    Args:
+        target: the chain.
+        slots: samples under way at a time; 1 asks for the latency of a single sample.
+        windows: those to try; widening stops where the gain has clearly fallen.
+        drafter: as for `sample`.
+        block: as for `sample`.
+        recycle: as for `sample`.
+        graph: as for `sample`; the sequential sampler is then captured, too.
+        progress: called with what is being measured.
+    """
+    require_target(target)
+    steps = len(target.std)
+    say = progress or (lambda what: None)
+    say("sequential")
+    plain = Sequential(target, slots, graph=graph)
+    plain.sample(seeds_of(_SEED, slots))  # compilers and caches
+    step_seconds = _seconds(lambda: plain.sample(seeds_of(_SEED, slots)), target) / steps
+
+    trials: list[Trial] = []
+    engines: dict[int, Engine] = {}
+    for window in sorted({min(w, max(1, steps - 1)) for w in windows}):
+        say(f"window {window}")
+        engine = Engine(
+            target, window=window, slots=slots, drafter=drafter, block=block, recycle=recycle, graph=graph
+        )
+        engine.sample(seeds_of(_SEED, slots))
+        started = _now(target)
+        run = engine.sample(seeds_of(_SEED + 1, 2 * slots))
+        round_seconds = (_now(target) - started) / engine.slots.rounds
+        calls = run.report.calls_mean
+        gain = steps * step_seconds / (calls * round_seconds)
+        states = slots * (window + 1)
+        alone = call_seconds(target, states, graph=graph)
+        trials.append(Trial(window, states, alone, round_seconds, calls, gain))
+        engines[window] = engine
+        if gain < 0.7 * max(trial.gain for trial in trials):
+            break
+    best = max(trials, key=lambda trial: trial.gain)
+    if best.gain <= 1:
+        return Tuning(steps, slots, step_seconds, trials, None, None)
+    say(f"window {best.window} once more")
+    count = 4 * slots
+    seconds = _seconds(lambda: engines[best.window].sample(seeds_of(_SEED + 2, count)), target)
+    achieved = step_seconds * steps * count / slots / seconds
+    return Tuning(steps, slots, step_seconds, trials, best.window, achieved)
+
+
+def call_seconds(target: Target, states: int, *, graph: bool = False, repeats: int = 5) -> float:
+    """One call of the target alone on that many states: the latency curve."""
+    std = target.std
+    x = torch.randn((states, *target.shape), dtype=std.dtype, device=std.device)
+    row = torch.zeros(states, dtype=torch.int64, device=std.device)
+    step = torch.arange(states, device=std.device) % len(std)
+
+    def call() -> Tensor:
+        with torch.no_grad():
+            return target.predict(x.clone(), step, row)
+
+    work = capture(call).replay if graph else call
+    work()
+    return min(_seconds(work, target) for _ in range(repeats))
+
+
+def _seconds(work: Callable[[], object], target: Target) -> float:
+    started = _now(target)
+    work()
+    return _now(target) - started
+
+
+def _now(target: Target) -> float:
+    """The clock, when all that was queued is done."""
+    if target.std.is_cuda:
+        torch.cuda.synchronize(target.std.device)
+    return perf_counter()
