@@ -12,7 +12,7 @@ from foresample.sampling import sample, stream
 from foresample.sequential import sequential
 from foresample.speculate import Commit
 from foresample.targets import GaussianMixture
-from foresample.tune import Tuning, tune
+from foresample.tuning import Tuning, tune
 
 __version__ = "0.1.0"
 __all__ = [

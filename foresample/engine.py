@@ -136,9 +136,14 @@ class FixedSlots:
         self.one_round, self.steps, self.most = one_round, steps, window + 1
         self.rows = idle.map(lambda v: v.clone(memory_format=torch.contiguous_format))
         self.capacity = len(idle.sample)
+        self.graph = capture(self._round) if graph else None
+        self.clear()
+
+    def clear(self) -> None:
+        """Free all slots."""
         self.left = [0] * self.capacity  # transitions left of the row in each slot; 0: free
         self.rounds = 0
-        self.graph = capture(self._round) if graph else None
+        self.rows.step.fill_(self.steps)
 
     def __len__(self) -> int:
         return sum(left > 0 for left in self.left)
@@ -159,16 +164,15 @@ class FixedSlots:
             if self.graph is not None and observe is None:
                 self.graph.replay()
             else:
-                commit = self._round()
-                if observe is not None:
-                    observe(commit)
+                self._round(observe)
         self.rounds += certain
         return self._look()
 
-    def _round(self) -> Commit:
+    def _round(self, observe: Observer | None = None) -> None:
         after, commit = self.one_round(self.rows)
+        if observe is not None:  # who gets tensors of their own: the rows' are about to change
+            observe(replace(commit, sample=commit.sample.clone(), step=commit.step.clone()))
         torch._foreach_copy_(self.rows.tensors(), after.tensors())
-        return commit
 
     def _look(self) -> Finished | None:
         """The one place that waits for the device."""
@@ -307,7 +311,7 @@ class Engine:
                 rows = begin(self.target, self.drafter, self.window, key)
                 idle = replace(rows, step=rows.step + self.steps)
                 self._fixed = FixedSlots(self._run_round, self.steps, self.window, idle, graph=self.graph)
-        self._fixed.rounds = 0
+        self._fixed.clear()
         return self._fixed
 
     def _run_round(self, rows: Rows) -> tuple[Rows, Commit]:

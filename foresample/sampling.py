@@ -11,7 +11,7 @@ from foresample.contracts import Drafter, Target, at_least_one, require_target
 from foresample.engine import Engine, Observer, Sample, resolve_seeds
 from foresample.report import Run
 from foresample.sequential import sequential
-from foresample.tune import tune
+from foresample.tuning import tune
 
 
 def sample(

@@ -51,7 +51,7 @@ class Sequential:
     def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
         """The samples of these seeds, `slots` at a time."""
         started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
-        index = torch.arange(len(seeds), device=self.x.device)
+        index, seeds = torch.arange(len(seeds), device=self.x.device), seeds.to(self.x.device)
         parts = [self._batch(part, seeds, observe) for part in index.split(self.slots)]
         samples = torch.cat(parts)
         require_finite(samples, index)
@@ -126,6 +126,6 @@ def sequential(
 ) -> Run:
     """Draw samples one step after the other: N calls each. Arguments as for `sample`."""
     require_target(target)
-    key = resolve_seeds(count, seed, seeds).to(target.std.device)
+    key = resolve_seeds(count, seed, seeds)
     slots = len(key) if slots is None else min(at_least_one("slots", slots), len(key))
     return Sequential(target, slots, graph=graph).sample(key, observe)

@@ -191,13 +191,13 @@ def test_an_engine_serves_again() -> None:
 def test_the_sequential_sampler_takes_the_same_path(graph: bool) -> None:
     target = wide(torch.float64)
     key = streams.seeds_of(4, 6).to(GPU)
-    plain = Sequential(target, 6)
+    row = torch.arange(6, device=GPU)
     run = Sequential(target, 6, graph=graph).sample(key)
     x = streams.normal(key, target.shape, torch.float64, stream=streams.START, step=key * 0, draw=key * 0)
     for k in range(len(target.std)):
         step = torch.full_like(key, k)
         noise = streams.normal(key, target.shape, torch.float64, step=step, draw=key * 0)
-        x = target.mean(x, target.predict(x, step, plain.row), step) + target.std[k] * noise
+        x = target.mean(x, target.predict(x, step, row), step) + target.std[k] * noise
     torch.testing.assert_close(run.samples, x, rtol=1e-12, atol=1e-12)
 
 
@@ -222,10 +222,8 @@ def test_a_number_that_is_none_is_named(where: str, graph: bool) -> None:
 
 
 def test_the_fused_round_has_the_law_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 000 samples through the kernels, and a kernel that keeps a draft too many must be caught."""
+    """100 000 samples through the kernels; verification against another chain must be caught."""
     base = CHAINS["flow"]()
-    mixture = fs.GaussianMixture.of_draft_trees(2)
-    assert base.shape == mixture.flow(16, 1.0).shape
     target = on_gpu(base)
     steps, samples = list(range(1, 16, 3)), 100_000
 
@@ -241,7 +239,6 @@ def test_the_fused_round_has_the_law_of_the_chain(monkeypatch: pytest.MonkeyPatc
     honest = engine.round_for
 
     def lax(target: AffineTarget, settings: Settings) -> engine.Round:
-        """Verifies against a std 1.3 times too large, so accepts too much."""
         round_ = honest(target, settings)
 
         def one_round(target: AffineTarget, rows: Rows, settings: Settings, tally: Tally):  # type: ignore[no-untyped-def]
