@@ -118,10 +118,12 @@ def tune(
         )
         engine.sample(seeds_of(_SEED, slots))
         started = _now(target)
-        run = engine.sample(seeds_of(_SEED + 1, 2 * slots))
-        round_seconds = (_now(target) - started) / engine.slots.rounds
-        calls = run.report.calls_mean
-        gain = steps * step_seconds / (calls * round_seconds)
+        report = engine.sample(seeds_of(_SEED + 1, 2 * slots)).report
+        seconds = _now(target) - started
+        round_seconds, calls = seconds / engine.slots.rounds, report.calls_mean
+        # Fixed slots cost the same when they wait; in a long run they do not.
+        sample_seconds = seconds * (report.occupancy if engine.settings.padded else 1.0) / report.count
+        gain = steps * step_seconds / slots / sample_seconds
         states = slots * (window + 1)
         alone = call_seconds(target, states, graph=graph)
         trials.append(Trial(window, states, alone, round_seconds, calls, gain))
