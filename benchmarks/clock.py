@@ -106,34 +106,42 @@ def latency(
             save(path, settings, rows=rows, rounds=rounds)
     if not eager:
         target = source.target(1000)
-        for size in window:
+        for size in (0, *window):
             rounds.append(_round_share(target, size))
             print("window {window}: round {round_us:.0f} us, network {network_us:.0f} us".format(**rounds[-1]))
             save(path, settings, rows=rows, rounds=rounds)
 
 
 def _round_share(target: AffineTarget, window: int, repeats: int = 20) -> dict[str, Any]:
-    """Microseconds of a round and of the network alone on as many states, replayed in turn."""
-    engine = fs.Engine(target, window=window, slots=1, graph=True)
-    slots = engine._slots(1)
-    assert isinstance(slots, FixedSlots)
-    assert slots.graph is not None
+    """Microseconds of a round and of the network alone on as many states, replayed in turn; window 0 is the
+    sequential sampler."""
+    key = seeds_of(0, repeats).cuda()
     x = torch.randn((window + 1, *target.shape), device="cuda")
     row = torch.zeros(window + 1, dtype=torch.int64, device="cuda")
     step = torch.arange(window + 1, device="cuda") + 100
     with torch.no_grad():
         network = capture(lambda: target.predict(x, step, row))
+    plain = Sequential(target, 1, graph=True)
+    engine = fs.Engine(target, window=max(1, window), slots=1, graph=True)
+    slots = engine._slots(1)
+    assert isinstance(slots, FixedSlots)
+    graph = slots.graph if window else plain.graph
+    assert graph is not None
     certain = len(target.std) // (window + 1) - 2
     times: dict[str, list[float]] = {"round": [], "network": []}
     for i in range(repeats):
-        slots.left = [0]
-        slots.admit(begin(target, engine.drafter, window, seeds_of(i, 1).cuda()))
-        slots.graph.replay()  # the first has nothing to draft from
-        for name, graph in (("round", slots.graph), ("network", network)):
+        if window:
+            slots.clear()
+            slots.admit(begin(target, engine.drafter, window, key[i : i + 1]))
+        else:
+            plain.sample(key[i : i + 1])
+            plain.step.zero_()
+        graph.replay()  # the first has nothing to draft from
+        for name, work in (("round", graph), ("network", network)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             for _ in range(certain):
-                graph.replay()
+                work.replay()
             end.record()
             end.synchronize()
             times[name].append(1e3 * start.elapsed_time(end) / certain)

@@ -31,7 +31,7 @@ from foresample.report import Tally
 from foresample.speculate import Call, Commit, Rows, Settings, call
 from foresample.targets.affine import AffineTarget
 
-_BLOCK = 256
+_BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
 _GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _BROKEN = (tl.constexpr(i) for i in range(8))
 _SUMS = tl.constexpr(8)
 _STEP = tl.constexpr(streams.STEP)
@@ -44,15 +44,17 @@ _NO_FAULT = tl.constexpr(NO_FAULT)
 def _draft(
     x, previous, noise, step, sample, ready, visited, gain, response, old_states, old_predictions, std,
     state_weight, prediction_weight, previous_weight, last, states, guesses, length, at_step, of_sample,
-    steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
+    steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    element = part * BLOCK + tl.arange(0, BLOCK)
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = element < size
     width = window + 1
     first = tl.minimum(tl.load(step + row), steps - 1)
-    if part == 0:
+    if tl.program_id(1) == 0:
+        lane = tl.arange(0, LANES)
+        tl.store(at_step + row * width + lane, tl.minimum(first + lane, steps - 1), mask=lane < width)
+        tl.store(of_sample + row * width + lane, tl.load(sample + row) + lane * 0, mask=lane < width)
         reach = tl.load(ready + row).to(tl.int64) * window
         tl.store(length + row, tl.minimum(reach, tl.load(last + first) - first))
 
@@ -64,26 +66,24 @@ def _draft(
     before = tl.zeros_like(here)
     if MULTISTEP:
         before = tl.load(previous + row * size + element, mask=inside)
-    for j in range(0, width):
+    at = row * width * size + element
+    for j in tl.range(0, window, num_stages=4):  # loads run ahead of the recurrence
         k = tl.minimum(first + j, steps - 1)
-        at = (row * width + j) * size + element
-        tl.store(states + at, here, mask=inside)
-        if part == 0:
-            tl.store(at_step + row * width + j, k)
-            tl.store(of_sample + row * width + j, tl.load(sample + row))
-        if j < window:
-            old = tl.load(old_states + at, mask=inside)
-            prediction = tl.load(old_predictions + at, mask=inside)
-            within = prediction + tl.load(gain + row * width + j) * (here - old)
-            beyond = guess + kappa * innovation
-            guess = tl.where((j == 0) | (j < seen), within, beyond)
-            tl.store(guesses + (row * window + j) * size + element, guess, mask=inside)
-            mean = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * guess
-            if MULTISTEP:
-                mean += tl.load(previous_weight + k) * before
-                before = guess
-            innovation = tl.load(std + k) * tl.load(noise + at, mask=inside)
-            here = mean + innovation
+        old = tl.load(old_states + at + j * size, mask=inside)
+        prediction = tl.load(old_predictions + at + j * size, mask=inside)
+        z = tl.load(noise + at + j * size, mask=inside)
+        within = prediction + tl.load(gain + row * width + j) * (here - old)
+        beyond = guess + kappa * innovation
+        guess = tl.where((j == 0) | (j < seen), within, beyond)
+        mean = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * guess
+        if MULTISTEP:
+            mean += tl.load(previous_weight + k) * before
+            before = guess
+        tl.store(states + at + j * size, here, mask=inside)
+        tl.store(guesses + (row * window + j) * size + element, guess, mask=inside)
+        innovation = tl.load(std + k) * z
+        here = mean + innovation
+    tl.store(states + at + window * size, here, mask=inside)
 
 
 @triton.jit
@@ -354,7 +354,8 @@ def one_round(
     parts = triton.cdiv(size, _BLOCK)
     memory = rows.memory
     std, state_weight, *weights = _coefficients(target)
-    shared = {"steps": steps, "window": window, "size": size, "MULTISTEP": target.multistep, "BLOCK": _BLOCK}
+    shared = {"steps": steps, "window": window, "size": size, "MULTISTEP": target.multistep}
+    lanes = triton.next_power_of_2(width)
 
     states = torch.empty_like(rows.noise)
     guesses = rows.x.new_empty((count, window, *target.shape))
@@ -364,7 +365,7 @@ def one_round(
         rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["visited"],
         memory["gain"], memory["response"], memory["states"], memory["predictions"],
         std, state_weight, *weights, settings.last,
-        states, guesses, length, at_step, of_sample, **shared,
+        states, guesses, length, at_step, of_sample, **shared, BLOCK=_BLOCK, LANES=lanes,
     )
 
     needed = None if settings.padded else torch.arange(width, device=length.device) <= length.unsqueeze(1)
@@ -373,7 +374,7 @@ def one_round(
     sums = torch.empty((count, width, _SUMS.value), dtype=torch.float64, device=states.device)
     _measure[(count * width,)](
         states, predictions, guesses, rows.noise, rows.step, length, memory["states"], memory["predictions"],
-        std, *weights, sums, **shared,
+        std, *weights, sums, **shared, BLOCK=_WIDE,
     )
 
     accepted, committed, round_, evaluations, step, fault, visited = (
@@ -387,7 +388,7 @@ def one_round(
         accepted, push, mismatch, round_, evaluations, step, fault, visited, gain, response, committed,
         tally.lengths, tally.drafted, tally.mismatch,
         steps, window, settings.block or window, torch.finfo(states.dtype).eps,
-        PADDED=settings.padded, LANES=triton.next_power_of_2(width),
+        PADDED=settings.padded, LANES=lanes, num_warps=8,
     )
 
     x, previous = torch.empty_like(rows.x), torch.empty_like(rows.x)
@@ -395,7 +396,7 @@ def one_round(
     _commit[(count * width, parts)](
         states, predictions, guesses, rows.noise, rows.seed, rows.step, length, accepted, committed, push,
         rows.previous, std, state_weight, *weights,
-        x, previous, noise, old_states, old_predictions, **shared,
+        x, previous, noise, old_states, old_predictions, **shared, BLOCK=_BLOCK,
     )
 
     learnt = {
