@@ -29,7 +29,6 @@ from foresample.engine import FixedSlots, capture
 from foresample.noise import seeds_of
 from foresample.pretrained import Pretrained
 from foresample.sequential import Sequential
-from foresample.speculate import begin
 from foresample.targets import AffineTarget
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -120,28 +119,27 @@ def _round_share(target: AffineTarget, window: int, repeats: int = 20) -> dict[s
     row = torch.zeros(window + 1, dtype=torch.int64, device="cuda")
     step = torch.arange(window + 1, device="cuda") + 100
     with torch.no_grad():
-        network = capture(lambda: target.predict(x, step, row))
+        network = capture(lambda: target.predict(x, step, row)).replay
     plain = Sequential(target, 1, graph=True)
     engine = fs.Engine(target, window=max(1, window), slots=1, graph=True)
     slots = engine._slots(1)
     assert isinstance(slots, FixedSlots)
-    graph = slots.graph if window else plain.graph
-    assert graph is not None
+    advance = slots._advance if window else plain._advance
     certain = len(target.std) // (window + 1) - 2
     times: dict[str, list[float]] = {"round": [], "network": []}
     for i in range(repeats):
         if window:
             slots.clear()
-            slots.admit(begin(target, engine.drafter, window, key[i : i + 1]))
+            slots.admit(key[:1] * 0, key[i : i + 1])
         else:
             plain.sample(key[i : i + 1])
             plain.step.zero_()
-        graph.replay()  # the first has nothing to draft from
-        for name, work in (("round", graph), ("network", network)):
+        advance()  # the first has nothing to draft from
+        for name, work in (("round", advance), ("network", network)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             for _ in range(certain):
-                work.replay()
+                work()
             end.record()
             end.synchronize()
             times[name].append(1e3 * start.elapsed_time(end) / certain)
@@ -223,7 +221,6 @@ def memory(
     settings = {"model": model.name, "network": "bfloat16", "slots": slots, "window": window}
     for length, count in [(s, samples[0]) for s in steps] + [(steps[0], c) for c in samples[1:]]:
         target = source.target(length)
-        torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         done = sum(1 for _ in fs.stream(target, count, window=window, slots=slots, graph=True))

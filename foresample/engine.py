@@ -72,21 +72,53 @@ class Finished:
     """NO_FAULT, or why the sample was given up (`contracts.fault_error`)."""
 
     @staticmethod
-    def of(rows: Rows) -> Finished:
-        return Finished(rows.sample, rows.x, rows.round, rows.evaluations, rows.fault)
+    def of(rows: Rows, index: Tensor) -> Finished:
+        """Those rows."""
+        fields = rows.sample, rows.x, rows.round, rows.evaluations, rows.fault
+        return Finished(*(value[index] for value in fields))
+
+
+def in_order(parts: list[Finished]) -> Finished:
+    """All of them, by their index."""
+    order = torch.cat([part.index for part in parts]).argsort()
+    names = ("index", "x", "calls", "evaluations", "fault")
+    return Finished(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
+
+
+class Work:
+    """What slots do with rows: begin them, and take them through a round, the call answered by the target."""
+
+    def __init__(self, target: Target, settings: Settings) -> None:
+        self.target, self.settings, self.steps = target, settings, len(target.std)
+        self.tally = Tally(settings.window, self.steps, target.std.device)
+        self.timed = Timed(target)
+        self._round = round_for(target, settings)
+
+    def begin(self, sample: Tensor, seed: Tensor) -> Rows:
+        return begin(self.target, self.settings.drafter, self.settings.window, seed, sample=sample)
+
+    def round(self, rows: Rows) -> tuple[Rows, Commit]:
+        rounds = self._round(self.target, rows, self.settings, self.tally)
+        call = next(rounds)
+        try:
+            rounds.send(predict(self.timed, call.x, call.step, call.row))
+        except StopIteration as end:
+            return cast(tuple[Rows, Commit], end.value)
+        raise AssertionError("a round makes one call")
 
 
 class Slots(Protocol):
     """Rows under way, at most `capacity` of them."""
 
+    work: Work
     capacity: int
     rounds: int
 
     def __len__(self) -> int:
         """Rows under way."""
 
-    def admit(self, rows: Rows) -> None:
-        """Take in new rows, no more than there is room for."""
+    def admit(self, sample: Tensor, seed: Tensor) -> None:
+        """Begin these samples, no more than there is room for."""
 
     def advance(self, observe: Observer | None) -> Finished | None:
         """A round or several, until a row is done or broken; those that are leave."""
@@ -95,28 +127,29 @@ class Slots(Protocol):
 class LooseSlots:
     """Rows come and go; see the module."""
 
-    def __init__(self, one_round: Callable[[Rows], tuple[Rows, Commit]], steps: int, capacity: int) -> None:
-        self.one_round, self.steps, self.capacity = one_round, steps, capacity
+    def __init__(self, work: Work, capacity: int) -> None:
+        self.work, self.capacity = work, capacity
         self.rows: Rows | None = None
         self.rounds = 0
 
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows.sample)
 
-    def admit(self, rows: Rows) -> None:
+    def admit(self, sample: Tensor, seed: Tensor) -> None:
+        rows = self.work.begin(sample, seed)
         self.rows = rows if self.rows is None else self.rows.map(lambda *parts: torch.cat(parts), rows)
 
     def advance(self, observe: Observer | None) -> Finished | None:
         assert self.rows is not None
-        self.rows, commit = self.one_round(self.rows)
+        self.rows, commit = self.work.round(self.rows)
         self.rounds += 1
         if observe is not None:
             observe(commit)
-        left = (self.rows.step == self.steps) | (self.rows.fault != NO_FAULT)
+        left = (self.rows.step == self.work.steps) | (self.rows.fault != NO_FAULT)
         if not left.any():
             return None
-        gone, kept = left.nonzero().squeeze(1), (~left).nonzero().squeeze(1)
-        finished = Finished.of(self.rows.map(lambda v: v[gone]))
+        finished = Finished.of(self.rows, left.nonzero().squeeze(1))
+        kept = (~left).nonzero().squeeze(1)
         self.rows = self.rows.map(lambda v: v[kept]) if len(kept) else None
         return finished
 
@@ -124,72 +157,90 @@ class LooseSlots:
 class FixedSlots:
     """Rows stay in place, and rounds are queued without waiting; see the module."""
 
-    def __init__(
-        self,
-        one_round: Callable[[Rows], tuple[Rows, Commit]],
-        steps: int,
-        window: int,
-        idle: Rows,
-        *,
-        graph: bool,
-    ) -> None:
-        self.one_round, self.steps, self.most = one_round, steps, window + 1
-        self.rows = idle.map(lambda v: v.clone(memory_format=torch.contiguous_format))
-        self.capacity = len(idle.sample)
-        self.graph = capture(self._round) if graph else None
+    def __init__(self, work: Work, capacity: int, *, graph: bool) -> None:
+        self.work, self.capacity, self.most = work, capacity, work.settings.window + 1
+        device = work.target.std.device
+        # For each slot: the sample to begin, its seed, and whether to begin it.
+        self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
+        self.rows = work.begin(self.incoming[0], self.incoming[1]).map(_own)
+        self._admit: Callable[[], None] = self._admit_incoming
+        self._advance: Callable[[], None] = self._round
+        if graph:
+            self._admit = capture(self._admit_incoming).replay
+            self._advance = capture(self._round).replay
         self.clear()
 
     def clear(self) -> None:
-        """Free all slots."""
+        """Free all slots, and count from the start."""
+        self.work.tally.clear()
+        self.work.timed.seconds = 0.0
         self.left = [0] * self.capacity  # transitions left of the row in each slot; 0: free
         self.rounds = 0
-        self.rows.step.fill_(self.steps)
+        self.rows.step.fill_(self.work.steps)
 
     def __len__(self) -> int:
         return sum(left > 0 for left in self.left)
 
-    def admit(self, rows: Rows) -> None:
-        free = [slot for slot, left in enumerate(self.left) if not left][: len(rows.sample)]
-        index = torch.tensor(free, device=rows.sample.device)
-        for mine, new in zip(self.rows.tensors(), rows.tensors(), strict=True):
-            mine.index_copy_(0, index, new)
+    def admit(self, sample: Tensor, seed: Tensor) -> None:
+        free = [slot for slot, left in enumerate(self.left) if not left][: len(sample)]
+        incoming = torch.zeros(3, self.capacity, dtype=torch.int64)
+        incoming[:, free] = torch.stack([sample.cpu(), seed.cpu(), torch.ones_like(seed.cpu())])
+        self.incoming.copy_(incoming)
+        self._admit()
         for slot in free:
-            self.left[slot] = self.steps
+            self.left[slot] = self.work.steps
+
+    def _admit_incoming(self) -> None:
+        sample, seed, begins = self.incoming
+        new, begins = self.work.begin(sample, seed), begins.bool()
+
+        def replaced(mine: Tensor, other: Tensor) -> Tensor:
+            return mine.copy_(torch.where(begins.view(-1, *(1,) * (mine.ndim - 1)), other, mine))
+
+        self.rows.map(replaced, new)
 
     def advance(self, observe: Observer | None) -> Finished | None:
-        certain = 1
-        if observe is None:
-            certain = min(-(-left // self.most) for left in self.left if left)
+        if observe is not None:
+            self._round(observe)
+            self.rounds += 1
+            return self._look()
+        certain = min(-(-left // self.most) for left in self.left if left)
         for _ in range(certain):
-            if self.graph is not None and observe is None:
-                self.graph.replay()
-            else:
-                self._round(observe)
+            self._advance()
         self.rounds += certain
         return self._look()
 
     def _round(self, observe: Observer | None = None) -> None:
-        after, commit = self.one_round(self.rows)
+        after, commit = self.work.round(self.rows)
         if observe is not None:  # who gets tensors of their own: the rows' are about to change
-            observe(replace(commit, sample=commit.sample.clone(), step=commit.step.clone()))
-        torch._foreach_copy_(self.rows.tensors(), after.tensors())
+            own = {name: getattr(commit, name).clone() for name in ("sample", "step", "x")}
+            observe(replace(commit, **own))
+        for mine, new in zip(self.rows.tensors(), after.tensors(), strict=True):
+            if mine is not new:
+                mine.copy_(new)
 
     def _look(self) -> Finished | None:
         """The one place that waits for the device."""
+        steps = self.work.steps
         step, fault = torch.stack([self.rows.step, self.rows.fault]).tolist()
         gone = [
             slot
             for slot, left in enumerate(self.left)
-            if left and (step[slot] == self.steps or fault[slot] != NO_FAULT)
+            if left and (step[slot] == steps or fault[slot] != NO_FAULT)
         ]
-        self.left = [self.steps - step[slot] if left else 0 for slot, left in enumerate(self.left)]
+        self.left = [steps - step[slot] if left else 0 for slot, left in enumerate(self.left)]
         if not gone:
             return None
         for slot in gone:
             self.left[slot] = 0
         index = torch.tensor(gone, device=self.rows.step.device)
-        self.rows.step.index_fill_(0, index, self.steps)
-        return Finished.of(self.rows.map(lambda v: v[index]))
+        finished = Finished.of(self.rows, index)
+        self.rows.step.index_fill_(0, index, steps)
+        return finished
+
+
+def _own(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def capture(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -237,38 +288,35 @@ class Engine:
         graph: bool = False,
     ) -> None:
         require_target(target)
-        self.window = at_least_one("window", window)
         self.capacity = at_least_one("slots", slots)
+        window = at_least_one("window", window)
         block = None if block is None else at_least_one("block", block)
-        self.drafter = Replay() if drafter is None else drafter
-        require_drafter(self.drafter)
-        self.target, self.steps, self.device = target, len(target.std), target.std.device
-        fixed = self.device.type == "cuda"
+        drafter = Replay() if drafter is None else drafter
+        require_drafter(drafter)
+        fixed = target.std.device.type == "cuda"
         if graph and not fixed:
             raise ValueError("graph=True needs a target on a CUDA device; leave it out on others")
-        self.graph = graph
-        self.settings = Settings(self.drafter, self.window, block, recycle, last_draftable(target.std), fixed)
-        self.tally = Tally(self.window, self.steps, self.device)
-        self.timed = Timed(target)
-        self._round = round_for(target, self.settings)
-        self._fixed: FixedSlots | None = None
+        self.target, self.graph = target, graph
+        self.settings = Settings(drafter, window, block, recycle, last_draftable(target.std), fixed)
         noise = "recycled" if recycle else "fresh"
-        self.method = f"{self.drafter}, block {block or 'window'}, {noise} noise"
+        self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
+        self._fixed: FixedSlots | None = None
 
-    def finished(self, seeds: Tensor, observe: Observer | None = None) -> Iterator[Finished]:
-        """Samples as they are done, several at a time; sample i has seeds[i]. Broken ones come with a fault."""
-        seeds = seeds.to(self.device)
+    def finished(self, seeds: Tensor, observe: Observer | None = None, *, first: int = 0) -> Iterator[Finished]:
+        """Samples as they are done, several at a time; sample `first` + i has seeds[i].
+
+        Broken ones come with a fault.
+        """
+        device = self.target.std.device
         self.slots = slots = self._slots(min(self.capacity, len(seeds)))
-        self.tally.clear()
         waiting = 0
         while waiting < len(seeds) or len(slots):
             more = min(slots.capacity - len(slots), len(seeds) - waiting)
-            if more:
-                index = torch.arange(waiting, waiting + more, device=self.device)
-                with torch.no_grad():
-                    slots.admit(begin(self.target, self.drafter, self.window, seeds[index], sample=index))
-                waiting += more
             with torch.no_grad():
+                if more:
+                    index = torch.arange(waiting, waiting + more)
+                    slots.admit((first + index).to(device), seeds[index].to(device))
+                    waiting += more
                 done = slots.advance(observe)
             if done is not None:
                 yield done
@@ -284,45 +332,28 @@ class Engine:
 
     def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
         """All samples of these seeds, in order, and what they cost."""
-        started, self.timed.seconds = perf_counter(), 0.0
+        started = perf_counter()
         parts = []
         for done in self.finished(seeds, observe):
             raise_faults(done.fault, done.index)
             parts.append(done)
-        index, x, calls, evaluations = (
-            torch.cat([getattr(part, name) for part in parts])
-            for name in ("index", "x", "calls", "evaluations")
-        )
-        order = index.argsort()
-        samples = x[order]
-        require_finite(samples, index[order])
-        report = Report(self.method, self.steps, len(seeds), self.window, slots=self.slots.capacity)
-        run = self.tally.close(report, samples, calls[order], evaluations[order])
-        report.occupancy = report.rounds / (self.slots.capacity * self.slots.rounds)
-        report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
+        done = in_order(parts)
+        require_finite(done.x, done.index)
+        slots, work, settings = self.slots, self.slots.work, self.settings
+        report = Report(self.method, work.steps, len(seeds), settings.window, slots=slots.capacity)
+        run = work.tally.close(report, done.x, done.calls, done.evaluations)
+        report.occupancy = report.rounds / (slots.capacity * slots.rounds)
+        report.seconds, report.target_seconds = perf_counter() - started, work.timed.seconds
         return run
 
     def _slots(self, capacity: int) -> Slots:
         if not self.settings.padded:
-            return LooseSlots(self._run_round, self.steps, capacity)
+            return LooseSlots(Work(self.target, self.settings), capacity)
         if self._fixed is None:
-            key = torch.zeros(self.capacity, dtype=torch.int64, device=self.device)
             with torch.no_grad():
-                rows = begin(self.target, self.drafter, self.window, key)
-                idle = replace(rows, step=rows.step + self.steps)
-                self._fixed = FixedSlots(self._run_round, self.steps, self.window, idle, graph=self.graph)
+                self._fixed = FixedSlots(Work(self.target, self.settings), self.capacity, graph=self.graph)
         self._fixed.clear()
         return self._fixed
-
-    def _run_round(self, rows: Rows) -> tuple[Rows, Commit]:
-        """One round, its call answered with the target's prediction."""
-        rounds = self._round(self.target, rows, self.settings, self.tally)
-        call = next(rounds)
-        try:
-            rounds.send(predict(self.timed, call.x, call.step, call.row))
-        except StopIteration as end:
-            return cast(tuple[Rows, Commit], end.value)
-        raise AssertionError("a round makes one call")
 
 
 def round_for(target: Target, settings: Settings) -> Round:
@@ -339,7 +370,7 @@ def all_rounds(
     target: Target, rows: Rows, settings: Settings, tally: Tally, observe: Observer
 ) -> Generator[Call, Tensor, Finished]:
     """Rounds until every row is at its end, for those who make the calls: yields them, is sent predictions."""
-    slots: list[Rows] = []
+    parts: list[Finished] = []
     one_round = round_for(target, settings)
     while len(rows.sample):
         rows, commit = yield from one_round(target, rows, settings, tally)
@@ -347,12 +378,10 @@ def all_rounds(
         raise_faults(rows.fault, rows.sample)
         done = rows.step == len(target.std)
         if done.any():
-            gone, kept = done.nonzero().squeeze(1), (~done).nonzero().squeeze(1)
-            slots.append(rows.map(lambda v, index=gone: v[index]))
+            parts.append(Finished.of(rows, done.nonzero().squeeze(1)))
+            kept = (~done).nonzero().squeeze(1)
             rows = rows.map(lambda v, index=kept: v[index])
-    everything = slots[0].map(lambda *parts: torch.cat(parts), *slots[1:])
-    order = everything.sample.argsort()
-    return Finished.of(everything.map(lambda v: v[order]))
+    return in_order(parts)
 
 
 def resolve_seeds(

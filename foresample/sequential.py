@@ -46,7 +46,7 @@ class Sequential:
         self.x = target.std.new_zeros((slots, *target.shape))
         self.previous = torch.zeros_like(self.x)
         with torch.no_grad():
-            self.graph = capture(self._transition) if graph else None
+            self._advance = capture(self._transition).replay if graph else self._transition
 
     def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
         """The samples of these seeds, `slots` at a time."""
@@ -79,10 +79,7 @@ class Sequential:
         with torch.no_grad():
             self.x.copy_(start_states(target, unit))
             for k in range(steps):
-                if self.graph is not None:
-                    self.graph.replay()
-                else:
-                    self._transition()
+                self._advance()
                 if (k + 1) % look_every == 0 or k + 1 == steps:
                     raise_faults(self.fault, self.row)
                 if observe is not None:

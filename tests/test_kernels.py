@@ -61,8 +61,9 @@ def answered(rounds, target: AffineTarget) -> tuple[Rows, fs.Commit]:  # type: i
 def both_rounds(target: AffineTarget, rows: Rows, settings: Settings, tallies: list[Tally]):  # type: ignore[no-untyped-def]
     from foresample.kernels import round as fused
 
+    copy = rows.map(lambda v: v.clone())
     plain = answered(speculate.one_round(target, rows, settings, tallies[0]), target)
-    return plain, answered(fused.one_round(target, rows, settings, tallies[1]), target)
+    return plain, answered(fused.one_round(target, copy, settings, tallies[1]), target)
 
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "packed"])
@@ -152,7 +153,7 @@ def test_nothing_in_a_round_waits_for_the_device(drafter: fs.Drafter | None) -> 
     target = wide(torch.float32)
     work = fs.Engine(target, window=6, slots=5, drafter=drafter)
     slots = work._slots(5)
-    slots.admit(begin(target, work.drafter, 6, streams.seeds_of(0, 5).to(GPU)))
+    slots.admit(torch.arange(5), streams.seeds_of(0, 5))
     slots._round()  # type: ignore[attr-defined]
     torch.cuda.set_sync_debug_mode("error")
     try:

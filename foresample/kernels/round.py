@@ -8,13 +8,14 @@
 Two things are done differently from the plain round, to the same effect. The difference of the means is taken
 as b·(prediction − guess), the states being the same; the corrected state is the drafted one moved along it.
 Every sum is over one row alone in a fixed order, so a row does not depend on its batch-mates here either.
+
+The rows are changed in place: what a round returns are the tensors it was given.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -43,7 +44,7 @@ _NO_FAULT = tl.constexpr(NO_FAULT)
 @triton.jit
 def _draft(
     x, previous, noise, step, sample, ready, visited, gain, response, old_states, old_predictions, std,
-    state_weight, prediction_weight, previous_weight, last, states, guesses, length, at_step, of_sample,
+    state_weight, prediction_weight, previous_weight, last, states, guesses, spent, length, at_step, of_sample,
     steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -79,11 +80,13 @@ def _draft(
         if MULTISTEP:
             mean += tl.load(previous_weight + k) * before
             before = guess
+        tl.store(spent + at + j * size, z, mask=inside)
         tl.store(states + at + j * size, here, mask=inside)
         tl.store(guesses + (row * window + j) * size + element, guess, mask=inside)
         innovation = tl.load(std + k) * z
         here = mean + innovation
     tl.store(states + at + window * size, here, mask=inside)
+    tl.store(spent + at + window * size, tl.load(noise + at + window * size, mask=inside), mask=inside)
 
 
 @triton.jit
@@ -107,7 +110,7 @@ def _difference(
 
 @triton.jit
 def _measure(
-    states, predictions, guesses, noise, step, length, old_states, old_predictions, std, prediction_weight,
+    states, predictions, guesses, noise, at_step, length, old_states, old_predictions, std, prediction_weight,
     previous_weight, sums, steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     width = window + 1
@@ -116,7 +119,7 @@ def _measure(
     drafted = tl.load(length + row)
     if j > drafted:
         return
-    k = tl.minimum(tl.load(step + row) + j, steps - 1)
+    k = tl.load(at_step + row * width + j)
     scale = tl.load(std + k)
     gap = tl.zeros([BLOCK], tl.float64)
     dot = tl.zeros([BLOCK], tl.float64)
@@ -185,10 +188,9 @@ def _latest(known_1, value_1, known_2, value_2):
 
 @triton.jit
 def _decide(
-    sums, seed, round, evaluations, step, fault, length, visited, gain, std, nodes, weights, accepted, push,
-    mismatch_out, round_out, evaluations_out, step_out, fault_out, visited_out, gain_out, response_out,
-    committed_out, lengths, drafted_total, mismatch_total, steps, window, block, eps, PADDED: tl.constexpr,
-    LANES: tl.constexpr,
+    sums, seed, round, evaluations, step, fault, length, visited, gain, response, ready, std, nodes, weights,
+    accepted, committed, push, mismatch_out, lengths, drafted_total, mismatch_total,
+    steps, window, block, eps, PADDED: tl.constexpr, LANES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, LANES)
@@ -237,23 +239,23 @@ def _decide(
     tl.store(mismatch_out + row * window + i, mismatch, mask=i < window)
 
     # commit: all that is one number per row
-    committed = tl.where(active, keep + 1, 0)
+    moves = tl.where(active, keep + 1, 0)
     one_more = active.to(tl.int64)
     tl.store(accepted + row, keep)
-    tl.store(committed_out + row, committed)
-    tl.store(step_out + row, at + committed)
-    tl.store(round_out + row, done + one_more)
+    tl.store(committed + row, moves)
+    tl.store(step + row, at + moves)
+    tl.store(round + row, done + one_more)
     evaluated = width
     if not PADDED:
         evaluated = drafted + 1
-    tl.store(evaluations_out + row, tl.load(evaluations + row) + one_more * evaluated)
+    tl.store(evaluations + row, tl.load(evaluations + row) + one_more * evaluated)
     code = tl.load(sums + i * _SUMS + _BROKEN, mask=i <= drafted, other=0.0)
     worst = tl.min(tl.where(code > 0, i, LANES), 0)
     kind = tl.sum(tl.where(i == worst, code, 0.0), 0)
     k = tl.minimum(first + worst, steps - 1)
     known = tl.load(fault + row)
     new = tl.where(kind > 1, -2 - k, k)
-    tl.store(fault_out + row, tl.where((known == _NO_FAULT) & (worst < LANES), new, known))
+    tl.store(fault + row, tl.where((known == _NO_FAULT) & (worst < LANES), new, known))
 
     # learn: gains of this path, moved up to where the next window starts, and the response
     seen = tl.load(visited + row)
@@ -266,12 +268,14 @@ def _decide(
     slope = tl.where(told > 0, slope, tl.load(gain + row * width + i, mask=i < width, other=0.0))
     remaining = tl.maximum(drafted - keep, 0)
     moved_up = i - (keep + 1)
-    tl.store(gain_out + row * width + moved_up, slope, mask=(moved_up >= 0) & (moved_up < remaining))
-    tl.store(gain_out + row * width + i, tl.zeros([LANES], tl.float64), mask=(i >= remaining) & (i < width))
-    tl.store(visited_out + row, remaining)
+    tl.debug_barrier()  # all gains are read before any is written
+    tl.store(gain + row * width + moved_up, slope, mask=(moved_up >= 0) & (moved_up < remaining))
+    tl.store(gain + row * width + i, tl.zeros([LANES], tl.float64), mask=(i >= remaining) & (i < width))
+    tl.store(visited + row, remaining)
+    tl.store(ready + row, 1)
     moved = tl.sum(tl.load(sums + i * _SUMS + _MOVED, mask=inside, other=0.0), 0)
     spread = tl.sum(tl.load(sums + i * _SUMS + _SPREAD, mask=inside, other=0.0), 0)
-    tl.store(response_out + row, tl.where(spread > 0, moved / tl.where(spread > 0, spread, 1.0), 0.0))
+    tl.store(response + row, tl.where(spread > 0, moved / tl.where(spread > 0, spread, 1.0), 0.0))
 
     # count
     tl.atomic_add(lengths + keep, one_more)
@@ -283,9 +287,10 @@ def _decide(
 
 @triton.jit
 def _commit(
-    states, predictions, guesses, noise, seed, step, length, accepted, committed, push, previous, std,
-    state_weight, prediction_weight, previous_weight, x_out, previous_out, noise_out, states_out,
-    predictions_out, steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
+    states, predictions, guesses, spent, seed, at_step, length, accepted, committed, push,
+    std, state_weight, prediction_weight, previous_weight,
+    x, previous, noise, old_states, old_predictions,
+    steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     width = window + 1
     row = (tl.program_id(0) // width).to(tl.int64)
@@ -294,12 +299,12 @@ def _commit(
     inside = element < size
     at = (row * width + j) * size + element
     drafted = tl.load(length + row)
-    first = tl.load(step + row)
+    first = tl.load(at_step + row * width)
     source = j + tl.load(committed + row)
 
     # noise: what is left of the window's, moved along the line where it was examined; then the stream's next
     if source < width:
-        z = tl.load(noise + (row * width + source) * size + element, mask=inside)
+        z = tl.load(spent + (row * width + source) * size + element, mask=inside)
         if source < drafted:
             k = tl.minimum(first + source, steps - 1)
             shift = tl.load(push + row * window + source).to(z.dtype)
@@ -308,16 +313,16 @@ def _commit(
                 prediction_weight, previous_weight, window, size, MULTISTEP,
             )
             z += shift * difference
-        tl.store(noise_out + at, z, mask=inside)
+        tl.store(noise + at, z, mask=inside)
     else:
         fresh = normals(tl.load(seed + row), size, element, first + source, first * 0, _STEP)
-        tl.store(noise_out + at, fresh, mask=inside)
+        tl.store(noise + at, fresh, mask=inside)
 
     # memory: the path, moved up; beyond its end, the last one
     keep = tl.load(accepted + row)
     seen = (row * width + tl.minimum(j + keep + 1, drafted)) * size + element
-    tl.store(states_out + at, tl.load(states + seen, mask=inside), mask=inside)
-    tl.store(predictions_out + at, tl.load(predictions + seen, mask=inside), mask=inside)
+    tl.store(old_states + at, tl.load(states + seen, mask=inside), mask=inside)
+    tl.store(old_predictions + at, tl.load(predictions + seen, mask=inside), mask=inside)
 
     if j == 0:
         k = tl.minimum(first + keep, steps - 1)
@@ -326,46 +331,44 @@ def _commit(
         scale = tl.load(std + k)
         if keep == drafted:
             here = tl.load(states + last, mask=inside)
-            x = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * prediction
+            new = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * prediction
             if MULTISTEP:
                 if keep > 0:
                     before = tl.load(predictions + last - size, mask=inside)
                 else:
                     before = tl.load(previous + row * size + element, mask=inside)
-                x += tl.load(previous_weight + k) * before
-            x += scale * tl.load(noise + last, mask=inside)
+                new += tl.load(previous_weight + k) * before
+            new += scale * tl.load(spent + last, mask=inside)
         else:
             difference = _difference(
                 predictions, guesses, row, keep, k, element, inside,
                 prediction_weight, previous_weight, window, size, MULTISTEP,
             )
             shift = tl.load(push + row * window + keep).to(scale.dtype)
-            x = tl.load(states + last + size, mask=inside) + scale * shift * difference
-        tl.store(x_out + row * size + element, x, mask=inside)
-        tl.store(previous_out + row * size + element, prediction, mask=inside)
+            new = tl.load(states + last + size, mask=inside) + scale * shift * difference
+        tl.store(x + row * size + element, new, mask=inside)
+        tl.store(previous + row * size + element, prediction, mask=inside)
 
 
 def one_round(
     target: AffineTarget, rows: Rows, settings: Settings, tally: Tally
 ) -> Generator[Call, Tensor, tuple[Rows, Commit]]:
-    """See `speculate.one_round`."""
+    """See `speculate.one_round`; in place."""
     count, width, steps = len(rows.x), settings.window + 1, len(target.std)
-    window, size = settings.window, math.prod(target.shape)
-    parts = triton.cdiv(size, _BLOCK)
-    memory = rows.memory
+    window, size, memory = settings.window, math.prod(target.shape), rows.memory
+    parts, lanes = triton.cdiv(size, _BLOCK), triton.next_power_of_2(width)
     std, state_weight, *weights = _coefficients(target)
     shared = {"steps": steps, "window": window, "size": size, "MULTISTEP": target.multistep}
-    lanes = triton.next_power_of_2(width)
 
-    states = torch.empty_like(rows.noise)
+    states, spent = torch.empty_like(rows.noise), torch.empty_like(rows.noise)
     guesses = rows.x.new_empty((count, window, *target.shape))
-    length = torch.empty_like(rows.step)
     at_step, of_sample = (rows.step.new_empty((count, width)) for _ in range(2))
+    length, accepted, committed = (torch.empty_like(rows.step) for _ in range(3))
     _draft[(count, parts)](
         rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["visited"],
         memory["gain"], memory["response"], memory["states"], memory["predictions"],
         std, state_weight, *weights, settings.last,
-        states, guesses, length, at_step, of_sample, **shared, BLOCK=_BLOCK, LANES=lanes,
+        states, guesses, spent, length, at_step, of_sample, **shared, BLOCK=_BLOCK, LANES=lanes,
     )
 
     needed = None if settings.padded else torch.arange(width, device=length.device) <= length.unsqueeze(1)
@@ -373,52 +376,25 @@ def one_round(
 
     sums = torch.empty((count, width, _SUMS.value), dtype=torch.float64, device=states.device)
     _measure[(count * width,)](
-        states, predictions, guesses, rows.noise, rows.step, length, memory["states"], memory["predictions"],
+        states, predictions, guesses, spent, at_step, length, memory["states"], memory["predictions"],
         std, *weights, sums, **shared, BLOCK=_WIDE,
     )
 
-    accepted, committed, round_, evaluations, step, fault, visited = (
-        torch.empty_like(length) for _ in range(7)
-    )
     push, mismatch = (sums.new_empty((count, window)) for _ in range(2))
-    gain, response = torch.empty_like(memory["gain"]), torch.empty_like(memory["response"])
     _decide[(count,)](
         sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
-        memory["gain"], std, *_quadrature(states.device),
-        accepted, push, mismatch, round_, evaluations, step, fault, visited, gain, response, committed,
-        tally.lengths, tally.drafted, tally.mismatch,
+        memory["gain"], memory["response"], memory["ready"], std, *_quadrature(states.device),
+        accepted, committed, push, mismatch, tally.lengths, tally.drafted, tally.mismatch,
         steps, window, settings.block or window, torch.finfo(states.dtype).eps,
         PADDED=settings.padded, LANES=lanes, num_warps=8,
     )
 
-    x, previous = torch.empty_like(rows.x), torch.empty_like(rows.x)
-    noise, old_states, old_predictions = (torch.empty_like(rows.noise) for _ in range(3))
     _commit[(count * width, parts)](
-        states, predictions, guesses, rows.noise, rows.seed, rows.step, length, accepted, committed, push,
-        rows.previous, std, state_weight, *weights,
-        x, previous, noise, old_states, old_predictions, **shared, BLOCK=_BLOCK,
+        states, predictions, guesses, spent, rows.seed, at_step, length, accepted, committed, push,
+        std, state_weight, *weights,
+        rows.x, rows.previous, rows.noise, memory["states"], memory["predictions"], **shared, BLOCK=_BLOCK,
     )
-
-    learnt = {
-        "predictions": old_predictions,
-        "states": old_states,
-        "gain": gain,
-        "response": response,
-        "visited": visited,
-        "ready": torch.ones_like(memory["ready"]),
-    }
-    rows_after = replace(
-        rows,
-        round=round_,
-        evaluations=evaluations,
-        step=step,
-        fault=fault,
-        x=x,
-        previous=previous,
-        noise=noise,
-        memory=learnt,
-    )
-    return rows_after, Commit(rows.sample, rows.step, committed, states, x, mismatch, length)
+    return rows, Commit(rows.sample, at_step[:, 0], committed, states, rows.x, mismatch, length)
 
 
 @triton.jit
