@@ -231,8 +231,9 @@ def begin(
     position = torch.arange(window + 1, device=seed.device).expand(len(seed), -1)
     noise = _stream(seed, position, target.shape, x.dtype)
     x, memory = x.contiguous(), drafter.begin(len(seed), window, x[0])
-    counters = (torch.zeros_like(seed) for _ in range(3))
-    return Rows(sample, seed, *counters, zero + NO_FAULT, x, torch.zeros_like(x), noise, memory)
+    rounds, evaluations, step = (torch.zeros_like(seed) for _ in range(3))
+    fault, previous = zero + NO_FAULT, torch.zeros_like(x)
+    return Rows(sample, seed, rounds, evaluations, step, fault, x, previous, noise, memory)
 
 
 def last_draftable(std: Tensor) -> Tensor:
