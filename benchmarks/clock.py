@@ -7,13 +7,14 @@ python -m benchmarks.clock latency assets/cifar10
 python -m benchmarks.clock throughput assets/cifar10
 python -m benchmarks.clock memory assets/cifar10
 python -m benchmarks.clock growth assets/cifar10
-python -m benchmarks.clock tune assets/cifar10
+python -m benchmarks.clock tests
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -46,11 +47,8 @@ def _each(sampler: Sequential | fs.Engine, seeds: Tensor) -> tuple[list[float], 
     sampler.sample(seeds[:1])
     seconds, calls = [], 0.0
     for seed in seeds:
-        torch.cuda.synchronize()
-        started = perf_counter()
-        run = sampler.sample(seed.view(1))
-        torch.cuda.synchronize()
-        seconds.append(perf_counter() - started)
+        run, clocked = _clocked(sampler.sample, seed.view(1))
+        seconds.append(clocked)
         calls += run.report.calls_mean
     return seconds, calls / len(seeds)
 
@@ -81,7 +79,7 @@ def latency(
     path = out / f"{model.resolve().name}-latency-{mode}.json"
     for length in steps:
         target = source.target(length)
-        few = seeds[: max(4, samples // 4)]
+        few = seeds[: max(2, samples // 4)]
         base, _ = _each(Sequential(target, 1, graph=not eager), few)
         for size in (0, *window):
             if size == 0:
@@ -109,6 +107,8 @@ def latency(
             rounds.append(_round_share(target, size))
             print("window {window}: round {round_us:.0f} us, network {network_us:.0f} us".format(**rounds[-1]))
             save(path, settings, rows=rows, rounds=rounds)
+        tunings = [_tuning(source.target(length), 1, window) for length in steps]
+        save(path, settings, rows=rows, rounds=rounds, tunings=tunings)
 
 
 def _round_share(target: AffineTarget, window: int, repeats: int = 20) -> dict[str, Any]:
@@ -157,8 +157,8 @@ def _round_share(target: AffineTarget, window: int, repeats: int = 20) -> dict[s
 @app.command()
 def throughput(
     model: Model,
-    steps: int = 100,
-    window: list[int] = [8],  # noqa: B006
+    steps: list[int] = [50, 100],  # noqa: B006
+    window: int = 20,
     slots: int = 64,
     samples: int = 1024,
     seed: int = 2,
@@ -166,51 +166,59 @@ def throughput(
 ) -> None:
     """Many samples through few slots, against fixed batches of as many."""
     source = _load(model, compiled=True)
-    target = source.target(steps)
     seeds = seeds_of(seed, samples)
-    settings = {"model": model.name, "network": "bfloat16", "steps": steps, "slots": slots, "samples": samples}
-    plain = Sequential(target, slots, graph=True)
-    plain.sample(seeds[:slots])
+    settings = {
+        "model": model.name,
+        "network": "bfloat16",
+        "window": window,
+        "slots": slots,
+        "samples": samples,
+    }
+    rows: list[dict[str, Any]] = []
+    tunings: list[dict[str, Any]] = []
+    for length in steps:
+        target = source.target(length)
+        plain = Sequential(target, slots, graph=True)
+        engine = fs.Engine(target, window=window, slots=slots, graph=True)
+        for sampler in (plain, engine):
+            sampler.sample(seeds[:slots])
+        _, sequential = _clocked(plain.sample, seeds[:slots])
+        run, flowing = _clocked(engine.sample, seeds)
+        batches, fixed = _clocked(_one_by_one, engine, seeds.split(slots))
+        row = {
+            "steps": length,
+            "calls": run.report.calls_mean,
+            "occupancy": run.report.occupancy,
+            "fixed_occupancy": sum(batch.report.occupancy for batch in batches) / len(batches),
+            "samples_per_second": samples / flowing,
+            "fixed_samples_per_second": samples / fixed,
+            "sequential_samples_per_second": slots / sequential,
+            "gain_over_fixed": fixed / flowing,
+        }
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        tunings.append(_tuning(target, slots, [window]))
+        save(out / f"{model.resolve().name}-throughput.json", settings, rows=rows, tunings=tunings)
+
+
+def _one_by_one(engine: fs.Engine, batches: Sequence[Tensor]) -> list[fs.Run]:
+    return [engine.sample(batch) for batch in batches]
+
+
+def _clocked(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What the work returns, and its seconds."""
     torch.cuda.synchronize()
     started = perf_counter()
-    plain.sample(seeds[:slots])
+    result = work(*arguments)
     torch.cuda.synchronize()
-    sequential = (perf_counter() - started) * samples / slots
-    rows: list[dict[str, Any]] = []
-    for size in window:
-        engine = fs.Engine(target, window=size, slots=slots, graph=True)
-        engine.sample(seeds[:slots])
-        torch.cuda.synchronize()
-        started = perf_counter()
-        run = engine.sample(seeds)
-        torch.cuda.synchronize()
-        flowing = perf_counter() - started
-        started = perf_counter()
-        batches = [engine.sample(part).report for part in seeds.split(slots)]
-        torch.cuda.synchronize()
-        fixed = perf_counter() - started
-        rows.append(
-            {
-                "window": size,
-                "calls": run.report.calls_mean,
-                "occupancy": run.report.occupancy,
-                "fixed_occupancy": sum(b.occupancy for b in batches) / len(batches),
-                "seconds": flowing,
-                "fixed_seconds": fixed,
-                "sequential_seconds": sequential,
-                "gain_over_fixed": fixed / flowing,
-                "gain_over_sequential": sequential / flowing,
-            }
-        )
-        print(json.dumps(rows[-1]))
-        save(out / f"{model.resolve().name}-throughput.json", settings, rows=rows)
+    return result, perf_counter() - started
 
 
 @app.command()
 def memory(
     model: Model,
-    steps: list[int] = [100, 400, 1000],  # noqa: B006
-    samples: list[int] = [32, 128, 512],  # noqa: B006
+    steps: list[int] = [100, 1000],  # noqa: B006
+    samples: list[int] = [32, 256],  # noqa: B006
     slots: int = 16,
     window: int = 8,
     out: Out = RESULTS,
@@ -255,24 +263,30 @@ def growth(
     save(out / f"{model.resolve().name}-growth.json", settings, rows=rows, exponent=exponent)
 
 
-@app.command()
-def tune(
-    model: Model,
-    steps: int = 250,
-    slots: list[int] = [1, 64],  # noqa: B006
-    window: list[int] = [4, 8, 20, 50],  # noqa: B006
-    compiled: bool = True,
-    out: Out = RESULTS,
-) -> None:
-    """What `foresample.tune` measures and advises for one sample and for a full GPU."""
-    target = _load(model, compiled=compiled).target(steps)
-    results = []
-    for count in slots:
-        tuning = fs.tune(target, slots=count, windows=window, graph=True, progress=print)
-        print(tuning.advice)
-        results.append({**json.loads(tuning.to_json()), "advice": tuning.advice})
-        settings = {"model": model.name, "network": "bfloat16", "compiled": compiled, "steps": steps}
-        save(out / f"{model.resolve().name}-tune.json", settings, tunings=results)
+def _tuning(target: AffineTarget, slots: int, windows: list[int]) -> dict[str, Any]:
+    """What `foresample.tune` measures and advises."""
+    tuning = fs.tune(target, slots=slots, windows=windows, graph=True)
+    print(tuning.advice, flush=True)
+    return {**json.loads(tuning.to_json()), "advice": tuning.advice}
+
+
+@app.command("tests")
+def gpu_tests(out: Out = RESULTS) -> None:
+    """The tests that need a GPU, and which of them passed."""
+    import pytest
+
+    class Log:
+        def __init__(self) -> None:
+            self.passed: list[str] = []
+            self.failed: list[str] = []
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed or report.when == "call":
+                (self.passed if report.passed else self.failed).append(report.nodeid)
+
+    log = Log()
+    pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/test_kernels.py"], plugins=[log])
+    save(out / "gpu-tests.json", {}, passed=log.passed, failed=log.failed)
 
 
 if __name__ == "__main__":

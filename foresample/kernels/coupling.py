@@ -94,15 +94,11 @@ def residual(level, mismatch, log_p, nodes, weights):
     y_near = 1.2 * tl.sqrt(2.0 * (1.0 - level) * mass / (_density(t) * mismatch))
     near = (level > 0.75) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1.0)
     y = tl.where(near, y_near, y_right)
-    left = 8
-    while left > 0:
+    for _ in range(8):
         w = a + y
         fall = libdevice.expm1(-mismatch * y)
         bracket = _mills_difference(w, mismatch, nodes, weights) - _mills(w + mismatch) * fall
         excess = tl.log(bracket) - 0.5 * w * w - 0.9189385332046727 - aim
         step = y - excess * bracket / fall
-        new = tl.where((step > 0) & (step <= y_right), step, y)
-        # A step below rounding is the last: the plain one takes all eight, to the same end.
-        left = tl.where(tl.max(tl.abs(new - y) - 1e-15 * y, 0) > 0, left - 1, 0)
-        y = new
+        y = tl.where((step > 0) & (step <= y_right), step, y)
     return t + y
