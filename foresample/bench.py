@@ -86,7 +86,7 @@ def provenance() -> dict[str, Any]:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": git.stdout.strip() or os.environ.get("GIT_COMMIT"),
+        "commit": os.environ.get("GIT_COMMIT") or git.stdout.strip(),
         "versions": {
             "foresample": __version__,
             "python": platform.python_version(),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from time import perf_counter
 from typing import Protocol, cast
 
@@ -243,9 +244,15 @@ def _own(value: Tensor) -> Tensor:
     return value.clone(memory_format=torch.contiguous_format)
 
 
+@cache
+def _stream_aside() -> torch.cuda.Stream:
+    """One stream for all that is run before capture: libraries keep a workspace for every stream they have seen."""
+    return torch.cuda.Stream()
+
+
 def capture(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
     """A CUDA graph of the work, run a few times before (compilers, caches)."""
-    aside = torch.cuda.Stream()
+    aside = _stream_aside()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(3):

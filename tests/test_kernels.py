@@ -147,6 +147,7 @@ def test_noise_is_the_same_stream() -> None:
         torch.testing.assert_close(there.cpu(), here, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("drafter", [None, fs.Frozen("nearest")], ids=["fused", "plain"])
 def test_nothing_in_a_round_waits_for_the_device(drafter: fs.Drafter | None) -> None:
     """Ten rounds are queued with synchronisation forbidden."""
