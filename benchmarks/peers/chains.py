@@ -89,23 +89,27 @@ def reflect(s: Tensor, delta: Tensor, length: Tensor, uniforms: Tensor) -> tuple
     position = torch.arange(s.shape[1], device=s.device)
     passed = (uniforms[:, :-1] < ratio(delta, s)) & (position < length.unsqueeze(1))
     kept = passed.cumprod(1).sum(1)
-    return kept, _at(delta - s, kept)
+    return kept, at(delta - s, kept)
 
 
 def verify_block(s: Tensor, delta: Tensor, length: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Keep the largest i with u_i < h_i; the next coordinate has density ∝ (p_i φ(s − δ) − φ(s))₊."""
+    log_p, h = block_levels(s, delta, length)
+    position = torch.arange(s.shape[1], device=s.device)
+    passed = (uniforms[:, :-1] < h) & (position < length.unsqueeze(1))
+    kept = torch.where(passed, position + 1, 0).amax(1)
+    return kept, coupling.residual(uniforms[:, -1], at(delta, kept), at(log_p, kept))
+
+
+def block_levels(s: Tensor, delta: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """ln p_{i−1} and h_i for i = 1 … W, where p_0 = 1, p_i = min(1, p_{i−1} r_i), h_i = S_i/c_i, h_L = p_L."""
     log_r = coupling.log_ratio(delta, s)
     log_p = [torch.zeros_like(log_r[:, 0])]
     for i in range(s.shape[1]):
         log_p.append((log_p[-1] + log_r[:, i]).clamp(max=0.0))
     before, after = torch.stack(log_p[:-1], 1), torch.stack(log_p[1:], 1)
-
-    position = torch.arange(s.shape[1], device=s.device)
-    last = position == length.unsqueeze(1) - 1
-    h = torch.where(last, after.exp(), coupling.acceptance(delta.roll(-1, 1), after))
-    passed = (uniforms[:, :-1] < h) & (position < length.unsqueeze(1))
-    kept = torch.where(passed, position + 1, 0).amax(1)
-    return kept, coupling.residual(uniforms[:, -1], _at(delta, kept), _at(before, kept))
+    last = torch.arange(s.shape[1], device=s.device) == length.unsqueeze(1) - 1
+    return before, torch.where(last, after.exp(), coupling.acceptance(delta.roll(-1, 1), after))
 
 
 def chain(
@@ -182,12 +186,12 @@ def _round(
     kept, coordinate = test(along(direction, noise[:, :-1], lead=2), delta, length, uniforms)
 
     # Behind the drafts kept: the corrected state, or the exact transition.
-    whole, at = kept == length, kept.clamp(max=width - 1)
-    z, e = noise[index, at], direction[index, at]
+    whole, failed = kept == length, kept.clamp(max=width - 1)
+    z, e = noise[index, failed], direction[index, failed]
     if fresh_residual:
-        z = _normal(rows.seed, step[index, at].unsqueeze(1), draw[:, :1] + 1, target)[:, 0]
+        z = _normal(rows.seed, step[index, failed].unsqueeze(1), draw[:, :1] + 1, target)[:, 0]
     shift = torch.where(whole, 0.0, coordinate - along(e, z, lead=1)).to(z.dtype)
-    corrected = draft_mean[index, at] + expand(std[index, at], z) * (z + expand(shift, z) * e)
+    corrected = draft_mean[index, failed] + expand(std[index, failed], z) * (z + expand(shift, z) * e)
     exact = target_mean[index, kept] + expand(std[index, kept], z) * noise[index, kept]
     path = torch.cat([path[:, 1:], rows.x.unsqueeze(1)], 1)
     ended = head & whole & (length > 0)  # at a draft whose prediction is known: no transition more
@@ -215,6 +219,6 @@ def _normal(seed: Tensor, step: Tensor, draw: Tensor, target: Counted) -> Tensor
     return noise.view(*step.shape, *target.shape)
 
 
-def _at(values: Tensor, position: Tensor) -> Tensor:
+def at(values: Tensor, position: Tensor) -> Tensor:
     """values[r, position[r]] of [R, W]; the last one where position is W."""
     return values.gather(1, position.clamp(max=values.shape[1] - 1).unsqueeze(1)).squeeze(1)

@@ -77,7 +77,7 @@ def dpmpp_2m(schedule: Schedule, count: int, *, seed: int, observe: Observer | N
 
 @dataclass(frozen=True)
 class _Levels:
-    """α, σ and ln(α/σ), [N + 1]: the last is ᾱ = 1."""
+    """α, σ and ln(α/σ), [N + 1], float64; the last is ᾱ = 1."""
 
     alpha: Tensor
     sigma: Tensor
@@ -95,7 +95,7 @@ def _walk(
     counted = Counted(target, count)
     grid = torch.cat([schedule.alpha_bar.double().cpu(), torch.ones(1, dtype=torch.float64)])
     alpha, sigma = grid.sqrt(), (1 - grid).sqrt()
-    level = _Levels(*(v.to(target.std) for v in (alpha, sigma, (alpha / sigma).log())))
+    level = _Levels(alpha, sigma, (alpha / sigma).log())
     with torch.no_grad():
         rows = counted.begin(seed)
         x, before = rows.x, None

@@ -25,7 +25,7 @@ from foresample.coupling import log_ratio, normal_cdf
 
 _NODES = 600  # of the linear programme, uniform in s on ±_REACH around both means
 _REACH = 9.0  # Φ̄(9) = 1e-19
-_CELLS = 360
+_CELLS = 180
 _BISECTIONS = 60
 
 

@@ -69,7 +69,7 @@ def try_in_turn(s: Tensor, delta: Tensor, uniforms: Tensor) -> tuple[Tensor, Ten
     """Keep child k with probability min(1, (ρ_k − λ_{k−1})₊/G_k), ρ_k = target/draft there.
 
     After k rejections what is left of the target is ∝ (target − λ_k draft)₊, of mass G_{k+1}, and λ_k is
-    λ_{k−1} + G_k. If none is kept the residual is that of λ_K.
+    λ_{k−1} + G_k. With probability G_{K+1} none is kept, and the residual is that of λ_K.
     """
     levels = leftover(delta, s.shape[1])
     kept = torch.full_like(delta, -1, dtype=torch.int64)
