@@ -7,6 +7,7 @@ fixed, so a green suite stays green).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from functools import cache, partial
@@ -36,6 +37,7 @@ from benchmarks.peers import (
     reflection,
     trees,
 )
+from benchmarks.published import RESULTS, UNIFORM, gain, measure
 from foresample.check import Recorder, law_tests
 from tests.chains import CHAINS, flow, mixture
 
@@ -518,3 +520,28 @@ def test_few_steps_come_closer_to_the_data_with_more_of_them() -> None:
             samples = solver(Schedule.of_mixture(law, grid), 20_000, seed=19).samples
             distance.append(stats.ks_2samp(samples[:, 0].numpy(), data[:, 0].numpy()).statistic)
         assert distance[1] < 0.02 < distance[0]
+
+
+# ------------------------------------------------------------------ published figures
+
+
+def test_published_figures_are_reproduced() -> None:
+    """What the saved result says of them, within three standard errors."""
+    saved = json.loads((RESULTS / "published.json").read_text())
+    chains_of_reflections = [row for row in saved["rows"] if row["method"] == "reflection"]
+    (trees_in_turn,) = [row for row in saved["rows"] if row["published"] == "2.14"]
+    assert all(1.96 - 3 * r["error"] < r["speedup"] < 1.99 + 3 * r["error"] for r in chains_of_reflections)
+    assert abs(trees_in_turn["speedup"] - 2.14) < 3 * trees_in_turn["error"] + 0.005
+    assert trees_in_turn["setting"].startswith(f"{nodes(UNIFORM)} nodes")
+
+
+def test_a_figure_and_a_gain() -> None:
+    rows = [
+        measure(name, "here", flow(), 200, peer, window=8, draft="parent")
+        for name, peer in (("per step", reflection), ("blocks", blocks))
+    ]
+    found = gain(rows[1], rows[0], "something")
+    assert [row.samples for row in rows] == [200, 200]
+    assert found.faster > 0
+    assert found.faster == pytest.approx(100 * (rows[1].speedup / rows[0].speedup - 1))
+    assert found.fewer_calls == pytest.approx(100 * (1 - rows[1].calls / rows[0].calls))

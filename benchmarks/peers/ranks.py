@@ -147,6 +147,7 @@ def _best_lean(delta: float, count: int) -> np.ndarray:
     cost = np.concatenate([np.zeros(count), np.ones(len(s))])
     above = np.hstack([-selected.numpy(), -np.eye(len(s))])
     simplex = np.concatenate([np.ones(count), np.zeros(len(s))])[None]
-    found = linprog(cost, above, -target.numpy(), simplex, [1.0], bounds=(0, None), method="highs")
+    # The interior-point method: with many ranks, nearly dependent, the simplex method may not come to an end.
+    found = linprog(cost, above, -target.numpy(), simplex, [1.0], bounds=(0, None), method="highs-ipm")
     weights = np.clip(found.x[:count], 0, None)
     return weights / weights.sum() - 1 / count
