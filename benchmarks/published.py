@@ -4,8 +4,8 @@ python -m benchmarks.published --out benchmarks/results
 
 The chain is the mixture of the draft-tree papers (d = 500, churn 0.1, 30 steps, v reused); speed-up is its
 number of transitions over the mean number of calls. Published: reflection 1.96–1.99; D-GRS 2.14 with 155 nodes;
-RASS 5–20 % fewer calls than D-GRS; block over per-step verification up to 6.3 % faster. The last is measured for
-several windows and chains: GROWTH says what decides it.
+RASS 5–20 % fewer calls than D-GRS; block over per-step verification up to 6.3 % faster. The last is measured
+for several windows and chains: GROWTH says what decides it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from foresample.targets import GaussianMixture
 RESULTS = Path(__file__).parent / "results"
 
 GROWTH = (
-    "The per-step test ends a round when the sum of its mismatches nears 1, however long the window; a block goes "
-    "on until the root of the sum of their squares does, so its gain grows with the window and with the number "
-    "of steps, and where rounds keep less than one draft, as with 30 steps, there is next to nothing to gain."
+    "The per-step test ends a round when the sum of its mismatches nears 1, however long the window; a block "
+    "goes on until the root of the sum of their squares does, so its gain grows with the window and with the "
+    "number of steps, and where rounds keep less than one draft, as with 30 steps, there is next to nothing to "
+    "gain."
 )
 
 UNIFORM = (5, 5, 5)
