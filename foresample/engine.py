@@ -246,7 +246,7 @@ def _own(value: Tensor) -> Tensor:
 
 @cache
 def _stream_aside() -> torch.cuda.Stream:
-    """One stream for all that is run before capture: libraries keep a workspace for every stream they have seen."""
+    """One stream for all warm-ups: libraries keep a workspace for every stream they have seen."""
     return torch.cuda.Stream()
 
 
