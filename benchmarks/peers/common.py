@@ -109,7 +109,7 @@ class Counted:
 
     def finish(self, samples: Tensor) -> PeerRun:
         """The run's result, checked."""
-        require_finite(samples)
+        require_finite(samples, torch.arange(len(samples)))
         return PeerRun(samples, self.calls, self.evaluations)
 
 
