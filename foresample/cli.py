@@ -1,4 +1,4 @@
-"""The command line: `foresample sample`, `foresample check` and `foresample bench`."""
+"""The command line: `foresample sample`, `tune`, `check` and `bench`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from foresample.drafters import Frozen, Replay
 from foresample.report import Report
 from foresample.speculate import Commit
 from foresample.targets import GaussianMixture, Kind
+from foresample.tuning import WINDOWS, Tuning, tune
 
 app = typer.Typer(
     help="Exact speculative sampling for diffusion models.", no_args_is_help=True, add_completion=False
@@ -152,6 +153,81 @@ class _RunBars:
             f"{self.calls} calls, {self.kept / self.rounds:.2f} kept a round", refresh=False
         )
         self.bar.update(committed)
+
+
+@app.command("tune")
+def tune_command(
+    steps: Annotated[int, typer.Option(min=1, help="Transitions of the chain.")] = 100,
+    slots: Annotated[int, typer.Option(min=1, help="Samples under way at a time; 1 asks for latency.")] = 1,
+    window: Annotated[list[int], typer.Option(min=1, help="Windows to try; may be given several times.")] = [  # noqa: B006
+        *WINDOWS
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="A diffusers DDPM folder; the embedded model by default.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Your own target instead, as 'package.module:name'.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    half: Annotated[bool, typer.Option("--half", help="Run the network in bfloat16.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Compile the network with torch.compile.")
+    ] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Replay rounds as CUDA graphs.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which window is fastest here, and whether speculation pays at all."""
+    from foresample import pretrained
+
+    try:
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        if target is not None:
+            chain = _load_target(target)
+        else:
+            dtype = torch.bfloat16 if half else torch.float32
+            source = pretrained.load(model or pretrained.EMBEDDED, device, dtype, compiled=compiled)
+            chain = source.target(steps)
+        with tqdm(disable=as_json or None, leave=False, bar_format="{desc} {elapsed}") as bar:
+            tuning = tune(
+                chain, slots=slots, windows=window, graph=graph, progress=lambda what: bar.set_description(what)
+            )
+    except (ImportError, OSError, ValueError, RuntimeError, FloatingPointError) as error:
+        raise fail(str(error)) from None
+    result = json.dumps({**benches.provenance(), **json.loads(tuning.to_json())}, indent=2)
+    if out is not None:
+        out.write_text(result + "\n")
+    if as_json:
+        print(result)
+        return
+    Console().print(_tuning_table(tuning))
+    print(tuning.advice + ".")
+
+
+def _tuning_table(tuning: Tuning) -> Table:
+    table = Table(
+        title=f"{tuning.steps} steps, {tuning.slots} at a time",
+        caption="states: in a call, at most\ngain: on the clock, predicted",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for column in ("window", "states", "ms a call", "ms a round", "calls", "gain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_row("–", str(tuning.slots), "", f"{1e3 * tuning.step_seconds:.2f}", str(tuning.steps), "1.00×")
+    for trial in tuning.trials:
+        table.add_row(
+            str(trial.window),
+            str(trial.states),
+            f"{1e3 * trial.call_seconds:.2f}",
+            f"{1e3 * trial.round_seconds:.2f}",
+            f"{trial.calls:.1f}",
+            f"{trial.gain:.2f}×",
+            style="bold" if trial.window == tuning.window else "",
+        )
+    return table
 
 
 @bench_app.command("mixture")

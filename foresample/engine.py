@@ -17,7 +17,7 @@ Two ways to keep slots, for two kinds of machine:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
 from typing import Protocol, cast
@@ -213,9 +213,9 @@ class FixedSlots:
 
     def _round(self, observe: Observer | None = None) -> None:
         after, commit = self.work.round(self.rows)
-        if observe is not None:  # who gets tensors of their own: the rows' are about to change
-            own = {name: getattr(commit, name).clone() for name in ("sample", "step", "x")}
-            observe(replace(commit, **own))
+        if observe is not None:  # of the rows under way, in tensors of their own: these are about to change
+            busy = commit.committed.nonzero().squeeze(1)
+            observe(Commit(**{name: value[busy] for name, value in vars(commit).items()}))
         for mine, new in zip(self.rows.tensors(), after.tensors(), strict=True):
             if mine is not new:
                 mine.copy_(new)

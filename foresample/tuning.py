@@ -107,8 +107,11 @@ def tune(
     say("sequential")
     plain = Sequential(target, slots, graph=graph)
     plain.sample(seeds_of(_SEED, slots))  # compilers and caches
-    step_seconds = _seconds(lambda: plain.sample(seeds_of(_SEED, slots)), target) / steps
 
+    def sequential_seconds() -> float:
+        return _seconds(lambda: plain.sample(seeds_of(_SEED, slots)), target)
+
+    step_seconds = sequential_seconds() / steps
     trials: list[Trial] = []
     engines: dict[int, Engine] = {}
     for window in sorted({min(w, max(1, steps - 1)) for w in windows}):
@@ -133,10 +136,10 @@ def tune(
     best = max(trials, key=lambda trial: trial.gain)
     if best.gain <= 1:
         return Tuning(steps, slots, step_seconds, trials, None, None)
-    say(f"window {best.window} once more")
+    say(f"window {best.window} and sequential once more")
     count = 4 * slots
     seconds = _seconds(lambda: engines[best.window].sample(seeds_of(_SEED + 2, count)), target)
-    achieved = step_seconds * steps * count / slots / seconds
+    achieved = sequential_seconds() * count / slots / seconds
     return Tuning(steps, slots, step_seconds, trials, best.window, achieved)
 
 

@@ -183,6 +183,7 @@ def test_observers_see_every_committed_state_once(kind: str, slots: int) -> None
     kept: list[fs.Commit] = []
     run = engine(flow(), kind, window=6, slots=slots).sample(seeds_of(0, 6), kept.append)
     for commit in kept:  # kept until the end: what was handed out must not change
+        assert (commit.committed > 0).all()
         for r, sample in enumerate(commit.sample.tolist()):
             for j in range(int(commit.committed[r])):
                 step = int(commit.step[r]) + 1 + j

@@ -123,7 +123,7 @@ def load(
     labels = json.loads(names.read_text()) if names.is_file() else [str(i) for i in range(count)]
     device = torch.device(device)
     shape = torch.Size([unet.config.in_channels, height, width])
-    unet = unet.to(device, dtype).eval().requires_grad_(False)
+    unet = torch.nn.Module.to(unet, device, dtype).eval().requires_grad_(False)  # diffusers' own warns of casts
     network = cast(torch.nn.Module, torch.compile(unet, dynamic=False)) if compiled else unet
     return Pretrained(network, scheduler, labels[:count], shape, device, dtype)
 
