@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class Target(Protocol):
 
         A multistep target, whose mean also needs the prediction of the step before, says so with an attribute
         `multistep = True` and takes that as a fourth argument (at step 0 it is zero and must not matter).
+
+        A target whose mean is affine may offer its weights (`Affine`): on a GPU, rounds are fused then.
         """
 
 
@@ -194,6 +196,28 @@ def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor,
 def is_multistep(target: Target) -> bool:
     """Whether the target's mean needs the prediction of the step before, too."""
     return getattr(target, "multistep", False)
+
+
+@runtime_checkable
+class Affine(Target, Protocol):
+    """A target whose mean is state_weight·x + prediction_weight·prediction (+ previous_weight·previous)."""
+
+    @property
+    def state_weight(self) -> Tensor | None:
+        """[N]; None if the mean is not affine after all."""
+
+    @property
+    def prediction_weight(self) -> Tensor:
+        """[N]"""
+
+    @property
+    def previous_weight(self) -> Tensor | None:
+        """[N]; None if the target is not multistep."""
+
+
+def is_affine(target: Target) -> TypeGuard[Affine]:
+    """Whether the target offers the weights of its mean."""
+    return isinstance(target, Affine) and target.state_weight is not None
 
 
 def require_finite(samples: Tensor, index: Tensor) -> None:

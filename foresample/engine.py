@@ -32,6 +32,7 @@ from foresample.contracts import (
     Drafter,
     Target,
     at_least_one,
+    is_affine,
     is_multistep,
     predict,
     raise_faults,
@@ -42,7 +43,6 @@ from foresample.contracts import (
 from foresample.drafters import Replay
 from foresample.report import Report, Run, Tally
 from foresample.speculate import Call, Commit, Rows, Settings, begin, last_draftable
-from foresample.targets.affine import AffineTarget
 
 Observer = Callable[[Commit], None]
 Round = Callable[[Target, Rows, Settings, Tally], Generator[Call, Tensor, tuple[Rows, Commit]]]
@@ -365,7 +365,7 @@ class Engine:
 
 def round_for(target: Target, settings: Settings) -> Round:
     """The fused round where it serves, else the plain one."""
-    fits = isinstance(target, AffineTarget) and settings.drafter == Replay() and settings.recycle
+    fits = is_affine(target) and settings.drafter == Replay() and settings.recycle
     if fits and target.std.is_cuda and kernels.available():
         from foresample.kernels.round import one_round
 

@@ -14,6 +14,7 @@ from foresample.contracts import (
     NO_FAULT,
     Target,
     at_least_one,
+    is_affine,
     note_fault,
     predict,
     raise_faults,
@@ -25,7 +26,6 @@ from foresample.contracts import (
 from foresample.engine import Observer, Timed, capture, resolve_seeds
 from foresample.report import Report, Run, Tally
 from foresample.speculate import Commit
-from foresample.targets.affine import AffineTarget
 
 _LOOK_EVERY = 64  # steps between looks for a number that is none, on a device where looking means waiting
 
@@ -93,7 +93,7 @@ class Sequential:
 
     def _move(self, prediction: Tensor) -> None:
         target, step = self.target, self.step
-        if isinstance(target, AffineTarget) and self.x.is_cuda and kernels.available():
+        if is_affine(target) and self.x.is_cuda and kernels.available():
             from foresample.kernels.round import transition
 
             return transition(target, self.x, prediction, self.previous, self.key, step, self.fault)

@@ -58,7 +58,7 @@ class Tuning:
     window: int | None
     """The fastest; None if the sequential sampler is."""
     achieved: float | None
-    """Gain on the clock at that window, measured afterwards on other samples; None without a window."""
+    """Gain of the best window, measured afterwards on other samples; None where none was predicted."""
 
     @property
     def predicted(self) -> float:
@@ -140,7 +140,7 @@ def tune(
     count = 4 * slots
     seconds = _seconds(lambda: engines[best.window].sample(seeds_of(_SEED + 2, count)), target)
     achieved = sequential_seconds() * count / slots / seconds
-    return Tuning(steps, slots, step_seconds, trials, best.window, achieved)
+    return Tuning(steps, slots, step_seconds, trials, best.window if achieved > 1 else None, achieved)
 
 
 def call_seconds(target: Target, states: int, *, graph: bool = False, repeats: int = 5) -> float:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import foresample as fs
+from foresample.contracts import is_affine, transition_mean
 from foresample.integrations import schedulers
 from foresample.integrations.schedulers import SchedulerTarget
 
@@ -142,3 +143,31 @@ def test_speculation_on_a_scheduler_s_chain_is_exact(name: str) -> None:
     result = fs.check(target, window=5, samples=3000, batch=3000)
     assert result.passed, str(result)
     assert fs.sample(target, 200, window=5).speedup > 1.2
+
+
+@pytest.mark.parametrize("multistep", [False, True])
+def test_a_chain_that_is_affine_offers_its_weights(multistep: bool) -> None:
+    """On a GPU rounds are fused from them, so they must make the mean."""
+    if multistep:
+        scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=2)
+    else:
+        scheduler = diffusers.DDPMScheduler(clip_sample=True)
+    scheduler.set_timesteps(9)
+    target = SchedulerTarget(
+        schedulers.read(scheduler).to("cpu", torch.float64), torch.Size([3]), lambda x, time, row: x
+    )
+    assert is_affine(target)
+    x, prediction, previous = torch.randn(3, 9, 3, dtype=torch.float64)
+    step = torch.arange(9)
+    mean = target.state_weight[:, None] * x + target.prediction_weight[:, None] * prediction
+    assert (target.previous_weight is not None) == multistep
+    if target.previous_weight is not None:
+        mean = mean + target.previous_weight[:, None] * previous
+    torch.testing.assert_close(transition_mean(target, x, prediction, step, previous), mean)
+
+
+def test_a_chain_that_needs_the_raw_estimate_offers_none() -> None:
+    scheduler = diffusers.DDIMScheduler(clip_sample=True)
+    scheduler.set_timesteps(9)
+    chain = schedulers.read(scheduler, eta=1.0).to("cpu", torch.float64)
+    assert not is_affine(SchedulerTarget(chain, torch.Size([3]), lambda x, time, row: x))

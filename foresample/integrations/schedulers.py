@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Chain:
     std: Tensor
     limit: Limit | None = None
 
-    @property
+    @cached_property
     def multistep(self) -> bool:
         return bool((self.previous != 0).any())
 
@@ -63,20 +64,21 @@ class Chain:
     def denoise(self, x: Tensor, output: Tensor, step: Tensor) -> Tensor:
         """The prediction worth reusing: x0, limited unless the transition needs it raw."""
         x0 = per_row(self.from_state, step, x) * x + per_row(self.from_output, step, x) * output.to(x.dtype)
-        return x0 if self.limit is None or self._needs_raw else self.limit(x0)
+        return x0 if self.limit is None or self.needs_raw else self.limit(x0)
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor | None = None) -> Tensor:
         """The transition's mean at (x, step), given predictions."""
-        clean = self.limit(prediction) if self.limit is not None and self._needs_raw else prediction
+        clean = self.limit(prediction) if self.limit is not None and self.needs_raw else prediction
         mean = per_row(self.state, step, x) * x + per_row(self.clean, step, x) * clean
-        if self._needs_raw:
+        if self.needs_raw:
             mean = mean + per_row(self.raw, step, x) * prediction
         if previous is not None:
             mean = mean + per_row(self.previous, step, x) * previous
         return mean
 
-    @property
-    def _needs_raw(self) -> bool:
+    @cached_property
+    def needs_raw(self) -> bool:
+        """Whether the mean also takes the prediction as it is before it was limited."""
         return bool((self.raw != 0).any())
 
 
@@ -97,6 +99,18 @@ class SchedulerTarget:
     @property
     def multistep(self) -> bool:
         return self.chain.multistep
+
+    @property
+    def state_weight(self) -> Tensor | None:
+        return None if self.chain.needs_raw else self.chain.state
+
+    @property
+    def prediction_weight(self) -> Tensor:
+        return self.chain.clean
+
+    @property
+    def previous_weight(self) -> Tensor | None:
+        return self.chain.previous if self.multistep else None
 
     def start(self, noise: Tensor) -> Tensor:
         return self.start_scale * noise

@@ -25,12 +25,11 @@ import triton.language as tl
 from torch import Tensor
 
 from foresample import noise as streams
-from foresample.contracts import NO_FAULT
+from foresample.contracts import NO_FAULT, Affine, is_multistep
 from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
 from foresample.kernels.noise import normals, unit
 from foresample.report import Tally
 from foresample.speculate import Call, Commit, Rows, Settings, call
-from foresample.targets.affine import AffineTarget
 
 _BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
 _GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _BROKEN = (tl.constexpr(i) for i in range(8))
@@ -351,14 +350,14 @@ def _commit(
 
 
 def one_round(
-    target: AffineTarget, rows: Rows, settings: Settings, tally: Tally
+    target: Affine, rows: Rows, settings: Settings, tally: Tally
 ) -> Generator[Call, Tensor, tuple[Rows, Commit]]:
     """See `speculate.one_round`; in place."""
     count, width, steps = len(rows.x), settings.window + 1, len(target.std)
     window, size, memory = settings.window, math.prod(target.shape), rows.memory
     parts, lanes = triton.cdiv(size, _BLOCK), triton.next_power_of_2(width)
     std, state_weight, *weights = _coefficients(target)
-    shared = {"steps": steps, "window": window, "size": size, "MULTISTEP": target.multistep}
+    shared = {"steps": steps, "window": window, "size": size, "MULTISTEP": is_multistep(target)}
 
     states, spent = torch.empty_like(rows.noise), torch.empty_like(rows.noise)
     guesses = rows.x.new_empty((count, window, *target.shape))
@@ -423,7 +422,7 @@ def _transition(
 
 
 def transition(
-    target: AffineTarget,
+    target: Affine,
     x: Tensor,
     prediction: Tensor,
     previous: Tensor,
@@ -435,11 +434,11 @@ def transition(
     size = math.prod(target.shape)
     _transition[(len(x), triton.cdiv(size, _BLOCK))](
         x, prediction.contiguous(), previous, seed, step, fault, *_coefficients(target), len(target.std), size,
-        MULTISTEP=target.multistep, BLOCK=_BLOCK,
+        MULTISTEP=is_multistep(target), BLOCK=_BLOCK,
     )
 
 
-def _coefficients(target: AffineTarget) -> tuple[Tensor, ...]:
+def _coefficients(target: Affine) -> tuple[Tensor, ...]:
     """std, then the weights of state, prediction and previous prediction (any tensor where there is none)."""
     previous = target.prediction_weight if target.previous_weight is None else target.previous_weight
     return tuple(v.contiguous() for v in (target.std, target.state_weight, target.prediction_weight, previous))
