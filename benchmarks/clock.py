@@ -8,6 +8,7 @@ python -m benchmarks.clock throughput assets/cifar10
 python -m benchmarks.clock memory assets/cifar10
 python -m benchmarks.clock growth assets/cifar10
 python -m benchmarks.clock tests
+python -m benchmarks.clock plot
 """
 
 from __future__ import annotations
@@ -287,6 +288,56 @@ def gpu_tests(out: Out = RESULTS) -> None:
     log = Log()
     pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/test_kernels.py"], plugins=[log])
     save(out / "gpu-tests.json", {}, passed=log.passed, failed=log.failed)
+
+
+@app.command()
+def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock.png") -> None:
+    """The pictures of docs/performance.md, from the saved results."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    latencies, grown = (
+        json.loads((RESULTS / f"cifar10-{name}.json").read_text()) for name in ("latency-graph", "growth")
+    )
+    figure, (clock, calls) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    colours = {100: "#9fb8d0", 250: "#2f6690", 1000: "crimson"}
+    for steps in sorted({row["steps"] for row in latencies["rows"]}):
+        rows = [row for row in latencies["rows"] if row["steps"] == steps and row["window"]]
+        windows = [row["window"] for row in rows]
+        errors = [row["gain"] * row["ms_error"] / row["ms"] for row in rows]
+        gains = [row["gain"] for row in rows]
+        clock.errorbar(
+            windows, gains, errors, marker="o", capsize=3, color=colours[steps], label=f"{steps} steps"
+        )
+    clock.axhline(1, color="grey", linewidth=1, linestyle=":")
+    clock.set(xlabel="window", ylabel="times faster on the clock", ylim=(0, None))
+    clock.set_title("One sample, against the compiled, captured sequential sampler", loc="left", fontsize=10)
+    clock.set_xticks(windows)
+    clock.legend(frameon=False, loc=(0.02, 0.6))
+
+    x = torch.tensor([float(row["steps"]) for row in grown["rows"]])
+    y = torch.tensor([row["calls"] for row in grown["rows"]])
+    fit = torch.exp(y.log().mean() + grown["exponent"] * (x.log() - x.log().mean()))
+    theory = y[0] * (x / x[0]) ** (2 / 3)
+    calls.plot(x, x, color="grey", linewidth=1, linestyle=":", label="sequential: N")
+    calls.plot(x, theory, color="#9fb8d0", linestyle="--", label="self-speculation theory: N^(2/3)")
+    calls.plot(x, fit, color="crimson", linewidth=1, label=f"fit: N^{grown['exponent']:.2f}")
+    errors = [row["calls_error"] for row in grown["rows"]]
+    calls.errorbar(x, y, errors, color="crimson", marker="o", linestyle="", capsize=3, label="measured")
+    calls.set(xlabel="steps of the chain, N", ylabel="network calls a sample", xscale="log", yscale="log")
+    calls.set_title(
+        f"Calls against chain length, window {grown['settings']['window']}", loc="left", fontsize=10
+    )
+    ticks, marks = [int(v) for v in x.tolist()], [10, 20, 50, 100, 200, 500, 1000]
+    calls.set_xticks(ticks, labels=[str(v) for v in ticks], minor=False)
+    calls.set_yticks(marks, labels=[str(v) for v in marks], minor=False)
+    calls.minorticks_off()
+    calls.legend(frameon=False)
+    for axes in (clock, calls):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, dpi=140)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,118 @@ def policy() -> str:
     return "\n".join(lines)
 
 
+def latency() -> str:
+    """One sample at a time on a GPU."""
+    lines = ["| steps | sequential | window | calls | ms a sample | faster |", "|---|---|---|---|---|---|"]
+    eager = result("cifar10-latency-eager")
+    for saved, mode in ((result("cifar10-latency-graph"), ""), (eager, ", eager")):
+        rows = saved["rows"]
+        for steps in sorted({row["steps"] for row in rows}):
+            base = _row(rows, steps=steps, window=0)["ms"]
+            ours = [row for row in rows if row["steps"] == steps and row["window"]]
+            best = max(row["gain"] for row in ours)
+            for row in ours:
+                gain = f"{row['gain']:.2f}×"
+                cells = (
+                    f"{steps}{mode}",
+                    f"{base:.0f} ms",
+                    f"{row['window']}",
+                    f"{row['calls']:.1f}",
+                    f"{row['ms']:.1f} ± {row['ms_error']:.1f}",
+                    f"**{gain}**" if row["gain"] == best else gain,
+                )
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def clock() -> str:
+    """The best window at each chain length."""
+    lines = ["| steps | sequential | foresample | faster |", "|---|---|---|---|"]
+    for name, mode in (("cifar10-latency-graph", ""), ("cifar10-latency-eager", ", both eager")):
+        rows = result(name)["rows"]
+        for steps in sorted({row["steps"] for row in rows}):
+            base = _row(rows, steps=steps, window=0)
+            best = max((row for row in rows if row["steps"] == steps), key=lambda row: row["gain"])
+            ours = f"{best['ms']:.0f} ms (window {best['window']})"
+            lines.append(f"| {steps}{mode} | {base['ms']:.0f} ms | {ours} | **{best['gain']:.1f}×** |")
+    return "\n".join(lines)
+
+
+def rounds() -> str:
+    """Where the time of a round goes."""
+    lines = ["| window | a round | the network alone | all else |", "|---|---|---|---|"]
+    for row in result("earlier/cifar10-latency-graph")["rounds"]:
+        cells = (
+            f"{row['window']}",
+            f"{row['round_us']:.0f} µs",
+            f"{row['network_us']:.0f} µs",
+            f"{100 * row['share']:.1f} %",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def throughput() -> str:
+    """Many samples through few slots."""
+    saved = result("cifar10-throughput")
+    settings = saved["settings"]
+    lines = [
+        f"| steps | slots occupied | in fixed batches of {settings['slots']} | samples a second, slots "
+        "| fixed batches | sequential |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in saved["rows"]:
+        cells = (
+            f"{row['steps']}",
+            f"{100 * row['occupancy']:.1f} %",
+            f"{100 * row['fixed_occupancy']:.1f} %",
+            f"{row['samples_per_second']:.0f} ({row['gain_over_fixed']:.2f}× fixed)",
+            f"{row['fixed_samples_per_second']:.0f}",
+            f"**{row['sequential_samples_per_second']:.0f}**",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    advice = "; ".join(f"“{tuning['advice']}”" for tuning in saved["tunings"])
+    lines += [
+        "",
+        f"{settings['samples']} samples, window {settings['window']}. What `tune` says of it: {advice}.",
+    ]
+    return "\n".join(lines)
+
+
+def growth() -> str:
+    """Calls against the length of the chain."""
+    saved = result("cifar10-growth")
+    rows, settings = saved["rows"], saved["settings"]
+    calls = " | ".join(f"{row['calls']:.1f} ± {row['calls_error']:.1f}" for row in rows)
+    return "\n".join(
+        [
+            f"| steps | {' | '.join(str(row['steps']) for row in rows)} |",
+            f"|---|{'---|' * len(rows)}",
+            f"| calls | {calls} |",
+            "",
+            f"The fit over all of them: calls ∝ N^{saved['exponent']:.3f} (window {settings['window']}, "
+            f"{settings['samples']} samples each, bfloat16).",
+        ]
+    )
+
+
+def memory() -> str:
+    """Peak device memory of a stream."""
+    saved = result("cifar10-memory")
+    told = ", ".join(
+        f"{row['peak_mib']:.0f} MiB ({row['steps']} steps, {row['samples']} samples)" for row in saved["rows"]
+    )
+    settings = saved["settings"]
+    return f"{settings['slots']} slots, window {settings['window']}, three engines one after the other: {told}."
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "clock": clock,
+    "latency": latency,
+    "rounds": rounds,
+    "throughput": throughput,
+    "growth": growth,
+    "memory": memory,
     "models": models,
     "mixture": mixture,
     "quality": quality,

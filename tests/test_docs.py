@@ -46,6 +46,14 @@ def test_the_example_of_the_readme_runs() -> None:
     assert names["run"].speedup > 1
 
 
+def test_the_examples_of_performance_run() -> None:
+    names: dict = {}
+    for code in blocks(ROOT / "docs" / "performance.md"):
+        exec(code.replace("steps=20", "steps=6"), names)
+    assert names["run"].samples.isfinite().all()
+    assert names["sample"].calls > 0
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):

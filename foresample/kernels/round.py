@@ -441,7 +441,8 @@ def transition(
 def _coefficients(target: Affine) -> tuple[Tensor, ...]:
     """std, then the weights of state, prediction and previous prediction (any tensor where there is none)."""
     previous = target.prediction_weight if target.previous_weight is None else target.previous_weight
-    return tuple(v.contiguous() for v in (target.std, target.state_weight, target.prediction_weight, previous))
+    weights = target.std, target.state_weight, target.prediction_weight, previous
+    return tuple(weight.contiguous() for weight in weights if weight is not None)
 
 
 @cache
