@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.special import erfcx, ndtri
 
-_NODES, _WEIGHTS = ((v.tolist()) for v in np.polynomial.legendre.leggauss(16))
 _SMALL = 0.5  # below this mismatch, differences of Φ are taken as integrals over their width
 _FAR = 40.0  # φ(40) = 0 in float64: thresholds are not followed further out than this
 _NEWTON_STEPS = 8
@@ -86,7 +86,7 @@ def tilted_cdf(s: Tensor, mismatch: Tensor, log_p: Tensor) -> Tensor:
     Φ(s) is returned: nothing moves.
     """
     narrow = mismatch.clamp(max=_SMALL)
-    small = narrow * _integral(lambda u: _density(s - narrow * u))
+    small = narrow * _integral(lambda u: _density(s.unsqueeze(-1) - narrow.unsqueeze(-1) * u), s.device)
     between = torch.where(mismatch < _SMALL, small, normal_cdf(s) - normal_cdf(s - mismatch))
     c = deficit(mismatch, log_p)
     value = (between - torch.expm1(log_p) * normal_cdf(s - mismatch)) / c
@@ -135,11 +135,11 @@ def _mills(x: Tensor) -> Tensor:
 def _mills_drop(x: Tensor, width: Tensor) -> Tensor:
     """M(x) − M(x + width) for small widths: ∫ (1 − v M(v)) dv, since M' = v M − 1."""
 
-    def slope(u: float) -> Tensor:
-        v = x + width * u
+    def slope(u: Tensor) -> Tensor:
+        v = x.unsqueeze(-1) + width.unsqueeze(-1) * u
         return 1 - v * _mills(v)
 
-    return width * _integral(slope)
+    return width * _integral(slope, x.device)
 
 
 def _mills_difference(x: Tensor, width: Tensor) -> Tensor:
@@ -148,9 +148,17 @@ def _mills_difference(x: Tensor, width: Tensor) -> Tensor:
     return torch.where(width < _SMALL, _mills_drop(x, narrow), _mills(x) - _mills(x + width))
 
 
-def _integral(f: Callable[[float], Tensor]) -> Tensor:
-    """∫₀¹ f(u) du by 16-point Gauss–Legendre, summed in a fixed order (the same bits in any batch)."""
-    total = 0.5 * _WEIGHTS[0] * f(0.5 * (_NODES[0] + 1))
-    for node, weight in zip(_NODES[1:], _WEIGHTS[1:], strict=True):
-        total = total + 0.5 * weight * f(0.5 * (node + 1))
-    return total
+@cache
+def quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of 16-point Gauss–Legendre on [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)
+
+
+def _integral(f: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """∫₀¹ f(u) du, f giving a last dimension for the nodes; summed in a fixed order."""
+    nodes, weights = quadrature(device)
+    terms = weights * f(nodes)
+    for half in (8, 4, 2, 1):
+        terms = terms[..., :half] + terms[..., half:]
+    return terms.squeeze(-1)

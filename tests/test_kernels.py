@@ -114,8 +114,6 @@ def test_scalars_agree_over_the_whole_range() -> None:
         tl.store(out + n + i, device.tilted_cdf(tl.load(s + i), d, p, u, w))
         tl.store(out + 2 * n + i, device.residual(tl.load(level + i), d, p, u, w))
 
-    from foresample.kernels.round import _quadrature
-
     count, generator = 1 << 16, torch.Generator().manual_seed(2)
     unit = torch.rand(4, count, generator=generator, dtype=torch.float64)
     mismatch = 10 ** (unit[0] * 15 - 12)
@@ -130,7 +128,7 @@ def test_scalars_agree_over_the_whole_range() -> None:
     ]
     out = torch.empty(3, count, dtype=torch.float64, device=GPU)
     values = [v.to(GPU) for v in (mismatch, log_p, s, level)]
-    every[(count // 128,)](*values, *_quadrature(GPU), out, count, BLOCK=128)
+    every[(count // 128,)](*values, *coupling.quadrature(GPU), out, count, BLOCK=128)
     matters = wanted[0] > 2.0**-53  # below it, no uniform can come to the residual
     for got, want in zip(out.cpu(), wanted, strict=True):
         finite = torch.isfinite(want) & matters

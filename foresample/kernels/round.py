@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from functools import cache
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -26,6 +24,7 @@ from torch import Tensor
 
 from foresample import noise as streams
 from foresample.contracts import NO_FAULT, Affine, is_multistep
+from foresample.coupling import quadrature
 from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
 from foresample.kernels.noise import normals, unit
 from foresample.report import Tally
@@ -382,7 +381,7 @@ def one_round(
     push, mismatch = (sums.new_empty((count, window)) for _ in range(2))
     _decide[(count,)](
         sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
-        memory["gain"], memory["response"], memory["ready"], std, *_quadrature(states.device),
+        memory["gain"], memory["response"], memory["ready"], std, *quadrature(states.device),
         accepted, committed, push, mismatch, tally.lengths, tally.drafted, tally.mismatch,
         steps, window, settings.block or window, torch.finfo(states.dtype).eps,
         PADDED=settings.padded, LANES=lanes, num_warps=8,
@@ -443,10 +442,3 @@ def _coefficients(target: Affine) -> tuple[Tensor, ...]:
     previous = target.prediction_weight if target.previous_weight is None else target.previous_weight
     weights = target.std, target.state_weight, target.prediction_weight, previous
     return tuple(weight.contiguous() for weight in weights if weight is not None)
-
-
-@cache
-def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of 16-point Gauss–Legendre on [0, 1]."""
-    nodes, weights = np.polynomial.legendre.leggauss(16)
-    return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)
