@@ -119,13 +119,14 @@ def _round_share(target: AffineTarget, window: int, repeats: int = 20) -> dict[s
     x = torch.randn((window + 1, *target.shape), device="cuda")
     row = torch.zeros(window + 1, dtype=torch.int64, device="cuda")
     step = torch.arange(window + 1, device="cuda") + 100
-    with torch.no_grad():
-        network = capture(lambda: target.predict(x, step, row)).replay
+    network = capture(lambda: target.predict(x, step, row), x.device)
     plain = Sequential(target, 1, graph=True)
     engine = fs.Engine(target, window=max(1, window), slots=1, graph=True)
     slots = engine._slots(1)
     assert isinstance(slots, FixedSlots)
-    advance = slots._advance if window else plain._advance
+    assert slots.graphs is not None
+    graph = slots.graphs[1] if window else plain.graph
+    assert graph is not None
     certain = len(target.std) // (window + 1) - 2
     times: dict[str, list[float]] = {"round": [], "network": []}
     for i in range(repeats):
@@ -135,12 +136,12 @@ def _round_share(target: AffineTarget, window: int, repeats: int = 20) -> dict[s
         else:
             plain.sample(key[i : i + 1])
             plain.step.zero_()
-        advance()  # the first has nothing to draft from
-        for name, work in (("round", advance), ("network", network)):
+        graph.replay()  # the first has nothing to draft from
+        for name, work in (("round", graph), ("network", network)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             for _ in range(certain):
-                work()
+                work.replay()
             end.record()
             end.synchronize()
             times[name].append(1e3 * start.elapsed_time(end) / certain)

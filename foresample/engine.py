@@ -164,11 +164,7 @@ class FixedSlots:
         # For each slot: the sample to begin, its seed, and whether to begin it.
         self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
         self.rows = work.begin(self.incoming[0], self.incoming[1]).map(_own)
-        self._admit: Callable[[], None] = self._admit_incoming
-        self._advance: Callable[[], None] = self._round
-        if graph:
-            self._admit = capture(self._admit_incoming).replay
-            self._advance = capture(self._round).replay
+        self.graphs = (capture(self._admit, device), capture(self._round, device)) if graph else None
         self.clear()
 
     def clear(self) -> None:
@@ -187,11 +183,11 @@ class FixedSlots:
         incoming = torch.zeros(3, self.capacity, dtype=torch.int64)
         incoming[:, free] = torch.stack([sample.cpu(), seed.cpu(), torch.ones_like(seed.cpu())])
         self.incoming.copy_(incoming)
-        self._admit()
+        self.graphs[0].replay() if self.graphs else self._admit()
         for slot in free:
             self.left[slot] = self.work.steps
 
-    def _admit_incoming(self) -> None:
+    def _admit(self) -> None:
         sample, seed, begins = self.incoming
         new, begins = self.work.begin(sample, seed), begins.bool()
 
@@ -207,7 +203,7 @@ class FixedSlots:
             return self._look()
         certain = min(-(-left // self.most) for left in self.left if left)
         for _ in range(certain):
-            self._advance()
+            self.graphs[1].replay() if self.graphs else self._round()
         self.rounds += certain
         return self._look()
 
@@ -245,28 +241,28 @@ def _own(value: Tensor) -> Tensor:
 
 
 @cache
-def _stream_aside() -> torch.cuda.Stream:
+def _stream_aside(device: torch.device) -> torch.cuda.Stream:
     """One stream for all warm-ups: libraries keep a workspace for every stream they have seen."""
-    return torch.cuda.Stream()
+    return torch.cuda.Stream(device)
 
 
-def capture(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def capture(work: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
     """A CUDA graph of the work, run a few times before (compilers, caches)."""
-    aside = _stream_aside()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            work()
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"the target cannot be captured in a CUDA graph ({str(error).splitlines()[0]}): it must not read "
-            "values back from the device or depend on them; or leave graph=True out"
-        ) from error
+    graph, aside = torch.cuda.CUDAGraph(), _stream_aside(device)
+    with torch.cuda.device(device), torch.no_grad():
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                work()
+        torch.cuda.current_stream().wait_stream(aside)
+        try:
+            with torch.cuda.graph(graph):
+                work()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the target cannot be captured in a CUDA graph ({str(error).splitlines()[0]}): it must not "
+                "read values back from the device or depend on them; or leave graph=True out"
+            ) from error
     return graph
 
 

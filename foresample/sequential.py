@@ -45,8 +45,7 @@ class Sequential:
         self.needed = torch.ones(slots, 1, dtype=torch.bool, device=device)
         self.x = target.std.new_zeros((slots, *target.shape))
         self.previous = torch.zeros_like(self.x)
-        with torch.no_grad():
-            self._advance = capture(self._transition).replay if graph else self._transition
+        self.graph = capture(self._transition, device) if graph else None
 
     def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
         """The samples of these seeds, `slots` at a time."""
@@ -79,7 +78,7 @@ class Sequential:
         with torch.no_grad():
             self.x.copy_(start_states(target, unit))
             for k in range(steps):
-                self._advance()
+                self.graph.replay() if self.graph else self._transition()
                 if (k + 1) % look_every == 0 or k + 1 == steps:
                     raise_faults(self.fault, self.row)
                 if observe is not None:

@@ -154,7 +154,7 @@ def call_seconds(target: Target, states: int, *, graph: bool = False, repeats: i
         with torch.no_grad():
             return target.predict(x.clone(), step, row)
 
-    work = capture(call).replay if graph else call
+    work = capture(call, std.device).replay if graph else call
     work()
     return min(_seconds(work, target) for _ in range(repeats))
 

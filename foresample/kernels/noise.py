@@ -49,5 +49,6 @@ def normal(
     if len(seed):
         grid = (len(seed), triton.cdiv(size, _BLOCK))
         seed, step, draw = seed.contiguous(), step.contiguous(), draw.contiguous()
-        _normal_kernel[grid](seed, step, draw, out, size, stream, BLOCK=_BLOCK)
+        with torch.cuda.device_of(out):
+            _normal_kernel[grid](seed, step, draw, out, size, stream, BLOCK=_BLOCK)
     return out

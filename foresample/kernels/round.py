@@ -362,36 +362,36 @@ def one_round(
     guesses = rows.x.new_empty((count, window, *target.shape))
     at_step, of_sample = (rows.step.new_empty((count, width)) for _ in range(2))
     length, accepted, committed = (torch.empty_like(rows.step) for _ in range(3))
-    _draft[(count, parts)](
-        rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["visited"],
-        memory["gain"], memory["response"], memory["states"], memory["predictions"],
-        std, state_weight, *weights, settings.last,
-        states, guesses, spent, length, at_step, of_sample, **shared, BLOCK=_BLOCK, LANES=lanes,
-    )
+    with torch.cuda.device_of(states):
+        _draft[(count, parts)](
+            rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["visited"],
+            memory["gain"], memory["response"], memory["states"], memory["predictions"],
+            std, state_weight, *weights, settings.last,
+            states, guesses, spent, length, at_step, of_sample, **shared, BLOCK=_BLOCK, LANES=lanes,
+        )
 
     needed = None if settings.padded else torch.arange(width, device=length.device) <= length.unsqueeze(1)
     predictions = (yield from call(states, at_step, of_sample, needed)).contiguous()
 
     sums = torch.empty((count, width, _SUMS.value), dtype=torch.float64, device=states.device)
-    _measure[(count * width,)](
-        states, predictions, guesses, spent, at_step, length, memory["states"], memory["predictions"],
-        std, *weights, sums, **shared, BLOCK=_WIDE,
-    )
-
     push, mismatch = (sums.new_empty((count, window)) for _ in range(2))
-    _decide[(count,)](
-        sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
-        memory["gain"], memory["response"], memory["ready"], std, *quadrature(states.device),
-        accepted, committed, push, mismatch, tally.lengths, tally.drafted, tally.mismatch,
-        steps, window, settings.block or window, torch.finfo(states.dtype).eps,
-        PADDED=settings.padded, LANES=lanes, num_warps=8,
-    )
-
-    _commit[(count * width, parts)](
-        states, predictions, guesses, spent, rows.seed, at_step, length, accepted, committed, push,
-        std, state_weight, *weights,
-        rows.x, rows.previous, rows.noise, memory["states"], memory["predictions"], **shared, BLOCK=_BLOCK,
-    )
+    with torch.cuda.device_of(states):
+        _measure[(count * width,)](
+            states, predictions, guesses, spent, at_step, length, memory["states"], memory["predictions"],
+            std, *weights, sums, **shared, BLOCK=_WIDE,
+        )
+        _decide[(count,)](
+            sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
+            memory["gain"], memory["response"], memory["ready"], std, *quadrature(states.device),
+            accepted, committed, push, mismatch, tally.lengths, tally.drafted, tally.mismatch,
+            steps, window, settings.block or window, torch.finfo(states.dtype).eps,
+            PADDED=settings.padded, LANES=lanes, num_warps=8,
+        )
+        _commit[(count * width, parts)](
+            states, predictions, guesses, spent, rows.seed, at_step, length, accepted, committed, push,
+            std, state_weight, *weights, rows.x, rows.previous, rows.noise,
+            memory["states"], memory["predictions"], **shared, BLOCK=_BLOCK,
+        )
     return rows, Commit(rows.sample, at_step[:, 0], committed, states, rows.x, mismatch, length)
 
 
@@ -431,10 +431,11 @@ def transition(
 ) -> None:
     """One step of the sequential sampler, in place; `step` itself is not moved on."""
     size = math.prod(target.shape)
-    _transition[(len(x), triton.cdiv(size, _BLOCK))](
-        x, prediction.contiguous(), previous, seed, step, fault, *_coefficients(target), len(target.std), size,
-        MULTISTEP=is_multistep(target), BLOCK=_BLOCK,
-    )
+    with torch.cuda.device_of(x):
+        _transition[(len(x), triton.cdiv(size, _BLOCK))](
+            x, prediction.contiguous(), previous, seed, step, fault, *_coefficients(target), len(target.std),
+            size, MULTISTEP=is_multistep(target), BLOCK=_BLOCK,
+        )
 
 
 def _coefficients(target: Affine) -> tuple[Tensor, ...]:
