@@ -41,10 +41,10 @@ def build(results: Path = RESULTS, pictures: Path | None = PICTURES) -> str:
     """The page, from a folder of result files and one of pictures."""
     found = read_results(results)
     chapters = sections(found, pictures)
-    if not chapters:
+    if not any(section.results for section in chapters):
         raise ResultError(
-            f"none of the {len(found.found)} JSON files in {results} is a result this page shows; "
-            "name a folder such as benchmarks/results with --results"
+            f"none of the {len(found.found)} JSON files in {results} is a result this page shows; name a "
+            "folder such as benchmarks/results with --results"
         )
     run = recording.record()
     data = {"plots": [plot.to_json() for s in chapters for plot in s.plots], "recording": run.to_json()}

@@ -90,7 +90,7 @@ def _mixtures_at_one_window(found: Sequence[Result]) -> Plot:
 
 
 def _curve_plot(result: Result) -> Plot:
-    rows = result.rows(text=("method",), numbers=("states", "speedup"))
+    rows = result.rows(text=("method",), positive=("states", "speedup"))
     settings = result.settings
     return Plot(
         f"plot-{result.name}",
@@ -116,7 +116,7 @@ def growth(results: Results) -> Section | None:
         return None
     plots, texts = [], []
     for result in found:
-        rows = result.rows(numbers=("steps", "calls", "calls_error"))
+        rows = result.rows(numbers=("calls_error",), positive=("steps", "calls"))
         exponent = float(result.field("exponent", (int, float)))
         steps = [row["steps"] for row in rows]
         centre = [math.fsum(math.log(row[k]) for row in rows) / len(rows) for k in ("steps", "calls")]
@@ -144,15 +144,12 @@ def growth(results: Results) -> Section | None:
         texts.append(
             paragraph(
                 f"Going from {first['steps']} to {last['steps']} steps ({last['steps'] / first['steps']:.3g} "
-                "times",
-                f"as many) takes {plus_minus(first['calls'], first['calls_error'])} to",
-                f"{plus_minus(last['calls'], last['calls_error'])} calls, {last['calls'] / first['calls']:.1f} "
-                "times",
-                f"as many. The fitted exponent is {exponent:.2f}; autospeculation (Hu et al. 2025) proves a "
-                "speed-up of",
-                "order N^⅓, that is N^⅔ calls, drawn from the first point. A power law is a summary here, not "
-                "a theorem:",
-                "the window is fixed, so in the end calls must grow like N.",
+                f"times as many) takes {plus_minus(first['calls'], first['calls_error'])} to "
+                f"{plus_minus(last['calls'], last['calls_error'])} calls, "
+                f"{last['calls'] / first['calls']:.1f} times as many. The fitted exponent is {exponent:.2f}; "
+                "autospeculation (Hu et al. 2025) proves a speed-up of order N^⅓, that is N^⅔ calls, drawn "
+                "from the first point. A power law is a summary here, not a theorem: the window is fixed, "
+                "so in the end calls must grow like N.",
             )
         )
     return Section("growth", "Finer chains cost little more", texts + [p.html() for p in plots], plots, found)

@@ -40,15 +40,15 @@ def clock(results: Results) -> Section | None:
         used.append(eager)
         rows = eager.rows(numbers=("steps", "window", "ms", "ms_error"))
         told = "; ".join(
-            f"{'sequential' if not row['window'] else 'window ' + str(row['window'])} "
+            f"{'sequential' if not row['window'] else 'window ' + str(row['window'])}: "
             f"{plus_minus(row['ms'], row['ms_error'])} ms"
             for row in rows
         )
         texts.append(
             paragraph(
-                f"Without a CUDA graph, launched call by call, {rows[0]['steps']} steps take: {told}. The "
-                "baseline of",
-                "the plot is the strict one: the sequential sampler, too, replays a captured graph.",
+                f"Without a CUDA graph, launched call by call, {rows[0]['steps']} steps take {told}. The "
+                "baseline of the plot is the strict one: the sequential sampler, too, replays a captured "
+                "graph.",
             )
         )
     memory = results.get("cifar10-memory")
@@ -68,15 +68,15 @@ def clock(results: Results) -> Section | None:
         return None
     device = machine_of(used[0])
     intro = paragraph(
-        f"One sample at a time{device}: calls follow one another, and a call on a few more states costs little "
-        "more.",
+        f"One sample at a time{device}: calls follow one another, and a call on a few more states costs "
+        "little more.",
         "This is where fewer calls become less time.",
     )
     return Section("clock", "On the clock", [intro, grid(*(p.html() for p in plots)), *texts], plots, used)
 
 
 def _latency_plot(result: Result) -> Plot:
-    rows = result.rows(numbers=("steps", "window", "calls", "ms", "ms_error"))
+    rows = result.rows(numbers=("window", "ms_error"), positive=("steps", "calls", "ms"))
     chains = list(dict.fromkeys(row["steps"] for row in rows))
     plain = {row["steps"]: row["ms"] for row in rows if row["window"] == 0}
 
@@ -119,8 +119,8 @@ def _rounds_plot(result: Result) -> Plot:
         Axis("window"),
         Axis("µs a round", zero=True),
         [Series("network call", network), Series("drafting, verifying, committing", own, "ours")],
-        f"{100 * min(shares):.1f} to {100 * max(shares):.1f} % of a round is the sampler's own work; "
-        "the rest is the network."
+        f"{100 * min(shares):.1f} to {100 * max(shares):.1f} % of a round is the sampler's own work; the "
+        "rest is the network."
         + (" Measured at an earlier commit than the other plot." if "/" in result.name else ""),
         kind="bars",
         categories=names,
@@ -145,15 +145,15 @@ def losses(results: Results) -> Section | None:
         return None
     body.append(
         paragraph(
-            "Fewer calls is not fewer evaluations: a call checks a whole window, and what is rejected has been "
-            "computed",
-            "all the same. Where every state costs its full price, on a CPU or a GPU that is full, the "
-            "sequential",
-            "sampler is faster, and foresample says so: its tuner advises against itself.",
+            "Fewer calls is not fewer evaluations: a call checks a whole window, and what is rejected has "
+            "been computed all the same. Where every state costs its full price, on a CPU or a GPU that is "
+            "full, the sequential sampler is faster, and foresample says so: its tuner advises against "
+            "itself.",
         )
     )
     body.append(grid(*(p.html() for p in plots)))
-    for tuning in full.data.get("tunings", []) if full is not None else []:
+    tunings = full.data.get("tunings") if full is not None else None
+    for tuning in tunings if isinstance(tunings, list) else []:
         if isinstance(tuning, dict) and isinstance(tuning.get("advice"), str):
             body.append(f'<blockquote class="note">{escape(tuning["advice"])}.</blockquote>')
     return Section("losses", "Where it loses", body, plots, used)
@@ -178,8 +178,7 @@ def _throughput_plot(result: Result) -> Plot:
             for name, (key, role) in kinds.items()
         ],
         f"{model_title(result)}, {settings.get('slots', '?')} samples at a time, window "
-        f"{settings.get('window', '?')}"
-        f"{machine_of(result)}. Further right is better.",
+        f"{settings.get('window', '?')}{machine_of(result)}. Further right is better.",
         kind="dots",
         categories=names,
     )
@@ -190,7 +189,7 @@ def _policy_plot(result: Result) -> Plot:
     names = []
     for i, row in enumerate(result.rows(text=("policy",), numbers=("calls",))):
         batch = row.get("batch_1")
-        if not isinstance(batch, dict) or not is_number(batch.get("ms")):
+        if not isinstance(batch, dict) or not is_number(batch.get("ms")) or batch["ms"] <= 0:
             result.fail(f"'batch_1' in rows[{i}] has no milliseconds")
         names.append(row["policy"])
         note = f"{number(row['calls'])} calls a plan"
@@ -222,13 +221,13 @@ def _own_share(network: Sequence[Point], own: Sequence[Point]) -> str:
     if not shares:
         return "Shorter is better."
     return (
-        f"{min(shares):.0f} to {max(shares):.0f} % of an accelerated plan is the sampler's own arithmetic: "
-        "a network this small leaves little to save."
+        f"{min(shares):.0f} to {max(shares):.0f} % of an accelerated plan is the sampler's own arithmetic: a "
+        "network this small leaves little to save."
     )
 
 
 def _evaluations_plot(result: Result) -> Plot:
-    rows = result.rows(text=("method",), numbers=("steps", "evaluations"))
+    rows = result.rows(text=("method",), positive=("steps", "evaluations"))
     share = [{**row, "share": row["evaluations"] / row["steps"]} for row in rows]
     one = Series("sequential", [Point(n, 1.0) for n in sorted({row["steps"] for row in rows})], "reference")
     return Plot(
@@ -242,6 +241,7 @@ def _evaluations_plot(result: Result) -> Plot:
 
 
 def throughput_rows(result: Result) -> list[Row]:
+    """Samples a second: sequential, ours, and ours in fixed batches."""
     return result.rows(
-        numbers=("steps", "samples_per_second", "fixed_samples_per_second", "sequential_samples_per_second")
+        positive=("steps", "samples_per_second", "fixed_samples_per_second", "sequential_samples_per_second")
     )

@@ -19,10 +19,12 @@ MODELS = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 
 
 def bench_rows(result: Result, x: str) -> list[Row]:
-    return result.rows(text=("method",), numbers=(x, "speedup", "speedup_error"))
+    """Rows of a benchmark: method, x, and speed-up with its error."""
+    return result.rows(text=("method",), numbers=("speedup_error",), positive=(x, "speedup"))
 
 
 def model_title(result: Result) -> str:
+    """The model as people call it."""
     name = str(result.settings.get("model", result.name))
     return MODELS.get(name, name)
 
@@ -40,17 +42,20 @@ def by_method(
         exact = all(row.get("exact", True) for row in own)
         role: Role = "inexact" if not exact else "ours" if name == ours else "exact"
         own = sorted(own, key=lambda row: row[x])
-        points = [Point(row[x], row[y], row.get(error) if error else None, note(row)) for row in own]
+        errors = [row.get(error) if error and is_number(row.get(error)) else None for row in own]
+        points = [Point(row[x], row[y], e, note(row)) for row, e in zip(own, errors, strict=True)]
         series.append(Series(name, points, role))
     return series
 
 
 def counts(row: Row) -> str:
+    """What a row cost."""
     told = [(row.get("calls"), "calls"), (row.get("evaluations"), "evaluations a sample")]
     return ", ".join(f"{number(value)} {what}" for value, what in told if is_number(value))
 
 
 def machine_of(result: Result) -> str:
+    """Where it ran, to stand behind a sentence."""
     machine = result.data.get("machine")
     gpu = machine.get("gpu") if isinstance(machine, dict) else None
     return f" on one {gpu}" if gpu else " on a CPU"

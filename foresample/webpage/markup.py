@@ -120,7 +120,7 @@ def number(value: Cell) -> str:
 
 def plus_minus(value: float, error: float | None) -> str:
     """Value ± standard error, to two digits of the error."""
-    if not error:
+    if error is None or error <= 0:
         return number(value)
     places = min(6, max(0, 1 - math.floor(math.log10(error))))
     return f"{value:.{places}f} ± {error:.{places}f}"

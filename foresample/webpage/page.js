@@ -19,6 +19,7 @@
     if (parent) parent.append(node);
     return node;
   };
+  const paper = window.matchMedia("print");
   const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
   /* The same digits as in the tables. */
@@ -157,7 +158,8 @@
       }
       if (series.role === "reference") {
         const end = series.points[series.points.length - 1];
-        put(group, "text", { class: "end", x: x(end.x), y: y(end.y) - 7, "text-anchor": "end" }, series.name);
+        const below = y(end.y) > height * 0.6 ? 15 : -7;
+        put(group, "text", { class: "end", x: x(end.x), y: y(end.y) + below, "text-anchor": "end" }, series.name);
       }
     }
     return marks;
@@ -186,10 +188,13 @@
     for (const name of plot.categories)
       put(svg, "line", { class: "gridline", x1: 8, x2: width - 14, y1: line(name), y2: line(name) });
     const marks = [];
+    // Several series on one line stand a little apart, so that equal values can be told.
+    const onLine = (name) => plot.series.filter((s) => s.points.some((p) => p.x === name));
+    const apart = (series, name) => 6 * (onLine(name).indexOf(series) - (onLine(name).length - 1) / 2);
     for (const series of plot.series) {
       const group = put(svg, "g", { class: `series ${series.role} ${series.look}`, "data-series": series.name });
       for (const p of series.points) {
-        const y = line(p.x);
+        const y = line(p.x) + clamp(apart(series, p.x), -9, 9);
         if (p.error) {
           const [low, high] = spread(p).map(at);
           put(group, "line", { class: "error", x1: low, x2: high, y1: y, y2: y });
@@ -250,8 +255,8 @@
     const visible = () => marks.filter((m) => !off.has(m.series.name));
     const hide = () => { tip.hidden = true; chosen = -1; if (ring) ring.setAttribute("visibility", "hidden"); };
 
-    function redraw() {
-      width = Math.max(260, canvas.clientWidth || 560);
+    function redraw(fixed) {
+      width = fixed || Math.max(260, canvas.clientWidth || 560);
       svg = put(null, "svg", { "aria-hidden": "true", focusable: "false" });
       marks = draw(svg, plot, width, off);
       ring = put(svg, "circle", { class: "focus", r: 9, visibility: "hidden" });
@@ -313,7 +318,11 @@
       });
     }
     redraw();
-    new ResizeObserver(() => { if (canvas.clientWidth && Math.abs(canvas.clientWidth - width) > 1) redraw(); }).observe(canvas);
+    // On paper figures are narrower than they look: drawn for that, their letters stay legible.
+    const wide = () => canvas.clientWidth > 700;
+    window.addEventListener("beforeprint", () => redraw(wide() ? 620 : 380));
+    window.addEventListener("afterprint", () => redraw());
+    new ResizeObserver(() => { if (canvas.clientWidth && Math.abs(canvas.clientWidth - width) > 1 && !paper.matches) redraw(); }).observe(canvas);
   }
 
   // ------------------------------------------------------------ the recorded run
@@ -352,8 +361,8 @@
       }
       if (phase === "draft") {
         const how = round.visited > 1
-          ? `The first ${Math.min(round.visited, count)} replay the predictions evaluated along the last path (grey), with its recycled noise; beyond, the last one is carried on.`
-          : "The last known prediction is carried on along the window.";
+          ? `The first ${Math.min(round.visited, count)} replay the predictions evaluated along the last path (grey), with measured slopes and its recycled noise; beyond, the last one is carried on.`
+          : "The last known prediction is carried on along the window, following the noise.";
         return [title + "draft. ", `${plural(count, "transition")} ahead of step ${round.step}, without any network call. ${how}`];
       }
       if (phase === "call") {
@@ -387,7 +396,6 @@
       const line = (points, name) =>
         put(svg, "polyline", { class: name, points: points.map(([k, v]) => `${x(k)},${y(v)}`).join(" ") });
       const dot = (k, v, name, r = 4) => put(svg, "circle", { class: name, cx: x(k), cy: y(v), r });
-      const done = phase === "end" || phase === "commit";
 
       // Axes, the window under way, the density it all ends in.
       if (count && phase !== "end")
@@ -401,18 +409,18 @@
       put(svg, "polyline", { class: "density", points: recording.density.map(([v, d]) => `${width - edge + 6 + ((edge - 12) * d) / peak},${y(v)}`).join(" ") });
 
       // What earlier rounds committed.
-      const before = rounds.slice(0, done && phase === "end" ? rounds.length : number);
-      before.forEach((r) => {
-        line(committed(r), "kept");
-        committed(r).forEach(([k, v], j) => dot(k, v, j === r.accepted + 1 && r.accepted < r.draft_mean.length ? "corrected" : "kept", 3.5));
-      });
-      dot(round.step, round.states[0], "kept", 5);
+      const before = rounds.slice(0, phase === "end" ? rounds.length : number);
+      const end = (r) => (r && r.accepted < r.draft_mean.length ? "corrected" : "kept");
+      before.forEach((r) => line(committed(r), "kept"));
+      before.forEach((r) => committed(r).slice(1).forEach(([k, v], j) => dot(k, v, j === r.accepted ? end(r) : "kept", 4)));
+      dot(rounds[0].step, rounds[0].states[0], "kept", 4);
+      if (phase !== "end") dot(round.step, round.states[0], end(rounds[number - 1]), 5.5);
 
       // The last path, to be replayed.
       if (round.replayed.length > 1 && (phase === "draft" || phase === "call")) {
         const old = round.replayed.map((v, j) => [round.step + j, v]);
         line(old, "ghost");
-        old.slice(1).forEach(([k, v]) => dot(k, v, "ghost", 3.5));
+        old.forEach(([k, v]) => dot(k, v, "ghost", 3.5));
       }
 
       // The draft.

@@ -17,7 +17,7 @@ def published(results: Results) -> Section | None:
         return None
     used, plots = [saved], []
     rows = saved.rows(text=("method", "setting"), numbers=("speedup", "error"))
-    told = [row for row in rows if row.get("published")]
+    told = [row for row in rows if isinstance(row.get("published"), str)]
     names = [f"{row['method']}, {row['setting']}" for row in told]
     series = [
         Series(

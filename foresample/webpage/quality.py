@@ -37,15 +37,14 @@ def quality(results: Results) -> Section | None:
                     for n, p in points.items()
                 ],
                 "Features of our own classifier, so not comparable with FIDs elsewhere. Two runs of each "
-                "sampler: the "
-                "difference between runs is the scale to judge by.",
+                "sampler: the difference between runs is the scale to judge by.",
             )
         )
         groups: dict[str, list[str]] = {}
         for pair in pairs:
             key = " and ".join(sorted(pair[side].split()[0] for side in ("a", "b")))
             groups.setdefault(key, []).append(f"{pair['distance']:.4f}")
-        agreement = saved.data.get("agreement", {})
+        agreement = saved.data.get("agreement")
         body.append(
             table(
                 ["Fréchet distance between", "values"],
@@ -53,12 +52,13 @@ def quality(results: Results) -> Section | None:
                 "If the law is one, two samplers are no further apart than two runs of either",
             )
         )
-        if agreement:
-            told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in agreement.items())
+        if isinstance(agreement, dict):
+            shares = [(name, value) for name, value in agreement.items() if is_number(value)]
+            told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in shares)
             body.append(paragraph(f"Pictures in which the classifier sees the label asked for: {told}."))
     for result in results.matching("quality-cost*"):
         used.append(result)
-        rows = result.rows(text=("method",), numbers=("calls", "distance"))
+        rows = result.rows(text=("method",), numbers=("distance",), positive=("calls",))
         target = result.settings.get("target", result.name)
         plots.append(
             Plot(
@@ -81,11 +81,9 @@ SHEETS = (
     (
         "compare.png",
         "Two grids of twenty garments; most places show nearly the same garment left and right",
-        "Fashion-MNIST, the embedded model, drawn by make demo: sequential left, speculative right, 100 steps, "
-        "window 8. "
-        "The seeds are the same on both sides, and accepted noise is shared, so many pictures are alike; what "
-        "is the "
-        "same by proof is the law.",
+        "Fashion-MNIST, the embedded model, drawn by make demo: sequential left, speculative right, 100 "
+        "steps, window 8. The seeds are the same on both sides, and accepted noise is shared, so many "
+        "pictures are alike; what is the same by proof is the law.",
         True,
     ),
     (
@@ -98,8 +96,7 @@ SHEETS = (
         "cifar10-samples.png",
         "Ten rows of ten small photographs, one class a row; vehicles and horses are clear, animals often not",
         "CIFAR-10, sequential, 100 steps, one class a row. Eight minutes of training: a benchmark for "
-        "samplers, not for "
-        "pictures.",
+        "samplers, not for pictures.",
         False,
     ),
     (
@@ -127,12 +124,10 @@ def sheets(results: Results, pictures: Path | None) -> Section | None:
         body.append(
             picture(
                 drawn,
-                "Four handwritten shapes: demonstrations, and roll-outs of the sequential and the accelerated "
-                "policy, "
-                "which look alike",
-                "A robot policy draws handwriting in closed loop: demonstrations, the sequential policy, the "
-                "accelerated "
-                "one.",
+                "Four handwritten shapes: demonstrations, and roll-outs of the sequential and the "
+                "accelerated policy, which look alike",
+                "A robot policy draws handwriting in closed loop: demonstrations, the sequential policy, "
+                "the accelerated one.",
             )
         )
     if not body:

@@ -104,7 +104,7 @@ class Overheard:
 
 def mixture() -> GaussianMixture:
     """Two narrow components on a line: paths have to decide."""
-    columns = ([[-1.0], [1.1]], [0.2, 0.3], [0.45, 0.55])
+    columns = ([[-0.7], [0.8]], [0.15, 0.2], [0.45, 0.55])
     return GaussianMixture(*(torch.tensor(column, dtype=torch.float64) for column in columns))
 
 

@@ -36,18 +36,23 @@ class Result:
         return self.data[key]
 
     def rows(
-        self, *, text: tuple[str, ...] = (), numbers: tuple[str, ...] = (), key: str = "rows"
+        self,
+        *,
+        text: tuple[str, ...] = (),
+        numbers: tuple[str, ...] = (),
+        positive: tuple[str, ...] = (),
+        key: str = "rows",
     ) -> list[dict[str, Any]]:
-        """Objects, at least one, that all have these fields, the texts being strings and the numbers finite."""
+        """Objects, at least one, that all have these fields: strings, finite numbers, and positive ones."""
         rows = self.field(key, list)
         if not rows:
             self.fail(f"the field {key!r} is empty")
         for i, row in enumerate(rows):
-            for name in (*text, *numbers):
+            for name in (*text, *numbers, *positive):
                 if not isinstance(row, dict) or name not in row:
                     self.fail(f"{name!r} is missing in {key}[{i}]")
-                fits = is_number(row[name]) if name in numbers else isinstance(row[name], str)
-                if not fits:
+                fits = isinstance(row[name], str) if name in text else is_number(row[name])
+                if not fits or (name in positive and row[name] <= 0):
                     self.fail(f"{name!r} in {key}[{i}] is {row[name]!r}")
         return rows
 

@@ -42,8 +42,7 @@ def headlines(results: Results) -> list[tuple[str, str, str]]:
             (
                 f"{ours['speedup']:.1f}×",
                 f"fewer network calls one after another: {model}, {ours['steps']} steps, window "
-                f"{ours['window']} "
-                f"({ours['speedup']:.2f} ± {ours['speedup_error']:.2f})",
+                f"{ours['window']} ({ours['speedup']:.2f} ± {ours['speedup_error']:.2f})",
                 "calls",
             )
         )
@@ -61,8 +60,7 @@ def headlines(results: Results) -> list[tuple[str, str, str]]:
             (
                 f"{plain['ms'] / ours['ms']:.1f}×",
                 f"less time a sample at batch 1: {plain['ms']:.0f} ms → {ours['ms']:.0f} ms for "
-                f"{ours['steps']} "
-                f"steps{machine_of(result)}",
+                f"{ours['steps']} steps{machine_of(result)}",
                 "clock",
             )
         )
@@ -73,20 +71,20 @@ def headlines(results: Results) -> list[tuple[str, str, str]]:
             cards.append(
                 (
                     f"p = {float(found[3]):.2g}",
-                    f"the smallest p-value of {found[1]} tests of the embedded model's law; an alarm at joint "
-                    "level "
-                    f"{found[2]} takes {float(found[2]) / int(found[1]):.0e}",
+                    f"the smallest p-value of {found[1]} tests of the embedded model's law; at joint level "
+                    f"{found[2]} one below {found[2]}/{found[1]} would be an alarm",
                     "exactness",
                 )
             )
     full = results.get("cifar10-throughput")
     if full is not None:
         (row, *_) = throughput_rows(full)
+        loses = ": there it loses" if row["samples_per_second"] < row["sequential_samples_per_second"] else ""
         share = row["samples_per_second"] / row["sequential_samples_per_second"]
         cards.append(
             (
                 f"{share:.2f}×",
-                "the sequential sampler's throughput once a GPU is full: there it loses",
+                f"the sequential sampler's throughput once a GPU is full{loses}",
                 "losses",
             )
         )
@@ -111,7 +109,7 @@ def _fastest(results: Results) -> tuple[Result, Row, Row] | None:
     result = results.get("cifar10-latency-graph")
     if result is None:
         return None
-    rows = result.rows(numbers=("steps", "window", "calls", "ms", "ms_error"))
+    rows = result.rows(numbers=("window", "ms_error"), positive=("steps", "calls", "ms"))
     rows = [row for row in rows if row["steps"] == max(r["steps"] for r in rows)]
     plain, others = [r for r in rows if r["window"] == 0], [r for r in rows if r["window"] > 0]
     return (result, plain[0], min(others, key=lambda r: r["ms"])) if plain and others else None

@@ -58,8 +58,7 @@ def summary(recording: Recording) -> str:
     told = ", ".join(f"{r.accepted} of {r.length}" for r in recording.rounds if r.length)
     return (
         f"A path of {recording.steps} steps in {len(recording.rounds)} calls; after a first plain step, the "
-        "rounds kept "
-        f"{told} drafts and committed one state more each"
+        f"rounds kept {told} drafts and committed one state more each"
     )
 
 
