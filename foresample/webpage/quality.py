@@ -67,8 +67,7 @@ def quality(results: Results) -> Section | None:
                 Axis("network calls a sample", log=True),
                 Axis("distance to the target's law"),
                 by_method(rows, "calls", "distance", "distance_error", lambda row: ""),
-                "Exact methods stand at the distance of the chain itself; open marks pay for fewer calls in "
-                "quality.",
+                "Open marks are methods that are not exact.",
             )
         )
     if not plots:

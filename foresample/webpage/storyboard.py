@@ -10,7 +10,7 @@ from foresample.webpage.recording import Recording, Round
 Place = Callable[[float], float]
 """From a step or a state to a place on the picture."""
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 40, 60, 16, 76
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 330, 40, 60, 16, 76
 
 
 def still(recording: Recording) -> str:
