@@ -98,10 +98,10 @@ def _curve_plot(result: Result) -> Plot:
         Axis("states evaluated in a call", log=True),
         Axis(SPEEDUP),
         by_method(rows, "states", "speedup", "speedup_error", counts),
-        "Every method at verification batches of about the same size; open marks are methods that are not "
-        "exact."
-        if any(not row.get("exact", True) for row in rows)
-        else "Every method at verification batches of about the same size.",
+        "Every method at several verification batches."
+        + (
+            "" if all(row.get("exact", True) for row in rows) else " Open marks are methods that are not exact."
+        ),
     )
 
 

@@ -120,8 +120,7 @@ def _rounds_plot(result: Result) -> Plot:
         Axis("µs a round", zero=True),
         [Series("network call", network), Series("drafting, verifying, committing", own, "ours")],
         f"{100 * min(shares):.1f} to {100 * max(shares):.1f} % of a round is the sampler's own work; the "
-        "rest is the network."
-        + (" Measured at an earlier commit than the other plot." if "/" in result.name else ""),
+        "rest is the network." + (" Measured at an earlier commit." if "/" in result.name else ""),
         kind="bars",
         categories=names,
     )
