@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: demo test lint clean
+.PHONY: demo report test lint clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,6 +14,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/foresample sample --count 20 --steps 100 --window 8 --compare --out out
 	$(BIN)/foresample bench mixture --out out
+
+report: $(STAMP)
+	$(BIN)/foresample report --out out/report.html
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

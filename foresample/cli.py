@@ -1,4 +1,4 @@
-"""The command line: `foresample sample`, `tune`, `check` and `bench`."""
+"""The command line: `foresample sample`, `tune`, `check`, `bench` and `report`."""
 
 from __future__ import annotations
 
@@ -352,6 +352,30 @@ def check_command(
     print(json.dumps({**benches.provenance(), **json.loads(result.to_json())}, indent=2) if as_json else result)
     if not result.passed:
         raise typer.Exit(1)
+
+
+@app.command("report")
+def report_command(
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of result files; the checkout's benchmarks/results by default.")
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder of sample sheets; the checkout's docs/pictures by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Turn saved results into one self-contained web page."""
+    from foresample import webpage
+
+    if pictures is not None and not pictures.is_dir():
+        raise fail(f"no folder of pictures at {pictures}; name another with --pictures, or leave it out")
+    try:
+        webpage.write(out, results or webpage.RESULTS, pictures or webpage.PICTURES)
+    except webpage.ResultError as error:
+        raise fail(str(error)) from None
+    except OSError as error:
+        raise fail(f"cannot write {out} ({error.strerror}); name another file with --out") from None
+    print(f"wrote {out}")
 
 
 def _load_target(name: str) -> Target:

@@ -1,0 +1,189 @@
+"""The pieces a section is made of: plots as data, tables, pictures, sources, all escaped."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+from foresample.webpage.results import Result
+
+Cell = str | float | int | None
+Role = Literal["ours", "exact", "inexact", "reference"]
+"""`ours` is drawn strongest, what is `inexact` with open marks, a `reference` as a line without marks."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value; x is a number, or the name of a category."""
+
+    x: float | str
+    y: float
+    error: float | None = None
+    """Standard error, or half the width of a range."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one method."""
+
+    name: str
+    points: list[Point]
+    role: Role = "exact"
+    line: bool = True
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows."""
+
+    label: str
+    log: bool = False
+    zero: bool = False
+    """Start at 0."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines over numbers, or dots or stacked bars over categories."""
+
+    id: str
+    title: str
+    x: Axis
+    y: Axis
+    series: list[Series]
+    text: str = ""
+    kind: Literal["lines", "dots", "bars"] = "lines"
+    categories: list[str] = field(default_factory=list)
+    """Of dots and bars, from top to bottom."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def html(self) -> str:
+        """The figure: empty until the script draws it, with all its values in a table."""
+        x = "" if self.kind == "lines" else self.x.label
+        heads = ["", x or self.x.label, self.y.label, "±", "of"]
+        rows = [(s.name, point.x, point.y, point.error, point.note) for s in self.series for point in s.points]
+        keep = [i for i in range(5) if any(row[i] not in (None, "") for row in rows)]
+        values = table([heads[i] for i in keep], ([row[i] for i in keep] for row in rows))
+        return (
+            f'<figure class="plot" id="{escape(self.id)}" aria-labelledby="{escape(self.id)}-title">'
+            f'<figcaption><h3 id="{escape(self.id)}-title">{escape(self.title)}</h3>'
+            f"{paragraph(self.text) if self.text else ''}</figcaption>"
+            '<div class="canvas"></div><div class="legend" role="group" aria-label="Show or hide"></div>'
+            f'<details class="values"><summary>All values</summary>{values}</details></figure>'
+        )
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chapter of the page."""
+
+    id: str
+    title: str
+    body: list[str]
+    plots: list[Plot] = field(default_factory=list)
+    """Those whose figures stand in the body."""
+    results: list[Result] = field(default_factory=list)
+    """Where its numbers come from."""
+
+    def html(self) -> str:
+        return (
+            f'<section id="{escape(self.id)}" aria-labelledby="{escape(self.id)}-title">'
+            f'<h2 id="{escape(self.id)}-title">{escape(self.title)}</h2>'
+            f"{''.join(self.body)}{sources(self.results)}</section>"
+        )
+
+
+def number(value: Cell) -> str:
+    """As a reader wants it: about four digits, no exponent unless it is tiny."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value}"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size < 1e-3:
+        return f"{value:.1e}"
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 4
+    return f"{value:.{digits}f}"
+
+
+def plus_minus(value: float, error: float | None) -> str:
+    """Value ± standard error, to two digits of the error."""
+    if error is None or error <= 0:
+        return number(value)
+    places = min(6, max(0, 1 - math.floor(math.log10(error))))
+    return f"{value:.{places}f} ± {error:.{places}f}"
+
+
+def paragraph(*texts: str) -> str:
+    """Plain text as a paragraph."""
+    return f"<p>{escape(' '.join(texts))}</p>"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
+    """A table that scrolls inside itself where the page is narrow; its first column heads the rows."""
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
+    body = []
+    for first, *others in rows:
+        cells = "".join(f"<td{_digits(cell)}>{escape(number(cell))}</td>" for cell in others)
+        body.append(f'<tr><th scope="row">{escape(number(first))}</th>{cells}</tr>')
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption or "Table")}">'
+        f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _digits(cell: Cell) -> str:
+    return ' class="digits"' if isinstance(cell, (int, float)) else ""
+
+
+def grid(*parts: str) -> str:
+    """Side by side where there is room."""
+    return f'<div class="grid">{"".join(parts)}</div>'
+
+
+def picture(path: Path, alt: str, caption: str, *, wide: bool = False) -> str:
+    """A PNG, inside the page."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return (
+        f'<figure class="picture{" wide" if wide else ""}">'
+        f'<img src="data:image/png;base64,{data}" alt="{escape(alt)}">'
+        f"<figcaption>{escape(caption)} <code>{escape(path.name)}</code></figcaption></figure>"
+    )
+
+
+def sources(results: Sequence[Result]) -> str:
+    """Where numbers come from: file, command, commit, versions and machine of each."""
+    if not results:
+        return ""
+    once = {result.name: result for result in results}
+    items = "".join(f"<li>{_origin(result)}</li>" for result in once.values())
+    return f'<footer class="sources"><h3>Sources</h3><ul>{items}</ul></footer>'
+
+
+def _origin(result: Result) -> str:
+    data = result.data
+    command, versions, machine = (data.get(key) or {} for key in ("command", "versions", "machine"))
+    told = [f"commit {data['commit']}" if data.get("commit") else ""]
+    if isinstance(versions, dict):
+        told += [f"{name} {version}" for name, version in versions.items()]
+    if isinstance(machine, dict):
+        threads = machine.get("threads")
+        told += [str(machine.get("gpu") or ""), str(machine.get("cpu") or "")]
+        told += [f"{threads} thread{'s' if threads != 1 else ''}"] if threads else []
+    line = " · ".join(part for part in told if part)
+    note = f" ({data['commit_note']})" if isinstance(data.get("commit_note"), str) else ""
+    ran = f"<code>{escape(str(command))}</code>" if command else "no command was saved with it"
+    return f"<b>{escape(result.name)}.json</b> {ran}<br>{escape(line + note)}"
