@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def provenance() -> dict[str, Any]:
     git = subprocess.run(describe, capture_output=True, text=True, cwd=here)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": re.sub(r" --out[ =]\S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "commit": os.environ.get("GIT_COMMIT") or git.stdout.strip(),
         "versions": {
             "foresample": __version__,
