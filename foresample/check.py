@@ -379,16 +379,14 @@ class KolmogorovSmirnov:
     def add(self, values: np.ndarray) -> None:
         """A part of the other sample."""
         self.count += len(values)
-        for counts, side in ((self.at, "left"), (self.before, "right")):
-            counts += np.bincount(np.searchsorted(self.held, values, side), minlength=len(counts))
+        self.at += np.bincount(np.searchsorted(self.held, values, "left"), minlength=len(self.at))
+        self.before += np.bincount(np.searchsorted(self.held, values, "right"), minlength=len(self.at))
 
     def p_value(self) -> float:
         held, n, m = self.held, len(self.held), max(1, self.count)
-        distance = max(
-            np.abs(np.cumsum(counts)[:-1] / m - np.searchsorted(held, held, side) / n).max()
-            for counts, side in ((self.at, "right"), (self.before, "left"))
-        )
-        return _kolmogorov(float(distance), n * m / (n + m))
+        at = np.cumsum(self.at)[:-1] / m - np.searchsorted(held, held, "right") / n
+        before = np.cumsum(self.before)[:-1] / m - np.searchsorted(held, held, "left") / n
+        return _kolmogorov(float(max(np.abs(at).max(), np.abs(before).max())), n * m / (n + m))
 
 
 def ks_two_sample(a: np.ndarray, b: np.ndarray) -> float:

@@ -1,13 +1,14 @@
 """Shards drawn by many workers on Ray: one actor per GPU, or per so many CPUs.
 
-Each worker is a `Hand` of `generate`: its own process, target and engine, and the same `draw_shards`. It takes the
-next shard from a board when it has a free slot, so fast workers draw more, and writes it itself; only numbers travel.
-If a worker dies, what it had taken and not written goes back to the board and another takes its place. If the driver
-dies, its workers do, too, and the same command resumes from the files.
+Each worker is a `Hand` of `generate`: its own process, target and engine, and the same `draw_shards`. It takes
+the next shard from a board when it has a free slot, so fast workers draw more, and writes it itself; only
+numbers travel. If a worker dies, what it had taken and not written goes back to the board and another takes its
+place. If the driver dies, its workers do, too, and the same command resumes from the files.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -78,7 +79,7 @@ def cluster(
     if ours:
         try:
             where = None if address == "auto" else address
-            ray.init(where, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
+            ray.init(where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
             first = str(error).splitlines()[0]
             raise ConnectionError(

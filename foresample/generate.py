@@ -1,12 +1,12 @@
 """Datasets: many samples into a folder, by one process or many, with nothing lost and nothing drawn twice.
 
     shard-00000.safetensors …   the samples (`shards`)
-    manifest.json               settings, versions, what was spent, what broke, the law check; written atomically
+    manifest.json               settings, versions, costs, what broke, the law check; written atomically
     .lock                       held by the run under way; the kernel lets go of it when the process dies
 
 Sample i depends on the run's seed, on i and on the settings, so a dataset is the same whatever the number of
-workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified, those that are
-torn, corrupt or short of samples are drawn (what they lack), the others kept. Other settings are refused.
+workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified; what those
+lack that are torn, corrupt or short of samples is drawn, the others are kept. Other settings are refused.
 
 A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
 lists it by index, seed and step. The next run tries again.
@@ -76,6 +76,10 @@ class Dataset:
     def complete(self) -> bool:
         return self.manifest["costs"]["samples"] == self.manifest["settings"]["count"]
 
+    def samples(self) -> Iterator[Tensor]:
+        """[n, *shape], shard by shard, by rising index."""
+        return _samples(self.out / shard["file"] for shard in self.manifest["shards"])
+
     @property
     def failures(self) -> list[Failure]:
         """Samples that broke."""
@@ -125,7 +129,8 @@ class Hand:
 
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         seeds = seeds_of(plan.seed, sequential, plan.count)  # those behind the dataset's
-        return samples_law(self.engine.target, samples_of(plan.out), seeds, self.engine.capacity)
+        samples = _samples(plan.path(number) for number in range(plan.shards))
+        return samples_law(self.engine.target, samples, seeds, self.engine.capacity)
 
 
 def generate(
@@ -211,12 +216,11 @@ def inspect(out: str | Path) -> Dataset:
     return Dataset(folder, {**manifest, **_summary(settings, _survey(plan, range(plan.shards)))})
 
 
-def samples_of(out: str | Path) -> Iterator[Tensor]:
-    """The samples of a folder, [n, *shape] shard by shard, by rising index."""
-    for path in sorted(Path(out).glob("shard-*.safetensors"), key=lambda path: (len(path.name), path.name)):
+def _samples(paths: Iterable[Path]) -> Iterator[Tensor]:
+    for path in paths:
         shard = read_shard(path)
         if shard is None:
-            raise ValueError(f"{path} is torn or corrupt: run the command that made it again, to have it redrawn")
+            raise ValueError(f"{path} is torn or corrupt: run the same command again to have it drawn")
         yield shard.done.x
 
 
@@ -237,8 +241,9 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
+            other = lock.read().strip()
             raise BlockingIOError(
-                f"another run ({lock.read().strip()}) is writing to {folder}: wait for it, or choose another folder"
+                f"another run ({other}) is writing to {folder}: wait for it, or choose another folder"
             ) from None
         with suppress(OSError):  # who we are is a courtesy
             os.ftruncate(lock.fileno(), 0)
@@ -346,6 +351,12 @@ def _summary(settings: dict[str, Any], entries: Mapping[int, Entry]) -> dict[str
     }
 
 
+def _peak_mib() -> float:
+    """The most memory this process has held."""
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
 class _Run:
     """A run under way: which shards there are, and what the manifest says of it."""
 
@@ -386,7 +397,9 @@ class _Run:
     def close(self) -> None:
         """The last word."""
         self.entries |= _survey(self.plan, self.unfinished())  # those written when drawing stopped
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            2**20 if sys.platform == "darwin" else 2**10
+        )
         drawn, seconds = self._totals()[0] - self.found, perf_counter() - self.clock
         self.this |= {"drawn": drawn, "seconds": seconds, "peak_mib": peak}
         self._write()

@@ -1,9 +1,10 @@
 """Shards: a dataset in files of a fixed number of samples each, every one of which proves itself.
 
-Shard k holds samples k·n … (k + 1)·n − 1. Sample i has the seed of (run seed, i), so a shard is the same whoever
-draws it, when, and beside which others. A file appears whole or not at all (temporary file, fsync, rename), and
-carries a checksum over everything in it and a digest of the settings it was drawn with. So the files alone say
-what is done: whoever finds a folder, after whatever happened, knows what to keep and what to draw.
+Shard k holds samples k·n … (k + 1)·n − 1. Sample i has the seed of (run seed, i), so a shard is the same
+whoever draws it, when, and beside which others. A file appears whole or not at all (temporary file, fsync,
+rename), and carries a checksum over everything in it and a digest of the settings it was drawn with. So the
+files alone say what is done: whoever finds a folder, after whatever happened, knows what to keep and what to
+draw.
 
 In a file, one row per sample, by rising index:
 
@@ -12,7 +13,7 @@ In a file, one row per sample, by rising index:
     labels        [n], if the samples have any
     calls, evaluations  [n]: what each sample cost
 
-A sample that broke (NaN) is left out of its shard, which says so; drawing the shard again draws just what it lacks.
+A sample that broke (NaN) is left out of its shard, which says so; drawing the shard again draws what it lacks.
 """
 
 from __future__ import annotations
