@@ -9,6 +9,7 @@ place. If the driver dies, its workers do, too, and the same command resumes fro
 from __future__ import annotations
 
 import logging
+import socket
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -77,19 +78,27 @@ def cluster(
         raise ImportError("many workers need the ray extra: pip install 'foresample[ray]'") from None
     ours = not ray.is_initialized()
     if ours:
-        try:
-            where = None if address == "auto" else address
-            ray.init(where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            first = str(error).splitlines()[0]
-            raise ConnectionError(
-                f"no Ray cluster at {address} ({first}): start one, or say auto to have one here"
-            ) from None
+        _require_someone(address)
+        where = None if address == "auto" else address
+        ray.init(where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     try:
         yield Cluster(make, engine, cpus, folder.resolve())
     finally:
         if ours:
             ray.shutdown()
+
+
+def _require_someone(address: str) -> None:
+    """Refuse an address nobody answers at; Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # auto, local
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"no Ray cluster at {address} ({error}): start one, or say auto to have one on this machine"
+        ) from None
 
 
 class Cluster:

@@ -39,7 +39,16 @@ from foresample.check import SamplesLaw, samples_law
 from foresample.contracts import Target, at_least_one, require_target, seed_number
 from foresample.engine import Engine
 from foresample.noise import seeds_of
-from foresample.shards import Entry, Failure, Plan, Progress, draw_shards, read_shard, write_atomically
+from foresample.shards import (
+    Entry,
+    Failure,
+    Plan,
+    Progress,
+    draw_shards,
+    read_planned,
+    read_shard,
+    write_atomically,
+)
 
 Factory = Callable[[], Target]
 """Makes the target where it is needed; it can be pickled, so that a worker can do so."""
@@ -276,17 +285,8 @@ def _alone(target: Target | Factory, how: Mapping[str, Any]) -> Iterator[Hand]:
 
 def _survey(plan: Plan, numbers: Iterable[int]) -> dict[int, Entry]:
     """Those of these shards that are there and sound."""
-    entries = {}
-    for number in numbers:
-        shard = read_shard(plan.path(number))
-        if shard is None or shard.entry.number != number:
-            continue
-        if shard.digest != plan.digest:
-            raise ValueError(
-                f"{plan.path(number)} is sound, but was drawn with other settings: choose another folder"
-            )
-        entries[number] = shard.entry
-    return entries
+    found = ((number, read_planned(plan, number)) for number in numbers)  # one at a time in memory
+    return {number: shard.entry for number, shard in found if shard is not None}
 
 
 # ---------------------------------------------------------------- the manifest

@@ -180,6 +180,18 @@ def read_shard(path: Path) -> Shard | None:
     return Shard(_entry(about["number"], done, failures, sha256), done, about["settings"])
 
 
+def read_planned(plan: Plan, number: int) -> Shard | None:
+    """What this shard of the plan has so far."""
+    shard = read_shard(plan.path(number))
+    if shard is None or shard.entry.number != number:
+        return None
+    if shard.digest != plan.digest:
+        raise ValueError(
+            f"{plan.path(number)} is sound, but was drawn with other settings: choose another folder"
+        )
+    return shard
+
+
 def _entry(number: int, done: Finished, failures: tuple[Failure, ...], sha256: str) -> Entry:
     costs = int(done.calls.sum()), int(done.evaluations.sum())
     return Entry(number, len(done.index), *costs, failures, sha256)
@@ -210,9 +222,7 @@ class _Filling:
 
     def __init__(self, plan: Plan, number: int, steps: int) -> None:
         self.plan, self.number, self.steps = plan, number, steps
-        kept = read_shard(plan.path(number))
-        if kept is not None and kept.digest != plan.digest:
-            kept = None
+        kept = read_planned(plan, number)
         self.file = None if kept is None else kept.entry
         self.parts = [] if kept is None else [kept.done]
         index, seeds = plan.index(number), plan.seeds(number)
