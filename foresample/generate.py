@@ -16,12 +16,10 @@ Shards are drawn by `draw_shards`, here in this process; `cluster` has it run by
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-import resource
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -239,6 +237,8 @@ def _samples(paths: Iterable[Path]) -> Iterator[Tensor]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """The folder is there, can be written, and is ours as long as this process lives."""
+    import fcntl  # where there is none, only datasets are missed
+
     path = folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -353,6 +353,8 @@ def _summary(settings: dict[str, Any], entries: Mapping[int, Entry]) -> dict[str
 
 def _peak_mib() -> float:
     """The most memory this process has held."""
+    import resource
+
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
@@ -397,11 +399,8 @@ class _Run:
     def close(self) -> None:
         """The last word."""
         self.entries |= _survey(self.plan, self.unfinished())  # those written when drawing stopped
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-            2**20 if sys.platform == "darwin" else 2**10
-        )
         drawn, seconds = self._totals()[0] - self.found, perf_counter() - self.clock
-        self.this |= {"drawn": drawn, "seconds": seconds, "peak_mib": peak}
+        self.this |= {"drawn": drawn, "seconds": seconds, "peak_mib": _peak_mib()}
         self._write()
 
     def _totals(self) -> tuple[int, int]:

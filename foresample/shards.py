@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ from torch import Tensor
 from foresample.contracts import NO_FAULT, fault_error
 from foresample.engine import Engine, Finished, in_order
 from foresample.noise import seeds_of
+
+_WRITING = 2  # full shards that may wait for the disk before drawing does
 
 
 @dataclass(frozen=True)
@@ -263,44 +266,48 @@ class _Filling:
 
 
 def draw_shards(engine: Engine, plan: Plan, numbers: Iterator[int], worker: int = 0) -> Iterator[Progress]:
-    """Draw what these shards lack and write each as soon as it is full.
+    """Draw what these shards lack and write each as soon as it is full, while the next are drawn.
 
     The next number is asked for when a slot is free for it: slots do not run empty between shards. If drawing
     stops early, by whatever is not the death of the process, finished samples of unfinished shards are written
     too.
     """
     under_way: dict[int, _Filling] = {}
+    writing: dict[int, Future[Entry]] = {}
 
     def parts() -> Iterator[tuple[Tensor, Tensor]]:
         for number in numbers:
             shard = under_way[number] = _Filling(plan, number, len(engine.target.std))
             yield shard.waiting
 
-    def written() -> Iterator[Entry]:
-        for number in [n for n, shard in under_way.items() if not shard.left]:
-            entry = under_way[number].write()
-            del under_way[number]
-            yield entry
-
-    def progress() -> Progress:
-        entries = tuple(written())
+    def progress(most: int) -> Progress:
+        """Full shards go to the writer; those written leave, and at most so many stay with it."""
+        for number, shard in under_way.items():
+            if not shard.left and number not in writing:
+                writing[number] = writer.submit(shard.write)
+        waited = list(writing)[: max(0, len(writing) - most)]
+        gone = [number for number, entry in writing.items() if number in waited or entry.done()]
+        written = tuple(writing[number].result() for number in gone)
+        for number in gone:
+            del under_way[number], writing[number]
         samples, calls = (sum(getattr(s, n) for s in under_way.values()) for n in ("samples", "calls"))
-        return Progress(worker, samples, calls, entries)
+        return Progress(worker, samples, calls, written)
 
-    try:
-        for done in engine.flow(parts()):
-            done = Finished(*(value.cpu() for value in vars(done).values()))
-            number = done.index // plan.shard
-            for n in set(number.tolist()):
-                under_way[n].add(_only(done, number == n))
-            yield progress()
-        yield progress()  # of shards whose files had everything
-    except BaseException:
-        for shard in under_way.values():
-            with suppress(OSError):  # the disk may be what is wrong
-                if shard.samples:
-                    shard.write()
-        raise
+    with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
+        try:
+            for done in engine.flow(parts()):
+                done = Finished(*(value.cpu() for value in vars(done).values()))
+                number = done.index // plan.shard
+                for n in set(number.tolist()):
+                    under_way[n].add(_only(done, number == n))
+                yield progress(_WRITING)
+            yield progress(0)
+        except BaseException:
+            for n, shard in under_way.items():
+                if shard.samples and n not in writing:
+                    with suppress(OSError):  # the disk may be what is wrong
+                        shard.write()
+            raise
 
 
 def _only(done: Finished, which: Tensor) -> Finished:
