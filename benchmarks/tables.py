@@ -145,10 +145,10 @@ def dataset() -> str:
         f"{law['tests']} tests against {law['sequential']} sequential samples at joint level {law['level']:g}, "
         f"smallest p-value {law['smallest_p']:.2g}.",
         "",
-        "| samples | of them in MiB | peak memory, MiB |",
-        "|---|---|---|",
+        "| dimension | samples | their size, MiB | peak memory, MiB |",
+        "|---|---|---|---|",
     ]
-    lines += [f"| {r['count']} | {r['samples_mib']:.1f} | {r['peak_mib']:.0f} |" for r in rows]
+    lines += [f"| {r['dim']} | {r['count']} | {r['samples_mib']:.1f} | {r['peak_mib']:.0f} |" for r in rows]
     return "\n".join(lines)
 
 
