@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,67 @@ def memory() -> str:
     return f"{settings['slots']} slots, window {settings['window']}, three engines one after the other: {told}."
 
 
+def overhead() -> str:
+    """What drawing a dataset costs beyond the engine's own work."""
+    lines = [
+        "| target | samples, slots | beyond the engine, on the clock | of processor time |",
+        "|---|---|---|---|",
+    ]
+    for row in result("generate-overhead")["rows"]:
+        shares = (f"{100 * row[k]:.2f} %" for k in ("inside", "inside_cpu"))
+        cells = (row["target"], f"{row['count']}, {row['slots']}", *shares)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def dataset() -> str:
+    """A large dataset: its law, and the memory it took."""
+    saved, rows = result("generate-law"), result("generate-memory")["rows"]
+    law, settings = saved["law"], saved["settings"]
+    verdict = "passes" if law["passed"] else "FAILS"
+    lines = [
+        f"{law['samples']} samples of the mixture, d = {settings['dim']}, {settings['steps']} steps, at once: "
+        f"{saved['seconds']:.0f} s, {saved['peak_mib']:.0f} MiB at most. The law check {verdict}: "
+        f"{law['tests']} tests against {law['sequential']} sequential samples at joint level {law['level']:g}, "
+        f"smallest p-value {law['smallest_p']:.2g}.",
+        "",
+        "| dimension | samples | their size, MiB | peak memory, MiB |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {r['dim']} | {r['count']} | {r['samples_mib']:.1f} | {r['peak_mib']:.0f} |" for r in rows]
+    return "\n".join(lines)
+
+
+def devices() -> str:
+    """One sample on k devices, predicted from the latency measured on one."""
+    path = RESULTS / "earlier" / "cifar10-latency-graph.json"
+    if not path.exists():
+        return "(No latency curve is saved yet.)"
+    saved = json.loads(path.read_text())
+    curve = sorted((row["window"] + 1, row["network_us"]) for row in saved["rounds"])
+
+    def network(states: int) -> float:
+        """Microseconds of a call, linear between the measured points."""
+        (low, slow), (high, fast) = next(pair for pair in pairwise(curve) if states <= pair[1][0])
+        return slow + (fast - slow) * max(0, states - low) / (high - low)
+
+    shares = (1, 2, 4, 8)
+    lines = [
+        f"| steps | window | {' | '.join(f'{k} device' + 's' * (k > 1) for k in shares)} |",
+        "|---|---|" + "---|" * len(shares),
+    ]
+    for row in saved["rows"]:
+        window = row["window"]
+        if not window:
+            continue
+        base = _row(saved["rows"], steps=row["steps"], window=0)
+        other = _row(saved["rounds"], window=window)
+        saving = [row["calls"] * (other["network_us"] - network(-(-(window + 1) // k))) / 1e3 for k in shares]
+        gains = (f"{base['ms'] / (row['ms'] - saved_ms):.2f}×" for saved_ms in saving)
+        lines.append(f"| {row['steps']} | {window} | {' | '.join(gains)} |")
+    return "\n".join(lines)
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "clock": clock,
     "latency": latency,
@@ -236,6 +298,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "mixture": mixture,
     "quality": quality,
     "policy": policy,
+    "devices": devices,
+    "dataset": dataset,
+    "overhead": overhead,
 }
 
 

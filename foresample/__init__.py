@@ -5,6 +5,7 @@ from foresample.check import check
 from foresample.contracts import Before, Drafter, Memory, Path, Target
 from foresample.drafters import Frozen, Model, Replay
 from foresample.engine import Engine, Sample
+from foresample.generate import Dataset, generate, inspect
 from foresample.integrations.diffusers import accelerate, restore
 from foresample.integrations.policies import accelerate_policy, restore_policy
 from foresample.report import Report, Run
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Before",
     "Commit",
+    "Dataset",
     "Drafter",
     "Engine",
     "Frozen",
@@ -34,6 +36,8 @@ __all__ = [
     "accelerate",
     "accelerate_policy",
     "check",
+    "generate",
+    "inspect",
     "pretrained",
     "restore",
     "restore_policy",

@@ -15,7 +15,7 @@ The law tests share one false-alarm level: a correct sampler fails them with at 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -319,6 +319,74 @@ def _innovations(target: Target, recorder: Recorder, i: int, batch: int = 1024) 
             mean = transition_mean(target, here, prediction, step, previous).double().cpu()
         rows.append(((y - mean) / float(std[k])).flatten(1))
     return torch.cat(rows)
+
+
+# ---------------------------------------------------------------- the law of finished samples
+
+
+@dataclass(frozen=True)
+class SamplesLaw:
+    """Finished samples against sequential ones."""
+
+    passed: bool
+    tests: int
+    smallest_p: float
+    worst: str
+    """The test with the smallest p-value."""
+    level: float
+    """Probability with which samples of the right law fail."""
+    samples: int
+    sequential: int
+
+
+def samples_law(
+    target: Target, parts: Iterable[Tensor], seeds: Tensor, slots: int, level: float = LEVEL
+) -> SamplesLaw:
+    """Have samples, [n, *shape] in parts, the law of sequential ones drawn from `seeds` (not their own)?
+
+    Kolmogorov–Smirnov tests of random projections and of the norm. Parts are looked at once and one at a time:
+    memory does not grow with their number.
+    """
+    plain = sequential(target, seeds=seeds, slots=slots).samples
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(plain[0].numel(), 8, generator=generator, dtype=torch.float64)
+
+    def features(x: Tensor) -> np.ndarray:
+        flat = x.flatten(1).double().cpu()
+        return torch.cat([flat @ directions, flat.norm(dim=1, keepdim=True)], 1).T.numpy()
+
+    tests = [KolmogorovSmirnov(values) for values in features(plain)]
+    for part in parts:
+        for test, values in zip(tests, features(part), strict=True):
+            test.add(values)
+    names = [*(f"projection {i}" for i in range(directions.shape[1])), "norm"]
+    smallest, worst = min((test.p_value(), name) for test, name in zip(tests, names, strict=True))
+    passed = smallest >= level / len(tests)
+    return SamplesLaw(passed, len(tests), smallest, worst, level, tests[0].count, len(seeds))
+
+
+class KolmogorovSmirnov:
+    """The two-sample test of a sample that is held against one that comes in parts.
+
+    Between two held values the empirical law of the held sample is constant and that of the other rises, so
+    their distance is largest at or just before a held value: to count there is enough.
+    """
+
+    def __init__(self, held: np.ndarray) -> None:
+        self.held, self.count = np.sort(held), 0
+        self.at, self.before = (np.zeros(len(held) + 1, dtype=np.int64) for _ in range(2))
+
+    def add(self, values: np.ndarray) -> None:
+        """A part of the other sample."""
+        self.count += len(values)
+        self.at += np.bincount(np.searchsorted(self.held, values, "left"), minlength=len(self.at))
+        self.before += np.bincount(np.searchsorted(self.held, values, "right"), minlength=len(self.at))
+
+    def p_value(self) -> float:
+        held, n, m = self.held, len(self.held), max(1, self.count)
+        at = np.cumsum(self.at)[:-1] / m - np.searchsorted(held, held, "right") / n
+        before = np.cumsum(self.before)[:-1] / m - np.searchsorted(held, held, "left") / n
+        return _kolmogorov(float(max(np.abs(at).max(), np.abs(before).max())), n * m / (n + m))
 
 
 def ks_two_sample(a: np.ndarray, b: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""The command line: `foresample sample`, `tune`, `check`, `bench` and `report`."""
+"""The command line: `foresample sample`, `generate`, `inspect`, `tune`, `check`, `bench` and `report`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from foresample import bench as benches
 from foresample.check import LEVEL, check
 from foresample.contracts import Drafter, Target, require_target
 from foresample.drafters import Frozen, Replay
+from foresample.generate import Dataset, Status, generate, inspect
+from foresample.pictures import contact_sheet
 from foresample.report import Report
 from foresample.speculate import Commit
 from foresample.targets import GaussianMixture, Kind
@@ -122,6 +124,139 @@ def _sample_table(report: Report, sequential_seconds: float, *, measured: bool) 
             "Here every further state costs its full price."
         )
     return table
+
+
+@app.command("generate")
+def generate_command(
+    count: Annotated[int, typer.Option(min=1, help="Samples of the dataset.")],
+    out: Annotated[Path, typer.Option(help="Its folder; run the same command again to go on.")],
+    steps: Annotated[int, typer.Option(min=1, help="Transitions of the chain.")] = 250,
+    window: Annotated[int, typer.Option(min=1, help="Transitions drafted in a round.")] = 8,
+    slots: Annotated[int, typer.Option(min=1, help="Samples under way at a time, in each worker.")] = 64,
+    shard: Annotated[int, typer.Option(min=1, help="Samples of a file.")] = 1000,
+    label: Annotated[str | None, typer.Option(help="Class by name or number; all in turn by default.")] = None,
+    seed: Seed = 0,
+    model: Annotated[
+        Path | None, typer.Option(help="A diffusers DDPM folder; the embedded model by default.")
+    ] = None,
+    reuse: Annotated[str, typer.Option(help="Prediction that is reused: x0, v or eps.")] = "x0",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    half: Annotated[bool, typer.Option(help="Run the network in bfloat16.")] = False,
+    compiled: Annotated[bool, typer.Option(help="Compile the network.")] = False,
+    graph: Annotated[bool, typer.Option(help="Replay rounds as a CUDA graph.")] = False,
+    law: Annotated[int, typer.Option(min=0, help="Compare with so many sequential samples at the end.")] = 0,
+    ray: Annotated[str | None, typer.Option(help="Run on Ray: auto, or a cluster's address.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="On Ray, CPUs of a worker without a GPU.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the law check failed."""
+    from foresample import pretrained
+
+    recipe = pretrained.Recipe(
+        (model or pretrained.EMBEDDED).resolve(), steps, label, _kind(reuse), device, half, compiled
+    )
+    if ray is not None and device == "cpu":
+        cpus = cpus or 1
+    try:
+        with _DatasetBar(count, disable=as_json) as bar:
+            dataset = generate(
+                recipe,
+                count,
+                out=out,
+                window=window,
+                slots=slots,
+                shard=shard,
+                seed=seed,
+                labels=recipe.labels(),
+                about=recipe.about(),
+                law=law,
+                ray=ray,
+                cpus=cpus,
+                progress=bar.update,
+                graph=graph,
+            )
+    except KeyboardInterrupt:
+        print(
+            f"interrupted: run the same command again to go on; what is finished is in {out}", file=sys.stderr
+        )
+        raise typer.Exit(130) from None
+    except (ImportError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise fail(str(error)) from None
+    _show_dataset(dataset, as_json=as_json)
+    if dataset.failures:
+        raise typer.Exit(3)
+    if dataset.law is not None and not dataset.law.passed:
+        raise typer.Exit(1)
+
+
+@app.command("inspect")
+def inspect_command(
+    folder: Annotated[Path, typer.Argument(help="Of foresample generate.")],
+    pictures: Annotated[int, typer.Option(min=1, help="On the contact sheet, at most.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a dataset, say what is in it, and paint a contact sheet. Exit status 1 if it is not complete."""
+    try:
+        dataset = inspect(folder)
+        sheet = contact_sheet(dataset, pictures)
+        if sheet is not None:
+            sheet.save(folder / "contact.png")
+    except (ImportError, OSError, ValueError) as error:
+        raise fail(str(error)) from None
+    _show_dataset(dataset, as_json=as_json)
+    if sheet is not None and not as_json:
+        print(f"wrote {folder / 'contact.png'}")
+    if not dataset.complete:
+        raise typer.Exit(1)
+
+
+def _show_dataset(dataset: Dataset, *, as_json: bool) -> None:
+    manifest, law, most = dataset.manifest, dataset.law, 10
+    if as_json:
+        print(json.dumps(manifest, indent=2))
+        return
+    settings, costs = manifest["settings"], manifest["costs"]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_header=False)
+    shape = "×".join(map(str, settings["shape"]))
+    table.add_row("samples", f"{costs['samples']} of {settings['count']}, {shape}, {settings['dtype']}")
+    table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, checksums verified")
+    table.add_row("chain", f"{settings['steps']} steps, window {settings['window']}, seed {settings['seed']}")
+    table.add_row("calls a sample", f"{costs['calls_mean']:.2f}, {costs['speedup']:.2f}× fewer")
+    table.add_row("states evaluated a sample", f"{costs['evaluations_mean']:.1f}")
+    table.add_row("drafts kept a round", f"{costs['accepted_mean']:.2f}")
+    seconds = [run["seconds"] for run in manifest["runs"] if run["seconds"] is not None]
+    table.add_row("runs", f"{len(manifest['runs'])}, {sum(seconds):.1f} s")
+    if law is not None:
+        verdict = "passed" if law.passed else "FAILED"
+        table.add_row("law", f"{verdict}: {law.tests} tests, smallest p-value {law.smallest_p:.2g}")
+    Console().print(table)
+    for failure in dataset.failures[:most]:
+        print(f"sample {failure.index} (seed {failure.seed}) broke: {failure.error}", file=sys.stderr)
+    if len(dataset.failures) > most:
+        print(f"and {len(dataset.failures) - most} more: see {dataset.out / 'manifest.json'}", file=sys.stderr)
+
+
+class _DatasetBar:
+    """Samples, their rate and what is left of the time; calls a sample and drafts kept a round."""
+
+    def __init__(self, count: int, *, disable: bool) -> None:
+        self.count, self.disable = count, disable or None
+        self.bar: tqdm | None = None
+
+    def __enter__(self) -> _DatasetBar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def update(self, status: Status) -> None:
+        if self.bar is None:  # what an earlier run has drawn says nothing of this one's rate
+            self.bar = tqdm(total=self.count, initial=status.samples, unit="sample", disable=self.disable)
+        if status.samples:
+            told = f"{status.calls_mean:.1f} calls, {status.accepted_mean:.2f} kept a round"
+            self.bar.set_postfix_str(told, refresh=False)
+        self.bar.update(status.samples - self.bar.n)
 
 
 class _RunBars:

@@ -16,7 +16,7 @@ Two ways to keep slots, for two kinds of machine:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
@@ -310,16 +310,35 @@ class Engine:
 
         Broken ones come with a fault.
         """
-        device = self.target.std.device
-        self.slots = slots = self._slots(min(self.capacity, len(seeds)))
-        waiting = 0
-        while waiting < len(seeds) or len(slots):
-            more = min(slots.capacity - len(slots), len(seeds) - waiting)
+        return self.flow([(first + torch.arange(len(seeds)), seeds)], observe, at_most=len(seeds))
+
+    def flow(
+        self,
+        parts: Iterable[tuple[Tensor, Tensor]],
+        observe: Observer | None = None,
+        *,
+        at_most: int | None = None,
+    ) -> Iterator[Finished]:
+        """`finished`, of samples given in parts, (indices, seeds), each asked for when a slot is free for it.
+
+        So slots never run empty between parts, and nobody holds all seeds. `at_most`: how many come, if known.
+        """
+        device, coming = self.target.std.device, iter(parts)
+        self.slots = slots = self._slots(self.capacity if at_most is None else min(self.capacity, at_most))
+        waiting: tuple[Tensor, Tensor] | None = None
+        while True:
             with torch.no_grad():
-                if more:
-                    index = torch.arange(waiting, waiting + more)
-                    slots.admit((first + index).to(device), seeds[index].to(device))
-                    waiting += more
+                while room := slots.capacity - len(slots):
+                    if waiting is None or not len(waiting[0]):
+                        waiting = next(coming, None)
+                        if waiting is None:
+                            break
+                    index, seeds = waiting
+                    if len(index):
+                        slots.admit(index[:room].to(device), seeds[:room].to(device))
+                    waiting = index[room:], seeds[room:]
+                if not len(slots):
+                    return
                 done = slots.advance(observe)
             if done is not None:
                 yield done

@@ -33,9 +33,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 
-def seeds_of(seed: int, count: int) -> Tensor:
-    """The seeds of samples 0 … count−1 of a run: 63-bit integers, a function of (seed, index)."""
-    index = torch.arange(count)
+def seeds_of(seed: int, count: int, first: int = 0) -> Tensor:
+    """The seeds of samples first … first + count − 1 of a run: 63-bit integers, a function of (seed, index)."""
+    index = first + torch.arange(count)
     key = torch.full((count,), seed_number(seed))
     zero = torch.zeros_like(index)
     high, low, _, _ = _philox((zero, index, zero, torch.full_like(index, SEED)), key)

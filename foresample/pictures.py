@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresample.generate import Dataset
 from foresample.report import Report
 from foresample.speculate import Commit
 
@@ -28,6 +29,20 @@ def grid(samples: Tensor, columns: int | None = None, scale: int = 3) -> Any:
         canvas[:, top : top + height, left : left + width] = picture
     image = Image.fromarray(canvas.permute(1, 2, 0).numpy())
     return image.resize((scale * image.width, scale * image.height), Image.Resampling.NEAREST)
+
+
+def contact_sheet(dataset: Dataset, most: int) -> Any | None:
+    """Samples spread evenly over a dataset; None if they are no pictures, or there are none."""
+    shape, count = dataset.manifest["settings"]["shape"], dataset.manifest["costs"]["samples"]
+    if len(shape) != 3 or shape[0] not in (1, 3) or not count:
+        return None
+    chosen = torch.linspace(0, count - 1, min(most, count)).long()
+    first, found = 0, []
+    for part in dataset.samples():
+        inside = (chosen >= first) & (chosen < first + len(part))
+        found.append(part[chosen[inside] - first].clone())
+        first += len(part)
+    return grid(torch.cat(found))
 
 
 def side_by_side(left: tuple[str, Any], right: tuple[str, Any]) -> Any:

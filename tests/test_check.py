@@ -11,7 +11,13 @@ from scipy import stats
 from torch import Tensor
 
 import foresample as fs
-from foresample.check import drafter_is_adapted, ks_normal, ks_two_sample, rows_are_independent
+from foresample.check import (
+    KolmogorovSmirnov,
+    drafter_is_adapted,
+    ks_normal,
+    ks_two_sample,
+    rows_are_independent,
+)
 from foresample.targets import AffineTarget
 from tests.chains import CHAINS, flow
 from tests.test_law import LooksAhead
@@ -128,3 +134,17 @@ def test_kolmogorov_smirnov_agrees_with_scipy(shift: float) -> None:
     a, b = rng.standard_normal(1500), rng.standard_normal(2500) + shift
     assert ks_two_sample(a, b) == pytest.approx(stats.ks_2samp(a, b, method="asymp").pvalue, rel=0.1)
     assert ks_normal(b) == pytest.approx(stats.kstest(b, "norm").pvalue, rel=0.1)
+
+
+@pytest.mark.parametrize("decimals", [1, 12], ids=["ties", "no ties"])
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 50), (200, 70), (500, 2000)])
+def test_a_sample_that_comes_in_parts_is_tested_like_a_whole_one(sizes: tuple[int, int], decimals: int) -> None:
+    rng = np.random.default_rng(0)
+    held, other = (
+        np.round(rng.normal(shift, 1, n), decimals) for n, shift in zip(sizes, (0, 0.2), strict=True)
+    )
+    test = KolmogorovSmirnov(held)
+    for part in np.array_split(other, 3):
+        test.add(part)
+    assert test.count == len(other)
+    assert test.p_value() == pytest.approx(ks_two_sample(held, other), abs=1e-12)

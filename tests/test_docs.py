@@ -39,6 +39,16 @@ def test_the_examples_of_extending_run() -> None:
     assert fs.sample(chain, 10, window=10).speedup > 2
 
 
+def test_the_examples_of_generate_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in blocks(ROOT / "docs" / "generate.md"):
+        exec(code, names)
+    assert names["dataset"].complete
+    assert names["dataset"].law.passed
+    assert names["samples"].shape == (100, 2)
+
+
 def test_the_example_of_the_readme_runs() -> None:
     names: dict = {}
     for code in blocks(ROOT / "README.md"):

@@ -98,6 +98,30 @@ def test_a_stream_yields_before_the_run_is_over() -> None:
 
 
 @kinds
+def test_parts_are_asked_for_when_a_slot_is_free_and_flow_into_one_another(kind: str) -> None:
+    target, seeds, asked = flow(), seeds_of(5, 40), 0
+
+    def parts() -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal asked
+        for index in torch.arange(40).split(4):
+            asked += 1
+            yield index, seeds[index]
+            yield index[:0], seeds[:0]
+
+    made = engine(target, kind, window=6, slots=3)
+    found = torch.full((40, 2), torch.nan, dtype=torch.float64)
+    done = 0
+    for finished in made.flow(parts()):
+        found[finished.index] = finished.x
+        done += len(finished.index)
+        assert 4 * asked - 4 < done + 3  # no part before there is room
+    assert torch.equal(found, fs.sample(target, 40, window=6, seed=5).samples)
+    whole = engine(target, kind, window=6, slots=3)
+    list(whole.finished(seeds))
+    assert made.slots.rounds == whole.slots.rounds  # no slot waited for the next part
+
+
+@kinds
 def test_slots_stay_full_while_samples_wait(kind: str) -> None:
     """So what is lost is the last round of samples only."""
     run = engine(flow(), kind, window=6, slots=8).sample(seeds_of(0, 400))

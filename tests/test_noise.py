@@ -164,6 +164,7 @@ def test_seeds_of_a_run_are_distinct_and_do_not_depend_on_their_number():
     assert len(seeds.unique()) == 10_000
     assert (seeds >= 0).all()
     assert torch.equal(noise.seeds_of(0, 10), seeds[:10])
+    assert torch.equal(noise.seeds_of(0, 10, 990), seeds[990:1000])
     # Runs with neighbouring seeds share no sample.
     assert (
         len(torch.cat([seeds, noise.seeds_of(1, 10_000), noise.seeds_of(2**63 - 1, 10_000)]).unique()) == 30_000

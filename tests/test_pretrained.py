@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import foresample as fs
@@ -22,6 +22,7 @@ from foresample import pretrained
 from foresample.check import rows_are_independent
 from foresample.cli import app
 from foresample.draw import Settings, draw
+from foresample.noise import seeds_of
 
 diffusers = pytest.importorskip("diffusers")
 runner = CliRunner()
@@ -233,6 +234,101 @@ def test_control_c_in_a_real_process(folder: Path, tmp_path: Path) -> None:
     screen += os.read(ours, 100_000)
     assert b"interrupted: 0 of 64 samples were finished" in screen
     assert b"Traceback" not in screen
+
+
+# ------------------------------------------------------------------ foresample generate, foresample inspect
+
+
+def dataset(folder: Path, out: Path, *more: str) -> list[str]:
+    fixed = ["--model", str(folder), "--count", "7", "--steps", "9", "--window", "3", "--shard", "3"]
+    return ["generate", *fixed, "--slots", "2", "--out", str(out), *more]
+
+
+def test_generate_draws_resumes_and_refuses_other_settings(folder: Path, tmp_path: Path) -> None:
+    result = runner.invoke(app, dataset(folder, tmp_path, "--law", "5"))
+    assert result.exit_code == 0, result.output
+    assert "7 of 7, 1×8×8, float32" in result.output
+    assert "passed: 9 tests" in result.output
+    files = [load_file(path) for path in sorted(tmp_path.glob("shard-*"))]
+    assert [len(f["samples"]) for f in files] == [3, 3, 1]
+    assert torch.cat([f["labels"] for f in files]).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    plain = fs.sample(pretrained.load(folder).target(9), 7, window=3)
+    torch.testing.assert_close(torch.cat([f["samples"] for f in files]), plain.samples, rtol=1e-4, atol=1e-4)
+
+    before = [path.stat().st_ino for path in sorted(tmp_path.glob("shard-*"))]
+    assert runner.invoke(app, dataset(folder, tmp_path)).exit_code == 0
+    assert [path.stat().st_ino for path in sorted(tmp_path.glob("shard-*"))] == before
+    for more, sentence in (
+        (["--label", "coat"], "labels [0, 1, 2] there and [1] here"),
+        (["--half"], "network 'float32' there and 'bfloat16' here"),
+        (["--reuse", "v"], "reuse 'x0' there and 'v' here"),
+        (["--window", "4"], "window 3 there and 4 here"),
+    ):
+        result = runner.invoke(app, dataset(folder, tmp_path, *more))
+        assert result.exit_code == 2
+        assert sentence in result.output
+
+
+def test_other_weights_are_other_settings(folder: Path, tmp_path: Path) -> None:
+    path = copy(folder, tmp_path / "tiny")
+    runner.invoke(app, dataset(folder, tmp_path / "out"))
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    state = load_file(weights)
+    state["conv_in.bias"] = state["conv_in.bias"] + 1
+    save_file(state, weights)
+    result = runner.invoke(app, dataset(path, tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "holds a dataset with other settings (weights " in result.output
+
+
+def test_generate_says_with_its_exit_status_that_samples_broke(folder: Path, tmp_path: Path) -> None:
+    path = copy(folder, tmp_path / "model")
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    state = load_file(weights)
+    state["class_embedding.weight"][2] = torch.nan
+    save_file(state, weights)
+    result = runner.invoke(app, dataset(path, tmp_path / "out"))
+    assert result.exit_code == 3
+    assert "5 of 7" in result.output
+    for sample in (2, 5):
+        seed = int(seeds_of(0, 7)[sample])
+        assert f"sample {sample} (seed {seed}) broke: the network returned NaN" in result.output
+    assert runner.invoke(app, ["inspect", str(tmp_path / "out")]).exit_code == 1
+
+
+def test_inspect_verifies_and_paints(folder: Path, tmp_path: Path) -> None:
+    runner.invoke(app, dataset(folder, tmp_path))
+    result = runner.invoke(app, ["inspect", str(tmp_path), "--pictures", "4"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "contact.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(runner.invoke(app, ["inspect", str(tmp_path), "--json"]).stdout)["costs"]["samples"] == 7
+    shard = tmp_path / "shard-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    result = runner.invoke(app, ["inspect", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "4 of 7" in result.output
+    assert runner.invoke(app, ["inspect", str(tmp_path / "nowhere")]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--label", "sock"], "unknown label 'sock': choose one of hat, coat, shoe"),
+        (["--steps", "5000"], "trained with 1000 timesteps"),
+        (["--reuse", "w"], "--reuse takes one of"),
+        (["--model", "/nowhere"], "not the folder of a diffusers DDPM pipeline"),
+        (["--device", "abacus"], "error:"),
+        (["--graph"], "graph=True needs a target on a CUDA device"),
+        (["--cpus", "2"], "give ray='auto' as well"),
+        (["--count", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_bad_input_to_generate(folder: Path, tmp_path: Path, more: list[str], sentence: str) -> None:
+    result = runner.invoke(app, dataset(folder, tmp_path / "out", *more))
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.glob("out/shard-*"))
 
 
 # ------------------------------------------------------------------ the embedded model

@@ -6,6 +6,7 @@ variance. Weights are read from safetensors only; nothing is unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,13 +38,7 @@ class Pretrained:
 
     def label_index(self, label: str) -> int:
         """The class of a name or a number, or an error that lists them."""
-        if label in self.labels:
-            return self.labels.index(label)
-        if label.isdigit() and int(label) < len(self.labels):
-            return int(label)
-        if not self.labels:
-            raise ValueError("this model is not conditional: leave the label out")
-        raise ValueError(f"unknown label {label!r}: choose one of {', '.join(self.labels)}")
+        return label_index(self.labels, label)
 
     def target(
         self,
@@ -52,9 +47,9 @@ class Pretrained:
         *,
         reuse: Kind = "x0",
     ) -> AffineTarget:
-        """Ancestral sampling in `steps` steps; sample i has class labels[i] (by default the classes in turn).
+        """Ancestral sampling in `steps` steps; labels are taken in turn, by default all there are.
 
-        The chain is float32, whatever the network runs in.
+        Sample i has class labels[i % len(labels)]. The chain is float32, whatever the network runs in.
         """
         config = self.scheduler.config
         most = config.num_train_timesteps
@@ -64,12 +59,12 @@ class Pretrained:
             )
         self.scheduler.set_timesteps(steps)
         time = torch.as_tensor(self.scheduler.timesteps).long().cpu()
-        classes = None if labels is None else torch.as_tensor(labels, device=self.device)
+        classes = torch.as_tensor(range(len(self.labels)) if labels is None else labels, device=self.device)
 
         def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
             condition = {}
             if self.labels:
-                condition["class_labels"] = row % len(self.labels) if classes is None else classes[row]
+                condition["class_labels"] = classes[row % len(classes)]
             return self.unet(x.to(self.dtype), time, **condition).sample
 
         return vp(
@@ -82,6 +77,57 @@ class Pretrained:
             clip=config.clip_sample_range if config.clip_sample else None,
             device=self.device,
         )
+
+
+def label_index(labels: list[str], label: str) -> int:
+    """The class of a name or a number, or an error that lists them."""
+    if label in labels:
+        return labels.index(label)
+    if label.isdigit() and int(label) < len(labels):
+        return int(label)
+    if not labels:
+        raise ValueError("this model is not conditional: leave the label out")
+    raise ValueError(f"unknown label {label!r}: choose one of {', '.join(labels)}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which target to make of which folder: a function without arguments that any process can be sent."""
+
+    path: Path
+    steps: int
+    label: str | None = None
+    """Class of all samples, by name or number; all in turn by default."""
+    reuse: Kind = "x0"
+    device: str = "cpu"
+    half: bool = False
+    """Run the network in bfloat16."""
+    compiled: bool = False
+
+    def __call__(self) -> AffineTarget:
+        model = load(
+            self.path, self.device, torch.bfloat16 if self.half else torch.float32, compiled=self.compiled
+        )
+        return model.target(self.steps, self._classes(model.labels), reuse=self.reuse)
+
+    def labels(self) -> list[int] | None:
+        """The classes that samples have in turn."""
+        return self._classes(_labels(self.path, _read_json(self.path / "unet" / "config.json")))
+
+    def about(self) -> dict[str, Any]:
+        """What decides on the samples beside the chain: the network's weights and how they are used."""
+        weights = _weights(self.path)
+        return {
+            "model": self.path.resolve().name,
+            "weights": hashlib.sha256(weights.read_bytes()).hexdigest()[:16],
+            "reuse": self.reuse,
+            "network": "bfloat16" if self.half else "float32",
+        }
+
+    def _classes(self, names: list[str]) -> list[int] | None:
+        if self.label is not None:
+            return [label_index(names, self.label)]
+        return list(range(len(names))) or None
 
 
 def load(
@@ -107,25 +153,34 @@ def load(
             f"{path} holds {index.get('_class_name', 'no pipeline')} with {parts['unet']} and "
             f"{parts['scheduler']}; this loader takes a UNet2DModel with a DDPMScheduler"
         )
+    weights = _weights(path)
+    scheduler = DDPMScheduler.from_config(_read_json(path / "scheduler" / "scheduler_config.json"))
+    _require_supported(scheduler.config)
+    config = _read_json(path / "unet" / "config.json")
+    unet = UNet2DModel.from_config(config)
+    _load_weights(unet, weights)
+    size = unet.config.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    device = torch.device(device)
+    shape = torch.Size([unet.config.in_channels, height, width])
+    unet = torch.nn.Module.to(unet, device, dtype).eval().requires_grad_(False)  # diffusers' own warns of casts
+    network = cast(torch.nn.Module, torch.compile(unet, dynamic=False)) if compiled else unet
+    return Pretrained(network, scheduler, _labels(path, config), shape, device, dtype)
+
+
+def _labels(path: Path, config: dict[str, Any]) -> list[str]:
+    """The names of the classes, none for a network without."""
+    count, names = config.get("num_class_embeds") or 0, path / "labels.json"
+    return (json.loads(names.read_text()) if names.is_file() else [str(i) for i in range(count)])[:count]
+
+
+def _weights(path: Path) -> Path:
     weights = path / "unet" / "diffusion_pytorch_model.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(
             f"{weights} does not exist: weights are read from safetensors only (save_pretrained writes them)"
         )
-    scheduler = DDPMScheduler.from_config(_read_json(path / "scheduler" / "scheduler_config.json"))
-    _require_supported(scheduler.config)
-    unet = UNet2DModel.from_config(_read_json(path / "unet" / "config.json"))
-    _load_weights(unet, weights)
-    size = unet.config.sample_size
-    height, width = (size, size) if isinstance(size, int) else size
-    names = path / "labels.json"
-    count = unet.config.num_class_embeds or 0
-    labels = json.loads(names.read_text()) if names.is_file() else [str(i) for i in range(count)]
-    device = torch.device(device)
-    shape = torch.Size([unet.config.in_channels, height, width])
-    unet = torch.nn.Module.to(unet, device, dtype).eval().requires_grad_(False)  # diffusers' own warns of casts
-    network = cast(torch.nn.Module, torch.compile(unet, dynamic=False)) if compiled else unet
-    return Pretrained(network, scheduler, labels[:count], shape, device, dtype)
+    return weights
 
 
 def _load_weights(unet: torch.nn.Module, path: Path) -> None:

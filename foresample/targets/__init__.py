@@ -5,6 +5,7 @@ from foresample.targets.edm import from_edm, karras_sigmas
 from foresample.targets.flow import flow
 from foresample.targets.langevin import langevin
 from foresample.targets.mixture import GaussianMixture
+from foresample.targets.replicated import replicated
 from foresample.targets.vp import vp
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "from_edm",
     "karras_sigmas",
     "langevin",
+    "replicated",
     "vp",
 ]

@@ -1,0 +1,175 @@
+"""Datasets: what the orchestration costs, what memory a run takes, and the law of a large one.
+
+python -m benchmarks.generate overhead
+python -m benchmarks.generate memory
+python -m benchmarks.generate law
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time, thread_time
+from typing import Annotated, Any
+
+import typer
+
+import foresample as fs
+from benchmarks.models import RESULTS, save
+from foresample import pretrained
+from foresample.noise import seeds_of
+from foresample.targets import AffineTarget
+
+app = typer.Typer(add_completion=False, help=__doc__)
+Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
+
+
+def mixture(dim: int, steps: int) -> AffineTarget:
+    """The closed-form chain of the draft-tree papers."""
+    return fs.GaussianMixture.of_draft_trees(dim).flow(steps, 0.1)
+
+
+TARGETS: dict[str, tuple[Callable[[], AffineTarget], dict[str, Any]]] = {
+    "mixture, d = 2, 16 steps": (lambda: mixture(2, 16), {"count": 10_000, "window": 8, "slots": 256}),
+    "mixture, d = 500, 30 steps": (lambda: mixture(500, 30), {"count": 500, "window": 8, "slots": 64}),
+    "Fashion-MNIST, 50 steps": (lambda: pretrained.load().target(50), {"count": 30, "window": 6, "slots": 10}),
+}
+
+
+class Clock:
+    """Seconds inside the engine while a dataset is drawn: those of its generator, less those of its parts'.
+
+    On the wall, and of this thread on the processor.
+    """
+
+    def __init__(self, flow: Callable[..., Iterator[Any]]) -> None:
+        self.original, self.seconds, self.cpu_seconds = flow, 0.0, 0.0
+
+    def flow(self, engine: fs.Engine, parts: Iterable[Any], *more: Any, **named: Any) -> Iterator[Any]:
+        yield from self._clocked(self.original(engine, self._clocked(iter(parts), -1), *more, **named), 1)
+
+    def _clocked(self, iterator: Iterator[Any], sign: int) -> Iterator[Any]:
+        while True:
+            started, cpu = perf_counter(), thread_time()
+            try:
+                value = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self.seconds += sign * (perf_counter() - started)
+                self.cpu_seconds += sign * (thread_time() - cpu)
+            yield value
+
+
+@app.command()
+def overhead(repeats: int = 7, shard: int = 1000, out: Out = RESULTS) -> None:
+    """What a dataset costs beyond the engine's own work on the same samples, one worker, in two ways.
+
+    Inside: seconds of a run that are not the engine's, over those that are, on the wall and on the processor
+    (where the thread that writes counts, too); the median of repeats. Beside: a dataset against the engine
+    alone, in turn, the fastest of each; other work on the machine disturbs this one.
+    """
+    rows: list[dict[str, Any]] = []
+    original = fs.Engine.flow
+    for name, (make, how) in TARGETS.items():
+        target, count = make(), how["count"]
+        size = min(shard, count // 5)
+        alone, whole, inside, inside_cpu = [], [], [], []
+        for _ in range(repeats):
+            engine = fs.Engine(target, window=how["window"], slots=how["slots"])
+            started = perf_counter()
+            for _ in engine.finished(seeds_of(0, count)):
+                pass
+            alone.append(perf_counter() - started)
+            clock = Clock(original)
+            fs.Engine.flow = lambda *a, clock=clock, **n: clock.flow(*a, **n)  # type: ignore[method-assign]
+            with tempfile.TemporaryDirectory(dir=out) as folder:
+                started, cpu = perf_counter(), process_time()
+                fs.generate(target, out=folder, shard=size, progress=lambda status: None, **how)
+                whole.append(perf_counter() - started)
+                cpu = process_time() - cpu
+            fs.Engine.flow = original  # type: ignore[method-assign]
+            inside.append(whole[-1] / clock.seconds - 1)
+            inside_cpu.append(cpu / clock.cpu_seconds - 1)
+        row = {
+            "target": name,
+            **how,
+            "shard": size,
+            "engine_seconds": min(alone),
+            "dataset_seconds": min(whole),
+            "beside": min(whole) / min(alone) - 1,
+            "inside": median(inside),
+            "inside_cpu": median(inside_cpu),
+        }
+        rows.append(row)
+        told = "{target}: {inside:.2%} inside ({inside_cpu:.2%} of the processor), {beside:+.2%} beside"
+        print(told.format(**row), flush=True)
+    save(out / "generate-overhead.json", {"repeats": repeats}, rows=rows)
+
+
+@app.command()
+def draw(folder: Path, dim: int, steps: int, count: int, window: int, slots: int, law: int) -> None:
+    """One dataset of the mixture, its manifest on stdout: a process whose memory is its own."""
+    dataset = fs.generate(
+        mixture(dim, steps), count, out=folder, window=window, slots=slots, law=law, about={"dim": dim}
+    )
+    print(json.dumps(dataset.manifest))
+
+
+def _drawn(dim: int, steps: int, count: int, window: int, slots: int, law: int) -> dict[str, Any]:
+    """The manifest of a dataset drawn in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = [str(n) for n in (dim, steps, count, window, slots, law)]
+        command = [sys.executable, "-m", "benchmarks.generate", "draw", folder, *numbers]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
+    return json.loads(done.stdout)
+
+
+@app.command()
+def memory(steps: int = 8, window: int = 6, slots: int = 128, out: Out = RESULTS) -> None:
+    """Peak resident memory over the size of the dataset, for small samples and large ones."""
+    settings = {"steps": steps, "window": window, "slots": slots, "shard": 1000}
+    rows: list[dict[str, Any]] = []
+    for dim, count in ((2, 20_000), (2, 160_000), (512, 8_000), (512, 40_000)):
+        (run,) = _drawn(dim, steps, count, window, slots, 0)["runs"]
+        mib = count * dim * 8 / 2**20
+        row = {"dim": dim, "count": count, "samples_mib": mib, "peak_mib": run["peak_mib"]}
+        rows.append({**row, "seconds": run["seconds"]})
+        print(rows[-1], flush=True)
+        save(out / "generate-memory.json", settings, rows=rows)
+
+
+@app.command()
+def law(
+    count: int = 100_000,
+    sequential: int = 20_000,
+    dim: int = 2,
+    steps: int = 16,
+    window: int = 8,
+    slots: int = 256,
+    out: Out = RESULTS,
+) -> None:
+    """A large dataset of a closed-form target in one run, its law against sequential samples."""
+    manifest = _drawn(dim, steps, count, window, slots, sequential)
+    (run,) = manifest["runs"]
+    settings = {"dim": dim, "steps": steps, "window": window, "slots": slots, "count": count}
+    result = {
+        "law": manifest["law"],
+        "costs": manifest["costs"],
+        "failures": manifest["failures"],
+        "shards": len(manifest["shards"]),
+        "seconds": run["seconds"],
+        "peak_mib": run["peak_mib"],
+    }
+    print(result)
+    save(out / "generate-law.json", settings, **result)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,420 @@
+"""Datasets: many samples into a folder, by one process or many, with nothing lost and nothing drawn twice.
+
+    shard-00000.safetensors …   the samples (`shards`)
+    manifest.json               settings, versions, costs, what broke, the law check; written atomically
+    .lock                       held by the run under way; the kernel lets go of it when the process dies
+
+Sample i depends on the run's seed, on i and on the settings, so a dataset is the same whatever the number of
+workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified; what those
+lack that are torn, corrupt or short of samples is drawn, the others are kept. Other settings are refused.
+
+A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
+lists it by index, seed and step. The next run tries again.
+
+Shards are drawn by `draw_shards`, here in this process; `cluster` has it run by many workers on Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from foresample.check import SamplesLaw, samples_law
+from foresample.contracts import Target, at_least_one, require_target, seed_number
+from foresample.engine import Engine
+from foresample.noise import seeds_of
+from foresample.shards import (
+    Entry,
+    Failure,
+    Plan,
+    Progress,
+    draw_shards,
+    read_planned,
+    read_shard,
+    write_atomically,
+)
+
+Factory = Callable[[], Target]
+"""Makes the target where it is needed; it can be pickled, so that a worker can do so."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is, for those who watch it."""
+
+    count: int
+    steps: int
+    samples: int
+    calls: int
+    """Of those samples."""
+
+    @property
+    def calls_mean(self) -> float:
+        return self.calls / max(1, self.samples)
+
+    @property
+    def accepted_mean(self) -> float:
+        """Drafts kept in a round: a round commits them and one transition more."""
+        return self.steps * self.samples / max(1, self.calls) - 1
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A folder of samples, and what its manifest says."""
+
+    out: Path
+    manifest: dict[str, Any]
+
+    @property
+    def complete(self) -> bool:
+        return self.manifest["costs"]["samples"] == self.manifest["settings"]["count"]
+
+    def samples(self) -> Iterator[Tensor]:
+        """[n, *shape], shard by shard, by rising index."""
+        return _samples(self.out / shard["file"] for shard in self.manifest["shards"])
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Samples that broke."""
+        return [Failure(**failure) for failure in self.manifest["failures"]]
+
+    @property
+    def law(self) -> SamplesLaw | None:
+        """The law check, if one was asked for and the dataset is complete."""
+        law = self.manifest["law"]
+        return None if law is None else SamplesLaw(**law)
+
+
+class Crew(Protocol):
+    """Those who draw: this process, or workers on Ray."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the target and the engine are, for the settings."""
+
+    def draw(self, plan: Plan, numbers: Iterable[int]) -> Iterator[Progress]:
+        """Draw these shards."""
+
+    def law(self, plan: Plan, sequential: int) -> SamplesLaw:
+        """Compare the finished dataset with so many sequential samples."""
+
+
+class Hand:
+    """One process with one engine: the crew of a plain run, and each worker of a cluster."""
+
+    def __init__(self, target: Target | Factory, engine: Mapping[str, Any]) -> None:
+        made = target if isinstance(target, Target) or not callable(target) else target()
+        require_target(made)
+        self.engine = Engine(made, **engine)
+
+    def describe(self) -> dict[str, Any]:
+        std = self.engine.target.std
+        return {
+            "shape": list(self.engine.target.shape),
+            "steps": len(std),
+            "dtype": str(std.dtype).removeprefix("torch."),
+            "std": hashlib.sha256(std.cpu().view(torch.uint8).numpy().data).hexdigest()[:16],
+            "window": self.engine.settings.window,
+            "method": re.sub(r" at 0x[0-9a-f]+", "", self.engine.method),
+        }
+
+    def draw(self, plan: Plan, numbers: Iterable[int], worker: int = 0) -> Iterator[Progress]:
+        return draw_shards(self.engine, plan, iter(numbers), worker)
+
+    def law(self, plan: Plan, sequential: int) -> SamplesLaw:
+        seeds = seeds_of(plan.seed, sequential, plan.count)  # those behind the dataset's
+        samples = _samples(plan.path(number) for number in range(plan.shards))
+        return samples_law(self.engine.target, samples, seeds, self.engine.capacity)
+
+
+def generate(
+    target: Target | Factory,
+    count: int,
+    *,
+    out: str | Path,
+    window: int,
+    slots: int = 64,
+    shard: int = 1000,
+    seed: int = 0,
+    labels: Sequence[int] | Tensor | None = None,
+    about: Mapping[str, Any] | None = None,
+    law: int = 0,
+    ray: str | None = None,
+    cpus: int | None = None,
+    progress: Callable[[Status], None] | None = None,
+    **engine: Any,
+) -> Dataset:
+    """Draw a dataset into a folder, or go on with one; see the module.
+
+    Args:
+        target: the chain to sample, or a function without arguments that makes it.
+        count: samples of the dataset.
+        out: the folder; on a cluster, one that all machines share.
+        window: transitions drafted in a round.
+        slots: samples under way at a time, in each worker.
+        shard: samples of a file.
+        seed: the run's seed, from which each sample's is derived.
+        labels: written beside the samples and taken in turn: sample i has labels[i % len(labels)]. The target
+            looks its own up by the sample's index.
+        about: whatever else decides what is drawn (a model's name, a checksum of its weights): kept in the
+            manifest, and compared when a run is resumed.
+        law: compare the finished dataset with this many sequential samples (`check.samples_law`).
+        ray: "auto" (a running cluster, or else one on this machine) or a cluster's address: run one worker per
+            GPU there. Needs the extra foresample[ray] and a function that makes the target.
+        cpus: on Ray, one worker per so many CPUs instead.
+        progress: called as samples are finished.
+        **engine: drafter, block, recycle, graph: as for `Engine`.
+    """
+    count, shard = at_least_one("count", count), at_least_one("shard", shard)
+    window, slots = at_least_one("window", window), at_least_one("slots", slots)
+    folder, how = Path(out), {"window": window, "slots": slots, **engine}
+    turns = None if labels is None else tuple(int(label) for label in labels)
+    if turns is not None and not turns:
+        raise ValueError("labels is empty: give one or more, which are taken in turn, or leave it out")
+    with _locked(folder), _crew(target, how, ray, cpus, folder) as crew:
+        settings = {
+            "count": count,
+            "shard": shard,
+            "seed": seed_number(seed),
+            "labels": None if turns is None else list(turns),
+            **crew.describe(),
+            **(about or {}),
+        }
+        settings = json.loads(json.dumps(settings))
+        manifest = _open_manifest(folder, settings)
+        plan = Plan(folder, count, shard, seed, turns, _digest(settings))
+        run = _Run(plan, manifest, progress)
+        try:
+            for _ in range(2):  # what breaks is tried twice
+                if todo := run.unfinished():
+                    for news in crew.draw(plan, todo):
+                        run.note(news)
+            if law and not run.unfinished():
+                run.manifest["law"] = asdict(crew.law(plan, min(law, count)))
+        except BaseException:
+            with suppress(OSError):  # without the last word of the manifest, the shards still say it all
+                run.close()
+            raise
+        run.close()
+    return Dataset(folder, run.manifest)
+
+
+def inspect(out: str | Path) -> Dataset:
+    """What a folder holds, every shard verified. Writes nothing; a run may be under way."""
+    folder = Path(out)
+    manifest = _read_manifest(folder)
+    if manifest is None:
+        raise FileNotFoundError(f"{folder} holds no manifest.json: not a folder of foresample generate")
+    settings = manifest["settings"]
+    plan = Plan(folder, settings["count"], settings["shard"], settings["seed"], None, _digest(settings))
+    return Dataset(folder, {**manifest, **_summary(settings, _survey(plan, range(plan.shards)))})
+
+
+def _samples(paths: Iterable[Path]) -> Iterator[Tensor]:
+    for path in paths:
+        shard = read_shard(path)
+        if shard is None:
+            raise ValueError(f"{path} is torn or corrupt: run the same command again to have it drawn")
+        yield shard.done.x
+
+
+# ---------------------------------------------------------------- the folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder is there, can be written, and is ours as long as this process lives."""
+    import fcntl  # where there is none, only datasets are missed
+
+    path = folder / ".lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a+")
+    except OSError as error:
+        raise OSError(f"cannot write to {folder} ({error.strerror}): choose another folder") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            other = lock.read().strip()
+            raise BlockingIOError(
+                f"another run ({other}) is writing to {folder}: wait for it, or choose another folder"
+            ) from None
+        with suppress(OSError):  # who we are is a courtesy
+            os.ftruncate(lock.fileno(), 0)
+            os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        for left_over in folder.glob(".*.tmp"):  # of runs that died
+            left_over.unlink(missing_ok=True)
+        yield
+
+
+def _crew(
+    target: Target | Factory, how: Mapping[str, Any], ray: str | None, cpus: int | None, folder: Path
+) -> AbstractContextManager[Crew]:
+    if ray is None:
+        if cpus is not None:
+            raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
+        return _alone(target, how)
+    if isinstance(target, Target) or not callable(target):
+        raise TypeError(
+            "on Ray every worker makes its own target: pass a function that does, not the target itself"
+        )
+    from foresample.cluster import cluster
+
+    return cluster(ray, target, how, None if cpus is None else at_least_one("cpus", cpus), folder)
+
+
+@contextmanager
+def _alone(target: Target | Factory, how: Mapping[str, Any]) -> Iterator[Hand]:
+    yield Hand(target, how)
+
+
+def _survey(plan: Plan, numbers: Iterable[int]) -> dict[int, Entry]:
+    """Those of these shards that are there and sound."""
+    found = ((number, read_planned(plan, number)) for number in numbers)  # one at a time in memory
+    return {number: shard.entry for number, shard in found if shard is not None}
+
+
+# ---------------------------------------------------------------- the manifest
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+        if not {"settings", "runs", "shards", "failures", "costs", "law"} <= set(manifest):
+            raise ValueError("fields are missing")
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} is corrupt ({error}): move it away and run again; the shards are verified by themselves"
+        ) from None
+    return manifest
+
+
+def _open_manifest(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The folder's manifest, if its settings are ours; a new one if there is none."""
+    manifest = _read_manifest(folder)
+    if manifest is None:
+        return {"settings": settings, "runs": []}
+    theirs = manifest["settings"]
+    names = [n for n in {**theirs, **settings} if theirs.get(n) != settings.get(n)]
+    if names:
+        told = ", ".join(f"{n} {theirs.get(n)!r} there and {settings.get(n)!r} here" for n in names)
+        raise ValueError(
+            f"{folder} holds a dataset with other settings ({told}): give the same ones to go on with it, "
+            "or choose another folder"
+        )
+    return manifest
+
+
+def _summary(settings: dict[str, Any], entries: Mapping[int, Entry]) -> dict[str, Any]:
+    """What the shards hold and cost."""
+    samples, calls, evaluations = (
+        sum(getattr(entry, name) for entry in entries.values()) for name in ("samples", "calls", "evaluations")
+    )
+    status = Status(settings["count"], settings["steps"], samples, calls)
+    return {
+        "shards": [
+            {"file": f"shard-{n:05d}.safetensors", "samples": entries[n].samples, "sha256": entries[n].sha256}
+            for n in sorted(entries)
+        ],
+        "failures": [asdict(f) for n in sorted(entries) for f in entries[n].failures],
+        "costs": {
+            "samples": samples,
+            "calls": calls,
+            "evaluations": evaluations,
+            "calls_mean": status.calls_mean,
+            "evaluations_mean": evaluations / max(1, samples),
+            "accepted_mean": status.accepted_mean,
+            "speedup": settings["steps"] * samples / max(1, calls),
+        },
+    }
+
+
+def _peak_mib() -> float:
+    """The most memory this process has held."""
+    import resource
+
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+class _Run:
+    """A run under way: which shards there are, and what the manifest says of it."""
+
+    def __init__(self, plan: Plan, manifest: dict[str, Any], progress: Callable[[Status], None] | None) -> None:
+        from foresample.bench import provenance
+
+        self.plan, self.progress = plan, progress
+        self.entries = _survey(plan, range(plan.shards))
+        self.found, _ = self.written = self._totals()
+        self.open: dict[int, tuple[int, int]] = {}
+        self.clock = perf_counter()
+        self.this = {
+            **provenance(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "found": self.found,
+            "drawn": None,
+            "seconds": None,
+            "peak_mib": None,
+        }
+        law = None if self.unfinished() else manifest.get("law")
+        self.manifest = {**manifest, "law": law, "runs": [*manifest["runs"], self.this]}
+        self._write()
+        self._tell()
+
+    def unfinished(self) -> list[int]:
+        """Shards that lack samples."""
+        sizes = {number: entry.samples for number, entry in self.entries.items()}
+        return [n for n in range(self.plan.shards) if sizes.get(n, 0) < self.plan.size(n)]
+
+    def note(self, news: Progress) -> None:
+        """What a worker says."""
+        if news.written:
+            self.entries |= {entry.number: entry for entry in news.written}
+            self.written = self._totals()
+        self.open[news.worker] = news.samples, news.calls
+        self._tell()
+
+    def close(self) -> None:
+        """The last word."""
+        self.entries |= _survey(self.plan, self.unfinished())  # those written when drawing stopped
+        drawn, seconds = self._totals()[0] - self.found, perf_counter() - self.clock
+        self.this |= {"drawn": drawn, "seconds": seconds, "peak_mib": _peak_mib()}
+        self._write()
+
+    def _totals(self) -> tuple[int, int]:
+        """Samples written, and their calls."""
+        entries = self.entries.values()
+        return sum(entry.samples for entry in entries), sum(entry.calls for entry in entries)
+
+    def _write(self) -> None:
+        self.manifest |= _summary(self.manifest["settings"], self.entries)
+        data = json.dumps(self.manifest, indent=2) + "\n"
+        write_atomically(self.plan.out / "manifest.json", data.encode())
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            parts = [self.written, *self.open.values()]
+            samples, calls = sum(s for s, _ in parts), sum(c for _, c in parts)
+            self.progress(Status(self.plan.count, self.manifest["settings"]["steps"], samples, calls))

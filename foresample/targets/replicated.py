@@ -1,0 +1,68 @@
+"""One sample faster on several devices: a call's states are split over replicas of the network.
+
+A round verifies its window in one call, whose states are independent of one another: k devices evaluate
+⌈(L + 1)/k⌉ of them each, at the same time, so that a wide window costs the latency of one device's share. The
+chain itself stays on the first device; states travel to the replicas and predictions back.
+
+Launches of several devices cannot be captured in one CUDA graph: leave `graph` out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import Target, is_multistep, require_target
+from foresample.targets.affine import AffineTarget
+
+
+def replicated(replicas: Sequence[Target]) -> Target:
+    """The first of these targets, its calls split over all of them.
+
+    Args:
+        replicas: the same target several times, each on its own device.
+    """
+    if not replicas:
+        raise ValueError("replicated needs at least one target: give one per device")
+    first = replicas[0]
+    for target in replicas:
+        require_target(target)
+        if target.shape != first.shape or not torch.equal(target.std.cpu(), first.std.cpu()):
+            raise ValueError("replicas differ in shape or std: give the same target, once for each device")
+    predict = _Split(replicas)
+    # An affine target stays one, for the kernels that know the kind.
+    return replace(first, network=predict) if isinstance(first, AffineTarget) else _Replicated(first, predict)
+
+
+class _Replicated:
+    """A target with another's predictions."""
+
+    def __init__(self, target: Target, predict: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
+        self.multistep, self.predict = is_multistep(target), predict
+
+
+class _Split:
+    """Predictions of several targets, each for its share of the states, at once."""
+
+    def __init__(self, replicas: Sequence[Target]) -> None:
+        self.replicas = list(replicas)
+        self.threads = ThreadPoolExecutor(max(1, len(self.replicas) - 1), thread_name_prefix="replica")
+
+    def __call__(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        grad = torch.is_grad_enabled()
+        shares = zip(*(value.tensor_split(len(self.replicas)) for value in (x, step, row)), strict=True)
+        work = [(target, *share) for target, share in zip(self.replicas, shares, strict=True) if len(share[0])]
+        others = [self.threads.submit(_predict, grad, *part) for part in work[1:]]
+        first = [_predict(grad, *part) for part in work[:1]]
+        return torch.cat([part.to(x.device) for part in (*first, *(other.result() for other in others))])
+
+
+def _predict(grad: bool, target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+    device = target.std.device
+    with torch.set_grad_enabled(grad):  # each thread has its own
+        return target.predict(*(value.to(device, non_blocking=True) for value in (x, step, row)))
