@@ -342,7 +342,7 @@ def test_a_network_that_always_breaks_leaves_an_empty_dataset(tmp_path: Path) ->
 def test_two_runs_on_one_folder(
     undisturbed: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    first = start(tmp_path, pause=0.02)
+    first = start(tmp_path, pause=0.3)
     wait_for(lambda: shards(tmp_path), first)
     second = run(tmp_path)
     assert second.returncode == 2
