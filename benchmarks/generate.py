@@ -38,7 +38,7 @@ def mixture(dim: int, steps: int) -> AffineTarget:
 TARGETS: dict[str, tuple[Callable[[], AffineTarget], dict[str, Any]]] = {
     "mixture, d = 2, 16 steps": (lambda: mixture(2, 16), {"count": 10_000, "window": 8, "slots": 256}),
     "mixture, d = 500, 30 steps": (lambda: mixture(500, 30), {"count": 500, "window": 8, "slots": 64}),
-    "Fashion-MNIST, 50 steps": (lambda: pretrained.load().target(50), {"count": 30, "window": 6, "slots": 10}),
+    "Fashion-MNIST, 25 steps": (lambda: pretrained.load().target(25), {"count": 20, "window": 6, "slots": 10}),
 }
 
 
@@ -68,7 +68,7 @@ class Clock:
 
 
 @app.command()
-def overhead(repeats: int = 7, shard: int = 1000, out: Out = RESULTS) -> None:
+def overhead(repeats: int = 5, shard: int = 1000, out: Out = RESULTS) -> None:
     """What a dataset costs beyond the engine's own work on the same samples, one worker, in two ways.
 
     Inside: seconds of a run that are not the engine's, over those that are, on the wall and on the processor

@@ -32,8 +32,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from foresample.contracts import NO_FAULT, fault_error
-from foresample.engine import Engine, Finished, in_order
+from foresample.contracts import NO_FAULT, Target, fault_error
+from foresample.engine import Engine, Finished
 from foresample.noise import seeds_of
 
 _WRITING = 2  # full shards that may wait for the disk before drawing does
@@ -221,48 +221,55 @@ def _safetensors() -> Any:
 
 
 class _Filling:
-    """A shard under way: what its file had, and what has come since."""
+    """A shard under way: what its file had, and what has come since, each in its place."""
 
-    def __init__(self, plan: Plan, number: int, steps: int) -> None:
-        self.plan, self.number, self.steps = plan, number, steps
+    def __init__(self, plan: Plan, number: int, target: Target) -> None:
+        self.plan, self.number, self.steps = plan, number, len(target.std)
+        self.index, self.seeds, size = plan.index(number), plan.seeds(number), plan.size(number)
+        self.x = torch.empty((size, *target.shape), dtype=target.std.dtype)
+        self.calls_of, self.evaluations_of = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
+        self.has = torch.zeros(size, dtype=torch.bool)
         kept = read_planned(plan, number)
         self.file = None if kept is None else kept.entry
-        self.parts = [] if kept is None else [kept.done]
-        index, seeds = plan.index(number), plan.seeds(number)
-        self.seeds = dict(zip(index.tolist(), seeds.tolist(), strict=True))
-        lacks = torch.ones(len(index), dtype=torch.bool)
         if kept is not None:
-            lacks[kept.done.index - index[0]] = False
-        self.waiting = index[lacks], seeds[lacks]
-        self.left = int(lacks.sum())
+            self._put(kept.done)
+        self.waiting = self.index[~self.has], self.seeds[~self.has]
+        self.left = len(self.waiting[0])
         self.samples, self.calls = 0, 0
         self.failures: list[Failure] = []
+
+    def _put(self, done: Finished) -> None:
+        place = done.index - self.index[0]
+        self.x[place], self.calls_of[place], self.evaluations_of[place] = done.x, done.calls, done.evaluations
+        self.has[place] = True
 
     def add(self, done: Finished) -> None:
         """Samples of this shard, finished or broken."""
         self.left -= len(done.index)
-        finite = torch.isfinite(done.x.flatten(1)).all(1)
-        good = finite & (done.fault == NO_FAULT)
+        good = torch.isfinite(done.x.flatten(1)).all(1) & (done.fault == NO_FAULT)
         self.failures += [self._failure(done, i) for i in (~good).nonzero().flatten().tolist()]
         done = _only(done, good)
-        self.parts.append(done)
+        self._put(done)
         self.samples += len(done.index)
         self.calls += int(done.calls.sum())
 
     def _failure(self, done: Finished, i: int) -> Failure:
         index, fault = int(done.index[i]), int(done.fault[i])
+        seed = int(self.seeds[index - self.index[0]])
         if fault == NO_FAULT:
             error = f"sample {index} ended as NaN or infinity: look at target.mean at the last steps"
-            return Failure(index, self.seeds[index], self.steps, error)
+            return Failure(index, seed, self.steps, error)
         step = fault if fault > NO_FAULT else -2 - fault
-        return Failure(index, self.seeds[index], step, str(fault_error(fault, index)))
+        return Failure(index, seed, step, str(fault_error(fault, index)))
 
     def write(self) -> Entry:
         """All there is of it, as its file; a file that has it all already stays."""
         if self.file is not None and not self.samples and not self.failures:
             return self.file
         self.failures.sort(key=lambda failure: failure.index)
-        return write_shard(self.plan, self.number, in_order(self.parts), tuple(self.failures))
+        fault = torch.full_like(self.index, NO_FAULT)
+        done = Finished(self.index, self.x, self.calls_of, self.evaluations_of, fault)
+        return write_shard(self.plan, self.number, _only(done, self.has), tuple(self.failures))
 
 
 def draw_shards(engine: Engine, plan: Plan, numbers: Iterator[int], worker: int = 0) -> Iterator[Progress]:
@@ -277,7 +284,7 @@ def draw_shards(engine: Engine, plan: Plan, numbers: Iterator[int], worker: int 
 
     def parts() -> Iterator[tuple[Tensor, Tensor]]:
         for number in numbers:
-            shard = under_way[number] = _Filling(plan, number, len(engine.target.std))
+            shard = under_way[number] = _Filling(plan, number, engine.target)
             yield shard.waiting
 
     def progress(most: int) -> Progress:
