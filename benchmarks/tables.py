@@ -229,12 +229,13 @@ def memory() -> str:
 def overhead() -> str:
     """What drawing a dataset costs beyond the engine's own work."""
     lines = [
-        "| target | samples, slots | beyond the engine, on the clock | of processor time |",
-        "|---|---|---|---|",
+        "| target | samples, slots | beyond the engine, on the clock | of processor time | beside the engine |",
+        "|---|---|---|---|---|",
     ]
     for row in result("generate-overhead")["rows"]:
         shares = (f"{100 * row[k]:.2f} %" for k in ("inside", "inside_cpu"))
-        cells = (row["target"], f"{row['count']}, {row['slots']}", *shares)
+        beside = f"{100 * row['beside']:+.1f} %"
+        cells = (row["target"], f"{row['count']}, {row['slots']}", *shares, beside)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -219,7 +219,7 @@ def _show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_header=False)
     shape = "×".join(map(str, settings["shape"]))
     table.add_row("samples", f"{costs['samples']} of {settings['count']}, {shape}, {settings['dtype']}")
-    table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, checksums verified")
+    table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, each with its checksum")
     table.add_row("chain", f"{settings['steps']} steps, window {settings['window']}, seed {settings['seed']}")
     table.add_row("calls a sample", f"{costs['calls_mean']:.2f}, {costs['speedup']:.2f}× fewer")
     table.add_row("states evaluated a sample", f"{costs['evaluations_mean']:.1f}")
