@@ -229,14 +229,16 @@ def _walk(
         exact = target_mean + expand(std, rows.x) * random.normal(*rows.x.shape)
         guess, walking = _put(ends, prediction, guess), walking & ~ends
         count = level.noise.shape[2]
-        if not count:
+        if not count or not walking.any():
             path.append(exact)
             break
 
         draft_mean, z = level.draft_mean[index, node], level.noise[index, node]
         delta, e = mismatch(draft_mean, target_mean, std, lead=1)
         s = along(e.unsqueeze(1), z, lead=2)
-        kept, coordinate = test(s, delta, random.uniform(len(s), count + 2))
+        uniforms = random.uniform(len(s), count + 2)
+        kept, coordinate = torch.full_like(node, -1), torch.zeros_like(delta)
+        kept[walking], coordinate[walking] = test(s[walking], delta[walking], uniforms[walking])
 
         # None kept: the residual's coordinate, all others from the child nearest to it.
         none = kept < 0
