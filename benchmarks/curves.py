@@ -52,7 +52,7 @@ Draw = Callable[[Target, int, int, int, Shape | None], Any]
 
 
 def drafts(target: Target, states: int) -> int:
-    """The window for that many states a call: one of them is the window's first, and the chain ends somewhere."""
+    """The window for that many states a call: one of them is its first, and the chain ends somewhere."""
     return max(1, min(states, len(target.std)) - 1)
 
 
@@ -138,7 +138,7 @@ def mixture(steps: int, device: str, half: bool) -> Problem:
 
 
 def posterior(steps: int, device: str, half: bool) -> Problem:
-    """Langevin dynamics of a Bayesian logistic regression: 64 weights, 256 observations, from the prior N(0, I).
+    """Langevin dynamics of a Bayesian logistic regression: 64 weights, 256 observations, from its prior.
 
     U(w) = ½ ‖w‖² + Σ_i ln(1 + exp(−y_i a_i · w)), features a_i ~ N(0, I/4), labels drawn by weights from the
     prior; step size 0.005, a twentieth of what the stiffest direction could bear. Its Hessian is no multiple
@@ -264,17 +264,23 @@ def tuned(
     """What the method reuses and the shape of its tree: those with the fewest calls on pilot seeds.
 
     First what is reused, with a tree of a single path; then the shape: all of them tried in turn (D-GRS) on a
-    quarter of the pilots, the best three by the method itself on all. The pilots also warm the machine up.
+    quarter of the pilots, the best three by the method itself on all. Pilots also warm a GPU up; on a CPU they
+    are left out where there is nothing to choose.
     """
 
     def cost(reuse: str, shape: Shape | None, count: int = pilots, method: str = method) -> float:
         return measure(method, states, targets[reuse], reuse, shape, count, PILOT_SEED, part).calls
 
     kinds = ["x0"] if method == "ASD" and "x0" in targets else list(targets)
+    cold = targets[kinds[0]].std.device.type != "cpu"
+    if method not in TREES and len(kinds) == 1 and not cold:
+        return kinds[0], None
     if method not in TREES:
         return min(kinds, key=lambda kind: cost(kind, None)), None
     candidates = shapes(states, len(targets[kinds[0]].std))
-    reuse = min(kinds, key=lambda kind: cost(kind, candidates[0]))
+    reuse = min(kinds, key=lambda kind: cost(kind, candidates[0])) if len(kinds) > 1 else kinds[0]
+    if len(candidates) == 1:
+        return reuse, candidates[0]
     quick = {shape: cost(reuse, shape, max(1, pilots // 4), "D-GRS") for shape in candidates}
     return reuse, min(sorted(candidates, key=quick.__getitem__)[:3], key=lambda shape: cost(reuse, shape))
 

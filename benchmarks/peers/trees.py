@@ -94,7 +94,12 @@ def leftover(delta: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def try_by_rank(s: Tensor, delta: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Pick the child of rank r with probability λ_r, keep it with probability min(1, f/g), else (f − g)₊."""
+    """Pick the child of rank r with probability λ_r, keep it with probability min(1, f/g), else (f − g)₊.
+
+    A single child has but one rank: the test is that of children in turn, and cheaper there.
+    """
+    if s.shape[1] == 1:
+        return try_in_turn(s, delta, uniforms)
     lean = ranks.leans(delta, s.shape[1])
     cumulative = (lean + 1 / s.shape[1]).cumsum(1)
     rank = (uniforms[:, :1] >= cumulative).sum(1, keepdim=True).clamp(max=s.shape[1] - 1)
