@@ -93,7 +93,7 @@ METHODS: dict[str, Draw] = {
 OURS = ("default", "replay without secant")
 TREES = ("D-GRS", "RASS")
 SHARE = 4
-"""Trees, which take long here, draw a quarter of the samples; their errors say so."""
+"""Trees, which take long here, draw a quarter of the samples, but ten if there are as many."""
 
 WIDE: tuple[Shape, ...] = (
     *((), (2,), (3,), (5,), (8,), (2, 2), (3, 2), (5, 3)),
@@ -322,7 +322,7 @@ def curves(
             reuse, shape = next(iter(problem.targets)), None
             if method != "sequential":
                 reuse, shape = tuned(method, states, problem.targets, pilots, part)
-            size = max(1, count // SHARE) if method in TREES else count
+            size = max(min(count, 10), count // SHARE) if method in TREES else count
             target, size = problem.targets[reuse], part if method == "sequential" else size
             row = asdict(measure(method, states, target, reuse, shape, size, seed, part))
             print(line(row), f" [{perf_counter() - began:.0f} s]", flush=True)

@@ -247,7 +247,7 @@ def lead(rows: list[dict[str, Any]], states: int) -> tuple[float, float]:
 
 
 def _lead(rows: list[dict[str, Any]], states: int) -> str:
-    return "{:.2f} ± {:.2f}×".format(*lead(rows, states))
+    return "{:.3f} ± {:.3f}×".format(*lead(rows, states))
 
 
 def _title(saved: dict[str, Any]) -> str:
@@ -258,7 +258,7 @@ def curves_lead() -> str:
     """Where the default is ahead, and by how much."""
     low, high = LEAD
     lines = [
-        f"| chain | smallest lead, {low} to {high} states | over | largest lead, {low} to {high} states | over |",
+        f"| chain | smallest lead from {low} to {high} states a call | over | largest lead | over |",
         "|---|---|---|---|---|",
     ]
     for saved in curve_files().values():
@@ -313,6 +313,28 @@ def _tree(shape: str) -> str:
     return f"{'-'.join([*wide, '1…'] if len(wide) < len(children) else wide)} ({len(children)} deep)"
 
 
+def curves_behind() -> str:
+    """Where some peer needs fewer calls than the default."""
+    lines = []
+    for saved in curve_files().values():
+        rows = saved["rows"]
+        behind = [n for n in batches(rows) if lead(rows, n)[0] <= 1]
+        told = [f"{best_peer(rows, n)['method']} at {n} states a call ({_lead(rows, n)})" for n in behind]
+        ours = min((row for row in rows if row["method"] == "default"), key=_calls)
+        peer = min((row for row in rows if row["method"] not in OURS), key=_calls)
+        if told:
+            lines.append(
+                f"* {_title(saved)}: {'; '.join(told)}. At any number of states, the fewest calls are "
+                f"{ours['calls']:.2f} of the default at {ours['states']}, and {peer['calls']:.2f} of "
+                f"{peer['method']} at {peer['states']}."
+            )
+    return "\n".join(lines) or "Nowhere, at the numbers of states measured."
+
+
+def _calls(row: dict[str, Any]) -> float:
+    return row["calls"]
+
+
 def curves_cost() -> str:
     """What the calls cost: evaluations and seconds of a sample at three verification batches."""
     lines = [
@@ -328,13 +350,12 @@ def curves_cost() -> str:
                 continue
             ours, peer = _row(rows, method="default", states=n), best_peer(rows, n)
             cells = [_title(saved), f"{n}"]
-            cells += [f"{ours[k]:.1f} ± {ours[e]:.1f}, {peer[k]:.1f} ± {peer[e]:.1f}" for k, e in _WITH_ERRORS]
+            for key, digits in (("calls", 2), ("evaluations", 1)):
+                pair = ((row[key], row[f"{key}_error"]) for row in (ours, peer))
+                cells.append(", ".join(f"{mean:.{digits}f} ± {error:.{digits}f}" for mean, error in pair))
             cells.append(", ".join(f"{1e3 * row['seconds']:.1f}" for row in (plain, ours, peer)))
             lines.append(f"| {' | '.join(cells)} | {peer['method']} |")
     return "\n".join(lines)
-
-
-_WITH_ERRORS = (("calls", "calls_error"), ("evaluations", "evaluations_error"))
 
 
 def curves_missing() -> str:
@@ -382,6 +403,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "response": response,
     "curves_lead": curves_lead,
     "curves": curves,
+    "curves_behind": curves_behind,
     "curves_cost": curves_cost,
     "curves_missing": curves_missing,
     "quality_cost": quality_cost,

@@ -91,7 +91,7 @@ def typed_numbers(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_number_comes_from_a_result_file(page: Path) -> None:
-    """Write it into `benchmarks/tables.py`, from a result; or, if it is no result of ours, say above what it is."""
+    """Make it in `benchmarks/tables.py`, from a result; or, if it is no result of ours, say above what."""
     allowed = ALLOWED.get(page.name, {})
     found = typed_numbers(page.read_text())
     assert [number for number in found if number not in allowed] == []
