@@ -88,7 +88,7 @@ def quality(
     source = pretrained.load(model, device, torch.bfloat16 if half else torch.float32)
     target = source.target(steps)
     images, _ = recipes.data.load("fashion-mnist", data, train=False)
-    features = {"real": _features(judge, images.to(device).float() / 127.5 - 1)}
+    features = {"real": features_of(judge, images.to(device).float() / 127.5 - 1)}
     agreement, costs = {}, {}
     for method in ("sequential", "speculative"):
         for repeat in range(repeats):
@@ -107,7 +107,7 @@ def quality(
             answers = torch.cat([judge(p).argmax(1) for p in pictures.split(1000)])
             agreement[key] = float((answers == asked).double().mean())
             costs[key] = sum(spent) / len(spent)
-            features[key] = _features(judge, pictures)
+            features[key] = features_of(judge, pictures)
     names = list(features)
     distances = [
         {"a": a, "b": b, "distance": frechet_distance(features[a], features[b])}
@@ -123,7 +123,8 @@ def quality(
 
 
 @torch.no_grad()
-def _features(judge: torch.nn.Module, images: Tensor) -> Tensor:
+def features_of(judge: torch.nn.Module, images: Tensor) -> Tensor:
+    """The classifier's features of pictures, [n, d], float64."""
     extract = cast(Any, judge).features
     return torch.cat([extract(part) for part in images.view(-1, 1, 28, 28).split(1000)]).double()
 

@@ -7,6 +7,7 @@ page says anything else than the results do.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -288,6 +289,277 @@ def devices() -> str:
     return "\n".join(lines)
 
 
+def policy_quality() -> str:
+    """Did they arrive, and do the tests see a difference?"""
+    rows = result("policy-lasa")["rows"]
+    arrived = min(row["arrived"]["mean"] for row in rows)
+    smallest = min(p for row in rows for p in row["p_values"].values())
+    return (
+        f"{'All' if arrived == 1 else f'At least {100 * arrived:.1f} % of the'} roll-outs of the {len(rows)} "
+        "policies come to rest within 0.1 of the goal. Two-sample Kolmogorov–Smirnov tests of both distances "
+        f"against the sequential policy's give p-values from {smallest:.2f} up."
+    )
+
+
+def policy_steps() -> str:
+    """Calls of a plan where the scheduler takes fewer steps."""
+    calls = result("policy-lasa")["calls_by_steps"]
+    lines = [" | ".join(["| steps", *calls]), "|---" * (len(calls) + 1)]
+    lines.append(" | ".join(["| calls", *(f"{value:.1f}" for value in calls.values())]))
+    return "\n".join(f"{line} |" for line in lines).replace("--- |", "---|")
+
+
+def policy_costs() -> str:
+    """Where a plan's time goes on one core."""
+    saved = result("policy-lasa")
+    call = saved["network_call_ms"]
+    own = [
+        (row["batch_1"]["ms"] - row["batch_1"]["network_ms"]) / row["batch_1"]["calls"]
+        for row in saved["rows"]
+        if row["batch_1"]["network_ms"] is not None
+    ]
+    return (
+        f"On this CPU a round costs {min(own):.1f} to {max(own):.1f} ms of the sampler's own arithmetic, a "
+        f"network call {call['1']:.1f} ms with one state and {call['17']:.1f} ms, "
+        f"{call['17'] / call['1']:.1f} times as long, with 17."
+    )
+
+
+def training() -> str:
+    """How the two models were trained."""
+    saved = [result(f"training-{name}") for name in ("fashion-mnist", "cifar10")]
+    folders = (
+        "`foresample/pretrained/fashion_mnist`, inside the package",
+        "`assets/cifar10`, in the repository only",
+    )
+    data = "60 000 pictures 28×28, not mirrored", "50 000 pictures 32×32, mirrored at random"
+    table = {
+        "folder": folders,
+        "parameters, size": [f"{_spaced(r['parameters'])}, {r['bytes'] / 1e6:.1f} MB" for r in saved],
+        "data": data,
+        "training": [f"{r['steps']} steps of {r['batch']}, {r['seconds']:.0f} s" for r in saved],
+        "loss (MSE of v), training": [f"{r['loss']:.3f}" for r in saved],
+        "loss, 2000 held-out pictures": [f"{r['test_loss']:.3f}" for r in saved],
+        "quality": ("below", "by eye: see the sheet"),
+    }
+    lines = ["| | Fashion-MNIST | CIFAR-10 |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in table.items())])
+
+
+def classifier() -> str:
+    """How good the judge is."""
+    saved = result("training-classifier")
+    return (
+        f"A six-layer convolutional network ({saved['parameters'] / 1e6:.2f} M parameters, "
+        f"{saved['bytes'] / 1e6:.1f} MB, `foresample/pretrained/classifier.safetensors`), "
+        f"{100 * saved['test_accuracy']:.1f} % correct on the test pictures of Fashion-MNIST."
+    )
+
+
+def response() -> str:
+    """What following the noise beyond the horizon gave, on a model not used to choose it."""
+    before, after = (
+        result(name)["rows"] for name in ("earlier/cifar10-calls-w50-gain-only", "cifar10-calls-w50")
+    )
+    moves = []
+    for steps in (1000, 250, 100):
+        old, new = (_row(rows, steps=steps, method="default, x0 reused") for rows in (before, after))
+        moves.append(f"from {_speedup(old)} to {_speedup(new)} at {steps}")
+    return (
+        f"On the CIFAR-10 model, which was not used for the choice, it moved the speed-up {moves[0]} steps, "
+        f"{moves[1]} and {moves[2]} (same seed, 64 samples): a small gain, of the order of two standard errors "
+        "at best."
+    )
+
+
+def _spaced(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+# ------------------------------------------------------------------ side by side with everybody else
+
+OURS = ("default", "replay without secant", "sequential")
+CHAINS = (
+    *(("mixture", 30), ("mixture", 300), ("langevin", 200), ("policy", 100)),
+    *(("fashion", 50), ("fashion", 100), ("cifar10", 100), ("cifar10", 250)),
+)
+"""Chains that are compared at equal states a call, in the order of the page."""
+WANTED = {chain: (5, 9, 16, 33, 64, 128, 200) for chain in CHAINS if chain != ("fashion", 50)}
+LEAD = (5, 64)
+"""The verification batches at which the default must be ahead of every exact peer."""
+
+
+def curve_files() -> dict[str, dict[str, Any]]:
+    """Results at equal states a call that are there, by the name of their file."""
+    names = [f"curves-{target}-T{steps}" for target, steps in CHAINS]
+    return {name: result(name) for name in names if (RESULTS / f"{name}.json").exists()}
+
+
+def batches(rows: list[dict[str, Any]]) -> list[int]:
+    """States a call at which the default and some peer were measured."""
+    ours = {row["states"] for row in rows if row["method"] == "default"}
+    return sorted(ours & {row["states"] for row in rows if row["method"] not in OURS})
+
+
+def best_peer(rows: list[dict[str, Any]], states: int) -> dict[str, Any]:
+    """The exact peer with the fewest calls."""
+    peers = [row for row in rows if row["states"] == states and row["method"] not in OURS]
+    return min(peers, key=lambda row: row["calls"])
+
+
+def lead(rows: list[dict[str, Any]], states: int) -> tuple[float, float]:
+    """Calls of the best peer over the default's, and the standard error."""
+    ours, peer = _row(rows, method="default", states=states), best_peer(rows, states)
+    ratio = peer["calls"] / ours["calls"]
+    return ratio, ratio * math.hypot(*(row["calls_error"] / row["calls"] for row in (ours, peer)))
+
+
+def _lead(rows: list[dict[str, Any]], states: int) -> str:
+    return "{:.3f} ± {:.3f}×".format(*lead(rows, states))
+
+
+def _title(saved: dict[str, Any]) -> str:
+    return f"{saved['settings']['target']}, {saved['settings']['steps']} steps"
+
+
+def curves_lead() -> str:
+    """Where the default is ahead, and by how much."""
+    low, high = LEAD
+    lines = [
+        f"| chain | smallest lead from {low} to {high} states a call | over | largest lead | over |",
+        "|---|---|---|---|---|",
+    ]
+    for saved in curve_files().values():
+        rows = saved["rows"]
+        sizes = [n for n in batches(rows) if low <= n <= high]
+        cells = [_title(saved)]
+        for pick in (min, max):
+            n = pick(sizes, key=lambda states: lead(rows, states)[0])
+            cells += [f"{_lead(rows, n)} at {n}", best_peer(rows, n)["method"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def curves() -> str:
+    """Speed-ups of all methods over the verification batch, one table a chain."""
+    return "\n\n".join(_curves(name, saved) for name, saved in curve_files().items())
+
+
+def _curves(name: str, saved: dict[str, Any]) -> str:
+    rows, settings = saved["rows"], saved["settings"]
+    sizes = batches(rows)
+    lines = [
+        f"**{_title(saved)}** ({settings['samples']} samples, trees {_drawn(rows)}; "
+        f"[file](../benchmarks/results/{name}.json), [picture](../benchmarks/results/{name}.png))",
+        "",
+        f"| states a call | {' | '.join(map(str, sizes))} |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "sequential"):
+        mine = {row["states"]: row for row in rows if row["method"] == method}
+        bold = "**" if method == "default" else ""
+        cells = [f"{bold}{_speedup(mine[n])}{bold}" if n in mine else "" for n in sizes]
+        lines.append(f"| {bold}{method}{bold} | {' | '.join(cells)} |")
+    lines.append(f"| default over the best peer | {' | '.join(_lead(rows, n) for n in sizes)} |")
+    for method in ("D-GRS", "RASS"):
+        chosen = {row["states"]: row["shape"] for row in rows if row["method"] == method}
+        if chosen:
+            cells = [_tree(chosen[n]) if n in chosen else "" for n in sizes]
+            lines.append(f"| tree of {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _drawn(rows: list[dict[str, Any]]) -> str:
+    drawn = {row["samples"] for row in rows if row["shape"]}
+    return ", ".join(map(str, sorted(drawn))) if drawn else "none"
+
+
+def _tree(shape: str) -> str:
+    """5-3-1-1-1-1 as 5-3-1…, with its depth."""
+    children = shape.split("-")
+    wide = [child for child in children if child != "1"]
+    return f"{'-'.join([*wide, '1…'] if len(wide) < len(children) else wide)} ({len(children)} deep)"
+
+
+def curves_behind() -> str:
+    """Where some peer needs fewer calls than the default."""
+    lines = []
+    for saved in curve_files().values():
+        rows = saved["rows"]
+        behind = [n for n in batches(rows) if lead(rows, n)[0] <= 1]
+        told = [f"{best_peer(rows, n)['method']} at {n} states a call ({_lead(rows, n)})" for n in behind]
+        ours = min((row for row in rows if row["method"] == "default"), key=_calls)
+        peer = min((row for row in rows if row["method"] not in OURS), key=_calls)
+        if told:
+            lines.append(
+                f"* {_title(saved)}: {'; '.join(told)}. At any number of states, the fewest calls are "
+                f"{ours['calls']:.2f} of the default at {ours['states']}, and {peer['calls']:.2f} of "
+                f"{peer['method']} at {peer['states']}."
+            )
+    return "\n".join(lines) or "Nowhere, at the numbers of states measured."
+
+
+def _calls(row: dict[str, Any]) -> float:
+    return row["calls"]
+
+
+def curves_cost() -> str:
+    """What the calls cost: evaluations and seconds of a sample at three verification batches."""
+    lines = [
+        "| chain | states a call | calls: default, best peer | evaluations: default, best peer "
+        "| ms: sequential, default, best peer | best peer |",
+        "|---|---|---|---|---|---|",
+    ]
+    for saved in curve_files().values():
+        rows = saved["rows"]
+        plain = _row(rows, method="sequential")
+        for n in (5, 16, 64):
+            if n not in batches(rows):
+                continue
+            ours, peer = _row(rows, method="default", states=n), best_peer(rows, n)
+            cells = [_title(saved), f"{n}"]
+            for key, digits in (("calls", 2), ("evaluations", 1)):
+                pair = ((row[key], row[f"{key}_error"]) for row in (ours, peer))
+                cells.append(", ".join(f"{mean:.{digits}f} ± {error:.{digits}f}" for mean, error in pair))
+            cells.append(", ".join(f"{1e3 * row['seconds']:.1f}" for row in (plain, ours, peer)))
+            lines.append(f"| {' | '.join(cells)} | {peer['method']} |")
+    return "\n".join(lines)
+
+
+def curves_missing() -> str:
+    """What has not been measured."""
+    files = curve_files()
+    lines = []
+    for (target, steps), sizes in WANTED.items():
+        saved = files.get(f"curves-{target}-T{steps}")
+        there = batches(saved["rows"]) if saved else []
+        if missing := [n for n in sizes if n not in there]:
+            what = "not run" if saved is None else f"not run at {', '.join(map(str, missing))} states a call"
+            lines.append(f"* `python -m benchmarks.curves {target} --steps {steps}`: {what}.")
+    return "\n".join(lines) or "Everything above was run at every number of states a call."
+
+
+def quality_cost() -> str:
+    """The lossy methods' distance to the sequential law against their calls."""
+    if not (RESULTS / "quality-cost-fashion.json").exists():
+        return "(Not measured yet: `python -m benchmarks.quality_cost --device cuda`.)"
+    saved = result("quality-cost-fashion")
+    settings, rows = saved["settings"], saved["rows"]
+    floor = _row(rows, method="sequential")
+    lines = [
+        f"{settings['target']}, {settings['steps']} steps, {settings['count']} pictures of each method:",
+        "",
+        "| method | exact | calls | evaluations | distance to the sequential law | over the floor |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        name = f"{row['method']}, other seeds: the floor" if row is floor else row["method"]
+        cells = [name, "yes" if row["exact"] else "no", f"{row['calls']:.1f}", f"{row['evaluations']:.0f}"]
+        cells += [f"{row['distance']:.4f}", f"{row['distance'] / floor['distance']:.2f}×"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "clock": clock,
     "latency": latency,
@@ -299,6 +571,18 @@ FIGURES: dict[str, Callable[[], str]] = {
     "mixture": mixture,
     "quality": quality,
     "policy": policy,
+    "quality_cost": quality_cost,
+    "curves_missing": curves_missing,
+    "curves_cost": curves_cost,
+    "curves_behind": curves_behind,
+    "curves": curves,
+    "curves_lead": curves_lead,
+    "response": response,
+    "classifier": classifier,
+    "training": training,
+    "policy_costs": policy_costs,
+    "policy_steps": policy_steps,
+    "policy_quality": policy_quality,
     "devices": devices,
     "dataset": dataset,
     "overhead": overhead,

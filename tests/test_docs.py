@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import foresample as fs
-from benchmarks.tables import filled
+from benchmarks.tables import FIGURES, filled
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -76,3 +76,55 @@ def test_figures_are_those_of_the_result_files(page: Path) -> None:
     """`python -m benchmarks.tables` writes them."""
     text = page.read_text()
     assert filled(text) == text
+
+
+# ------------------------------------------------------------------ no number is typed by hand
+
+NUMBER = re.compile(r"[×±] ?\d[\d.]*|(?<![\w.])\d[\d ]*\.\d+(?: ?[×%])?|(?<![\w.])\d+ ?[×%]")
+"""What reads like a measurement: a decimal point, or a number with ×, ± or %."""
+
+ALLOWED: dict[str, dict[str, str]] = {
+    "README.md": {
+        "3.11": "version of Python",
+        "2.0": "of the licence",
+        "1.96": "published (draft-tree papers)",
+        "1.99": "published (draft-tree papers)",
+        "2.14": "published (draft-tree papers)",
+    },
+    "diffusers.md": {"0.42": "version of diffusers", "0.35": "version of diffusers"},
+    "models.md": {"0.9995": "constant of the recipes"},
+    "policies.md": {"±1": "scale of the data"},
+    "theory.md": {"1.2": "constant of a formula", "8.5": "constant of a formula"},
+}
+"""Numbers on a page that are no results of ours, and what they are."""
+
+
+def typed_numbers(text: str) -> list[str]:
+    """Numbers outside of figures, code and formulas (indented blocks)."""
+    text = re.sub(r"<!-- figures: \w+ -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    prose = "\n".join(line for line in text.split("\n") if not re.match(r" {4,}", line))
+    return [found.strip() for found in NUMBER.findall(re.sub(r"`[^`]*`", "", prose))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_number_comes_from_a_result_file(page: Path) -> None:
+    """Make it in `benchmarks/tables.py`, from a result; or, if it is no result of ours, say above what."""
+    allowed = ALLOWED.get(page.name, {})
+    found = typed_numbers(page.read_text())
+    assert [number for number in found if number not in allowed] == []
+    assert [number for number in allowed if number not in found] == [], "no longer on the page"
+
+
+def test_a_number_typed_by_hand_is_found() -> None:
+    figures = "<!-- figures: models -->\n| 7.27 ± 0.12 |\n<!-- end -->"
+    code = "```python\nx = 0.5\n```\n\n    y = 0.25 z\n\n`h=0.1`"
+    assert typed_numbers(f"{figures}\n{code}\nstep 3 of 1000, 64 samples, T=100, v2.x") == []
+    for text in ("2.33", "12 %", "3×", "4.5×", "± 3", "± 0.2", "1 234.5 ms"):
+        assert typed_numbers(f"It is {text} now."), text
+    assert typed_numbers("from 27.44 ± 0.21 to 28 %") == ["27.44", "± 0.21", "28 %"]
+
+
+def test_every_figure_is_on_a_page() -> None:
+    used = {name for page in PAGES for name in re.findall(r"<!-- figures: (\w+) -->", page.read_text())}
+    assert used == set(FIGURES)

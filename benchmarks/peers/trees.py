@@ -94,7 +94,12 @@ def leftover(delta: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def try_by_rank(s: Tensor, delta: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Pick the child of rank r with probability λ_r, keep it with probability min(1, f/g), else (f − g)₊."""
+    """Pick the child of rank r with probability λ_r, keep it with probability min(1, f/g), else (f − g)₊.
+
+    A single child has but one rank: the test is that of children in turn, and cheaper there.
+    """
+    if s.shape[1] == 1:
+        return try_in_turn(s, delta, uniforms)
     lean = ranks.leans(delta, s.shape[1])
     cumulative = (lean + 1 / s.shape[1]).cumsum(1)
     rank = (uniforms[:, :1] >= cumulative).sum(1, keepdim=True).clamp(max=s.shape[1] - 1)
@@ -229,14 +234,16 @@ def _walk(
         exact = target_mean + expand(std, rows.x) * random.normal(*rows.x.shape)
         guess, walking = _put(ends, prediction, guess), walking & ~ends
         count = level.noise.shape[2]
-        if not count:
+        if not count or not walking.any():
             path.append(exact)
             break
 
         draft_mean, z = level.draft_mean[index, node], level.noise[index, node]
         delta, e = mismatch(draft_mean, target_mean, std, lead=1)
         s = along(e.unsqueeze(1), z, lead=2)
-        kept, coordinate = test(s, delta, random.uniform(len(s), count + 2))
+        uniforms = random.uniform(len(s), count + 2)
+        kept, coordinate = torch.full_like(node, -1), torch.zeros_like(delta)
+        kept[walking], coordinate[walking] = test(s[walking], delta[walking], uniforms[walking])
 
         # None kept: the residual's coordinate, all others from the child nearest to it.
         none = kept < 0
