@@ -281,7 +281,7 @@ def _curves(name: str, saved: dict[str, Any]) -> str:
     rows, settings = saved["rows"], saved["settings"]
     sizes = batches(rows)
     lines = [
-        f"**{_title(saved)}** ({settings['samples']} samples, trees {_drawn(rows)}; "
+        f"**{_title(saved)}** ({settings['samples']} samples, trees {_drawn(rows)}, pilots {settings['pilots']}; "
         f"[file](../benchmarks/results/{name}.json), [picture](../benchmarks/results/{name}.png))",
         "",
         f"| states a call | {' | '.join(map(str, sizes))} |",
