@@ -449,8 +449,9 @@ def _curves(name: str, saved: dict[str, Any]) -> str:
     rows, settings = saved["rows"], saved["settings"]
     sizes = batches(rows)
     lines = [
-        f"**{_title(saved)}** ({settings['samples']} samples, trees {_drawn(rows)}; "
-        f"[file](../benchmarks/results/{name}.json), [picture](../benchmarks/results/{name}.png))",
+        f"**{_title(saved)}** ({settings['samples']} samples, trees {_drawn(rows)}, "
+        f"pilots {settings['pilots']}; [file](../benchmarks/results/{name}.json), "
+        f"[picture](../benchmarks/results/{name}.png))",
         "",
         f"| states a call | {' | '.join(map(str, sizes))} |",
         "|---" * (len(sizes) + 1) + "|",
