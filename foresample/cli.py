@@ -43,6 +43,14 @@ DRAFTERS: dict[str, Drafter] = {
 CHAINS = ("flow", "vp", "langevin", "embedded")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+ModelFolder = Annotated[
+    Path | None, typer.Option(help="A diffusers DDPM folder; the embedded model by default.")
+]
+Label = Annotated[str | None, typer.Option(help="Class by name or number; all in turn by default.")]
+Reuse = Annotated[str, typer.Option(help="Prediction that is reused: x0, v or eps.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Window = Annotated[int, typer.Option(min=1, help="Transitions drafted in a round.")]
+Length = Annotated[int, typer.Option(min=1, help="Transitions of the chain.")]
 Seed = Annotated[int, typer.Option(min=0, help="Fixes every random number.")]
 Steps = Annotated[int, typer.Option(min=2, help="Transitions of the chain.")]
 Churn = Annotated[float, typer.Option(help="Noise of the flow, ε.")]
@@ -64,16 +72,14 @@ def fail(message: str) -> typer.Exit:
 @app.command("sample")
 def sample_command(
     count: Annotated[int, typer.Option(min=1, help="Pictures to draw.")] = 64,
-    steps: Annotated[int, typer.Option(min=1, help="Transitions of the chain.")] = 100,
-    window: Annotated[int, typer.Option(min=1, help="Transitions drafted in a round.")] = 8,
-    label: Annotated[str | None, typer.Option(help="Class by name or number; all in turn by default.")] = None,
+    steps: Length = 100,
+    window: Window = 8,
+    label: Label = None,
     seed: Seed = 0,
-    model: Annotated[
-        Path | None, typer.Option(help="A diffusers DDPM folder; the embedded model by default.")
-    ] = None,
-    reuse: Annotated[str, typer.Option(help="Prediction that is reused: x0, v or eps.")] = "x0",
+    model: ModelFolder = None,
+    reuse: Reuse = "x0",
     compare: Annotated[bool, typer.Option(help="Also run the sequential sampler, and show both.")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for pictures, samples and report.")] = Path("out"),
     as_json: AsJson = False,
 ) -> None:
@@ -130,17 +136,15 @@ def _sample_table(report: Report, sequential_seconds: float, *, measured: bool) 
 def generate_command(
     count: Annotated[int, typer.Option(min=1, help="Samples of the dataset.")],
     out: Annotated[Path, typer.Option(help="Its folder; run the same command again to go on.")],
-    steps: Annotated[int, typer.Option(min=1, help="Transitions of the chain.")] = 250,
-    window: Annotated[int, typer.Option(min=1, help="Transitions drafted in a round.")] = 8,
+    steps: Length = 250,
+    window: Window = 8,
     slots: Annotated[int, typer.Option(min=1, help="Samples under way at a time, in each worker.")] = 64,
     shard: Annotated[int, typer.Option(min=1, help="Samples of a file.")] = 1000,
-    label: Annotated[str | None, typer.Option(help="Class by name or number; all in turn by default.")] = None,
+    label: Label = None,
     seed: Seed = 0,
-    model: Annotated[
-        Path | None, typer.Option(help="A diffusers DDPM folder; the embedded model by default.")
-    ] = None,
-    reuse: Annotated[str, typer.Option(help="Prediction that is reused: x0, v or eps.")] = "x0",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    model: ModelFolder = None,
+    reuse: Reuse = "x0",
+    device: Device = "cpu",
     half: Annotated[bool, typer.Option(help="Run the network in bfloat16.")] = False,
     compiled: Annotated[bool, typer.Option(help="Compile the network.")] = False,
     graph: Annotated[bool, typer.Option(help="Replay rounds as a CUDA graph.")] = False,
@@ -292,18 +296,16 @@ class _RunBars:
 
 @app.command("tune")
 def tune_command(
-    steps: Annotated[int, typer.Option(min=1, help="Transitions of the chain.")] = 100,
+    steps: Length = 100,
     slots: Annotated[int, typer.Option(min=1, help="Samples under way at a time; 1 asks for latency.")] = 1,
     window: Annotated[list[int], typer.Option(min=1, help="Windows to try; may be given several times.")] = [  # noqa: B006
         *WINDOWS
     ],
-    model: Annotated[
-        Path | None, typer.Option(help="A diffusers DDPM folder; the embedded model by default.")
-    ] = None,
+    model: ModelFolder = None,
     target: Annotated[
         str | None, typer.Option(help="Your own target instead, as 'package.module:name'.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     half: Annotated[bool, typer.Option("--half", help="Run the network in bfloat16.")] = False,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Compile the network with torch.compile.")

@@ -32,7 +32,6 @@ from foresample.contracts import (
     Drafter,
     Target,
     at_least_one,
-    is_affine,
     is_multistep,
     predict,
     raise_faults,
@@ -246,6 +245,12 @@ def _stream_aside(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def require_cuda(target: Target) -> None:
+    """Refuse to capture what does not run on a CUDA device, before any work."""
+    if target.std.device.type != "cuda":
+        raise ValueError("graph=True needs a target on a CUDA device; leave it out on others")
+
+
 def capture(work: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
     """A CUDA graph of the work, run a few times before (compilers, caches)."""
     graph, aside = torch.cuda.CUDAGraph(), _stream_aside(device)
@@ -296,9 +301,9 @@ class Engine:
         block = None if block is None else at_least_one("block", block)
         drafter = Replay() if drafter is None else drafter
         require_drafter(drafter)
+        if graph:
+            require_cuda(target)
         fixed = target.std.device.type == "cuda"
-        if graph and not fixed:
-            raise ValueError("graph=True needs a target on a CUDA device; leave it out on others")
         self.target, self.graph = target, graph
         self.settings = Settings(drafter, window, block, recycle, last_draftable(target.std), fixed)
         noise = "recycled" if recycle else "fresh"
@@ -380,8 +385,7 @@ class Engine:
 
 def round_for(target: Target, settings: Settings) -> Round:
     """The fused round where it serves, else the plain one."""
-    fits = is_affine(target) and settings.drafter == Replay() and settings.recycle
-    if fits and target.std.is_cuda and kernels.available():
+    if settings.drafter == Replay() and settings.recycle and kernels.serve(target):
         from foresample.kernels.round import one_round
 
         return cast(Round, one_round)
@@ -420,6 +424,11 @@ def resolve_seeds(
     if not len(key):
         raise ValueError("seeds is empty: give one seed per sample")
     return key
+
+
+def resolve_slots(slots: int | None, count: int) -> int:
+    """Samples under way at a time: all by default, and never more than there are."""
+    return count if slots is None else min(at_least_one("slots", slots), count)
 
 
 class Timed:

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, at_least_one, require_target
-from foresample.engine import Engine, Observer, Sample, resolve_seeds
+from foresample.contracts import Drafter, Target, require_target
+from foresample.engine import Engine, Observer, Sample, resolve_seeds, resolve_slots
 from foresample.report import Run
 from foresample.sequential import sequential
 from foresample.tuning import tune
@@ -48,7 +48,7 @@ def sample(
     """
     require_target(target)
     key = resolve_seeds(count, seed, seeds)
-    slots = len(key) if slots is None else min(at_least_one("slots", slots), len(key))
+    slots = resolve_slots(slots, len(key))
     how: dict[str, Any] = {"drafter": drafter, "block": block, "recycle": recycle, "graph": graph}
     how["slots"] = slots
     if window == "auto":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,9 +13,8 @@ from foresample import kernels
 from foresample import noise as streams
 from foresample.contracts import (
     NO_FAULT,
+    Affine,
     Target,
-    at_least_one,
-    is_affine,
     note_fault,
     predict,
     raise_faults,
@@ -23,7 +23,7 @@ from foresample.contracts import (
     start_states,
     transition_mean,
 )
-from foresample.engine import Observer, Timed, capture, resolve_seeds
+from foresample.engine import Observer, Timed, capture, require_cuda, resolve_seeds, resolve_slots
 from foresample.report import Report, Run, Tally
 from foresample.speculate import Commit
 
@@ -36,9 +36,10 @@ class Sequential:
     def __init__(self, target: Target, slots: int, *, graph: bool = False) -> None:
         require_target(target)
         device = target.std.device
-        if graph and device.type != "cuda":
-            raise ValueError("graph=True needs a target on a CUDA device; leave it out on others")
+        if graph:
+            require_cuda(target)
         self.target, self.slots, self.timed = target, slots, Timed(target)
+        self.fused = kernels.serve(target)
         self.row, self.key, self.step, self.fault = (
             torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
         )
@@ -92,10 +93,12 @@ class Sequential:
 
     def _move(self, prediction: Tensor) -> None:
         target, step = self.target, self.step
-        if is_affine(target) and self.x.is_cuda and kernels.available():
+        if self.fused:
             from foresample.kernels.round import transition
 
-            return transition(target, self.x, prediction, self.previous, self.key, step, self.fault)
+            return transition(
+                cast(Affine, target), self.x, prediction, self.previous, self.key, step, self.fault
+            )
         both = self.x.unsqueeze(1), prediction.unsqueeze(1)
         self.fault.copy_(note_fault(self.fault, *both, step.unsqueeze(1), self.needed))
         mean = transition_mean(target, self.x, prediction, step, self.previous)
@@ -123,5 +126,4 @@ def sequential(
     """Draw samples one step after the other: N calls each. Arguments as for `sample`."""
     require_target(target)
     key = resolve_seeds(count, seed, seeds)
-    slots = len(key) if slots is None else min(at_least_one("slots", slots), len(key))
-    return Sequential(target, slots, graph=graph).sample(key, observe)
+    return Sequential(target, resolve_slots(slots, len(key)), graph=graph).sample(key, observe)

@@ -15,8 +15,15 @@ from importlib.util import find_spec
 
 import torch
 
+from foresample.contracts import Target, is_affine
+
 
 @cache
 def available() -> bool:
     """Whether kernels can be compiled here."""
     return torch.cuda.is_available() and find_spec("triton") is not None
+
+
+def serve(target: Target) -> bool:
+    """Whether there are kernels for this target's chain, here."""
+    return target.std.is_cuda and available() and is_affine(target)
