@@ -197,6 +197,10 @@ def throughput() -> str:
         "",
         f"{settings['samples']} samples, window {settings['window']}. What `tune` says of it: {advice}.",
     ]
+    before = result("earlier/cifar10-throughput")
+    gains = ", ".join(f"{row['gain_over_fixed']:.2f}× at window {row['window']}" for row in before["rows"])
+    length = before["settings"]["steps"]
+    lines += ["", f"At {length} steps an earlier commit gained less over fixed batches: {gains}."]
     return "\n".join(lines)
 
 

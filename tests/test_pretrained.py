@@ -172,16 +172,17 @@ def test_sample_estimates_the_sequential_time_without_compare(folder: Path, tmp_
     assert json.loads(result.stdout)["sequential"]["seconds_estimated"] > 0
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (["--label", "sock"], "unknown label 'sock': choose one of hat, coat, shoe"),
-        (["--steps", "5000"], "trained with 1000 timesteps"),
-        (["--reuse", "w"], "--reuse takes one of"),
-        (["--model", "/nowhere"], "not the folder of a diffusers DDPM pipeline"),
-        (["--device", "abacus"], "error:"),
-    ],
-)
+BAD_OPTIONS = [
+    (["--label", "sock"], "unknown label 'sock': choose one of hat, coat, shoe"),
+    (["--steps", "5000"], "trained with 1000 timesteps"),
+    (["--reuse", "w"], "--reuse takes one of"),
+    (["--model", "/nowhere"], "not the folder of a diffusers DDPM pipeline"),
+    (["--device", "abacus"], "error:"),
+]
+"""Of every command that makes its target of a model folder, and what is said of them."""
+
+
+@pytest.mark.parametrize(("more", "sentence"), BAD_OPTIONS)
 def test_bad_input_to_sample(folder: Path, tmp_path: Path, more: list[str], sentence: str) -> None:
     result = runner.invoke(app, small(folder, tmp_path, *more))
     assert result.exit_code == 2
@@ -313,11 +314,7 @@ def test_inspect_verifies_and_paints(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--label", "sock"], "unknown label 'sock': choose one of hat, coat, shoe"),
-        (["--steps", "5000"], "trained with 1000 timesteps"),
-        (["--reuse", "w"], "--reuse takes one of"),
-        (["--model", "/nowhere"], "not the folder of a diffusers DDPM pipeline"),
-        (["--device", "abacus"], "error:"),
+        *BAD_OPTIONS,
         (["--graph"], "graph=True needs a target on a CUDA device"),
         (["--cpus", "2"], "give ray='auto' as well"),
         (["--count", "0"], "greater than or equal to 1"),
