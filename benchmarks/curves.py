@@ -3,6 +3,7 @@
 python -m benchmarks.curves mixture
 python -m benchmarks.curves mixture --steps 300
 python -m benchmarks.curves langevin
+python -m benchmarks.curves wells
 python -m benchmarks.curves policy
 python -m benchmarks.curves fashion --device cuda
 python -m benchmarks.curves cifar10 --device cuda
@@ -157,6 +158,19 @@ def posterior(steps: int, device: str, half: bool) -> Problem:
     return Problem("Langevin, posterior of a logistic regression, d = 64", {"force": target})
 
 
+def wells(steps: int, device: str, half: bool) -> Problem:
+    """Langevin dynamics of 64 double wells in a ring, U = Σ (x_i² − 1)² + ½ (x_i − x_{i+1})², from N(0, I).
+
+    Hard for drafts that reuse: the force grows as the cube of the state, and misleads where drafts strayed.
+    """
+
+    def force(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return -4 * x * (x * x - 1) + x.roll(1, 1) + x.roll(-1, 1) - 2 * x
+
+    target = langevin(force, (64,), step_size=0.005, steps=steps, dtype=torch.float64, device=device)
+    return Problem("Langevin, ring of double wells, d = 64", {"force": target})
+
+
 def policy(steps: int, device: str, half: bool) -> Problem:
     """Plans of the handwriting policy, at moments spread over the demonstrations."""
     from foresample.integrations import schedulers
@@ -188,6 +202,7 @@ CIFAR10 = Path(__file__).parent.parent / "assets" / "cifar10"
 PROBLEMS: dict[str, tuple[Callable[[int, str, bool], Problem], int]] = {
     "mixture": (mixture, 30),
     "langevin": (posterior, 200),
+    "wells": (wells, 100),
     "policy": (policy, 100),
     "fashion": (partial(pictures, pretrained.EMBEDDED, "Fashion-MNIST"), 100),
     "cifar10": (partial(pictures, CIFAR10, "CIFAR-10"), 100),

@@ -384,7 +384,7 @@ def _spaced(number: int) -> str:
 
 OURS = ("default", "replay without secant", "sequential")
 CHAINS = (
-    *(("mixture", 30), ("mixture", 300), ("langevin", 200), ("policy", 100)),
+    *(("mixture", 30), ("mixture", 300), ("langevin", 200), ("wells", 100), ("policy", 100)),
     *(("fashion", 50), ("fashion", 100), ("cifar10", 100), ("cifar10", 250)),
 )
 """Chains that are compared at equal states a call, in the order of the page."""

@@ -152,17 +152,22 @@ def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
 NO_FAULT = -1
 
 
-def note_fault(fault: Tensor, states: Tensor, predictions: Tensor, step: Tensor, needed: Tensor) -> Tensor:
-    """[R]: NO_FAULT as long as all numbers are numbers; then where the first was none.
+def broken(values: Tensor) -> Tensor:
+    """[R, W]: whether any number of values [R, W, *shape] is none."""
+    return ~torch.isfinite(values.flatten(2)).all(2)
 
-    States and predictions are [R, W, *shape], `step` and `needed` [R, W]. A fault is the step k if the network
-    returned it there, and −2 − k if the state was broken already. Nothing is read back from the device.
+
+def note_fault(fault: Tensor, network: Tensor, state: Tensor, step: Tensor, used: Tensor) -> Tensor:
+    """[R]: NO_FAULT as long as the numbers used are numbers; then where the first was none.
+
+    All others are [R, W]: whether the network's output and the state are broken, steps, and what was used. A
+    fault is the step k if the network returned it there, and −2 − k if the state was broken already. Nothing is
+    read back from the device.
     """
-    network, state = (~torch.isfinite(v.flatten(2)).all(2) & needed for v in (predictions, states))
-    broken = network | state
-    first = broken.int().argmax(1, keepdim=True)
+    wrong = (network | state) & used
+    first = wrong.int().argmax(1, keepdim=True)
     code = torch.where(state, -2 - step, step).gather(1, first).squeeze(1)
-    return torch.where((fault == NO_FAULT) & broken.any(1), code, fault)
+    return torch.where((fault == NO_FAULT) & wrong.any(1), code, fault)
 
 
 def fault_error(fault: int, sample: int) -> FloatingPointError:

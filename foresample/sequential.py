@@ -15,6 +15,7 @@ from foresample.contracts import (
     NO_FAULT,
     Affine,
     Target,
+    broken,
     note_fault,
     predict,
     raise_faults,
@@ -43,7 +44,7 @@ class Sequential:
         self.row, self.key, self.step, self.fault = (
             torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
         )
-        self.needed = torch.ones(slots, 1, dtype=torch.bool, device=device)
+        self.used = torch.ones(slots, 1, dtype=torch.bool, device=device)
         self.x = target.std.new_zeros((slots, *target.shape))
         self.previous = torch.zeros_like(self.x)
         self.graph = capture(self._transition, device) if graph else None
@@ -99,8 +100,8 @@ class Sequential:
             return transition(
                 cast(Affine, target), self.x, prediction, self.previous, self.key, step, self.fault
             )
-        both = self.x.unsqueeze(1), prediction.unsqueeze(1)
-        self.fault.copy_(note_fault(self.fault, *both, step.unsqueeze(1), self.needed))
+        network, state = (broken(v.unsqueeze(1)) for v in (prediction, self.x))
+        self.fault.copy_(note_fault(self.fault, network, state, step.unsqueeze(1), self.used))
         mean = transition_mean(target, self.x, prediction, step, self.previous)
         zero = torch.zeros_like(self.key)
         noise = streams.normal(self.key, target.shape, self.x.dtype, step=step, draw=zero)

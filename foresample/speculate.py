@@ -31,6 +31,7 @@ from foresample.contracts import (
     Memory,
     Path,
     Target,
+    broken,
     is_multistep,
     note_fault,
     start_states,
@@ -55,7 +56,7 @@ class Rows:
     step: Tensor
     """[R]: transitions committed; N in a slot with nothing to do."""
     fault: Tensor
-    """[R]: NO_FAULT, or where the first number that is none was seen (`contracts.fault_error`)."""
+    """[R]: NO_FAULT, or where a transition first used a number that is none (`contracts.fault_error`)."""
     x: Tensor
     """[R, *shape]: the last committed state."""
     previous: Tensor
@@ -107,7 +108,7 @@ class Commit:
     mismatch: Tensor
     """[R, W]: at the drafted transitions step … step + W − 1, 0 where none was drafted."""
     drafted: Tensor
-    """[R]: transitions drafted."""
+    """[R]: transitions drafted and examined (`verify.Verdict.length`)."""
 
     @property
     def states(self) -> Tensor:
@@ -167,26 +168,28 @@ def one_round(
         fresh=None if settings.recycle else _redrawn(rows, step[:, :-1]),
     )
 
-    accepted = verdict.accepted
+    accepted, examined = verdict.accepted, verdict.length
     committed = active * (accepted + 1)
     noise = torch.cat([verdict.noise, rows.noise[:, width:]], dim=1)
-    whole = _expand(accepted == length, rows.x)
+    whole = _expand(accepted == examined, rows.x)
     mean = torch.where(whole, target_mean[index, accepted], draft_mean[index, accepted.clamp(max=width - 1)])
     x = mean + _expand(std[index, accepted], rows.x) * noise[index, accepted]
 
-    drafted = Path(states, predictions, states[:, 1:] - draft_mean, length)
+    network, state = broken(predictions), broken(states)
+    lost = (network | state)[index, examined] & (accepted < examined)
+    path = Path(states, predictions, states[:, 1:] - draft_mean, examined - lost.long())
     rows_after = replace(
         rows,
         round=rows.round + active,
         evaluations=rows.evaluations + active * (width if settings.padded else length) + active,
         step=rows.step + committed,
-        fault=note_fault(rows.fault, states, predictions, step, needed),
+        fault=note_fault(rows.fault, network, state, step, position <= accepted.unsqueeze(1)),
         x=x,
         previous=predictions[index, accepted],
         noise=_advance(rows, noise, committed, steps, padded=settings.padded),
-        memory=settings.drafter.learn(rows.memory, drafted, accepted + 1),
+        memory=settings.drafter.learn(rows.memory, path, accepted + 1),
     )
-    commit = Commit(rows.sample, rows.step, committed, states, x, verdict.mismatch, length)
+    commit = Commit(rows.sample, rows.step, committed, states, x, verdict.mismatch, examined)
     tally.count(commit)
     return rows_after, commit
 

@@ -19,6 +19,9 @@ from torch.special import ndtri
 
 from foresample import coupling
 
+FAR = 1e3
+"""Means more std apart than that have no mass in common, and to move a state between them would cost digits."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -26,6 +29,8 @@ class Verdict:
 
     accepted: Tensor
     """[R]: drafted transitions kept, 0 … length."""
+    length: Tensor
+    """[R]: drafted transitions before the first whose mismatch is beyond `FAR`, which ends the window."""
     noise: Tensor
     """[R, W, *shape]: the noise after the decision. At position `accepted` (if a draft was rejected) it takes
     the draft mean to the corrected state; behind it, it is fresh noise for the next rounds."""
@@ -50,17 +55,23 @@ def verify(
     has drafted its first `length[r]` transitions only. Blocks of `block` transitions (None: the whole window)
     are verified one after the other until one is not accepted whole.
 
+    A mismatch beyond `FAR`, or that is no number, ends the window before that transition: it could not be kept
+    anyway. It is known before the transition's noise is looked at, so the law is the same.
+
     With `fresh` noise, [R, W, *shape], independent of all else, the examined noise is replaced instead of
     recycled; the law is the same.
     """
     rows, width = noise.shape[:2]
     position = torch.arange(width, device=noise.device)
-    inside = position < length.unsqueeze(1)
     per_position = (rows, width) + (1,) * (noise.ndim - 2)
 
     # One dimension is enough: the mismatch δ, the direction e, and the noise's coordinate s along it.
-    difference = torch.where(inside.view(per_position), target_mean - draft_mean, 0.0)
+    difference = target_mean - draft_mean
     gap = torch.linalg.vector_norm(difference.flatten(2), dim=2, dtype=torch.float64)
+    near = (gap <= FAR * std.double()) & (position < length.unsqueeze(1))
+    length = near.int().cumprod(1).sum(1)
+    inside = position < length.unsqueeze(1)
+    gap, difference = torch.where(inside, gap, 0.0), torch.where(inside.view(per_position), difference, 0.0)
     direction = difference / torch.where(gap > 0, gap, 1.0).to(difference.dtype).view(per_position)
     mismatch = torch.where(inside, gap / std.double(), 0.0)
     s = _along(direction, noise)
@@ -90,7 +101,7 @@ def verify(
         noise = torch.where(examined.view(per_position), fresh, noise)
         shift = torch.where(corrected, moved - _along(direction, fresh), 0.0)
     noise = noise + shift.to(noise.dtype).view(per_position) * direction
-    return Verdict(accepted, noise, mismatch)
+    return Verdict(accepted, length, noise, mismatch)
 
 
 def _along(direction: Tensor, noise: Tensor) -> Tensor:

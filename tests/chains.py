@@ -43,6 +43,15 @@ def interrupted() -> AffineTarget:
     return AffineTarget(base.shape, std, base.state_weight, base.prediction_weight, base.network)
 
 
+def wells() -> AffineTarget:
+    """Coupled double wells, U = Σ (x² − 1)² + …: the force grows so fast that far drafts run away."""
+
+    def force(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return -4 * x * (x * x - 1) + x.roll(1, 1) - x
+
+    return fs.targets.langevin(force, (2,), step_size=0.02, steps=16, dtype=torch.float64)
+
+
 def multistep() -> AffineTarget:
     """A chain whose mean also needs the prediction of the step before."""
     base = ddpm()
@@ -71,6 +80,7 @@ CHAINS = {
     "ddpm": ddpm,
     "ddim": ddim,
     "langevin": langevin,
+    "wells": wells,
     "interrupted": interrupted,
     "multistep": multistep,
     "single precision": single_precision,

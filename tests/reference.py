@@ -12,7 +12,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from foresample.verify import Verdict
+from foresample import verify as ours
 
 BUGS = (
     "redraw from the target",  # on rejection, ignoring the residual
@@ -21,6 +21,7 @@ BUGS = (
     "noise reused",  # examined noise kept as it is
     "old scalar kept",  # the corrected state is the rejected draft
     "last h like an inner one",  # with a next mismatch of 0
+    "window ends by its own noise",  # which is looked at before it is decided whether to look
 )
 
 
@@ -35,16 +36,23 @@ def verify(
     block: int | None = None,
     fresh: Tensor | None = None,
     bug: str | None = None,
-) -> Verdict:
+) -> ours.Verdict:
     """Same contract as `foresample.verify.verify`."""
     assert bug is None or bug in BUGS
     rows, width = noise.shape[:2]
     block = block or width
     z, gap = noise.flatten(2).numpy(), (target_mean - draft_mean).flatten(2).numpy()
-    size = np.linalg.norm(gap, axis=2)
-    e = gap / np.where(size > 0, size, 1)[..., None]
-    n = length.numpy()
+    with np.errstate(over="ignore", invalid="ignore"):  # what is no number ends the window
+        size = np.linalg.norm(gap, axis=2)
+    n = length.numpy().copy()
+    for row in range(rows):
+        for i in range(n[row]):
+            far = not size[row, i] <= ours.FAR * std[row, i].item()
+            if far or (bug == "window ends by its own noise" and z[row, i, 0] > 1):
+                n[row] = i
+                break
     drafted = np.arange(width) < n[:, None]
+    e = np.where(drafted[..., None], gap, 0) / np.where(drafted & (size > 0), size, 1)[..., None]
     delta = np.divide(size, std.numpy(), out=np.zeros_like(size), where=drafted)
     s, u = (e * z).sum(2), uniforms.numpy()
 
@@ -94,12 +102,12 @@ def verify(
                 drawn = np.random.default_rng(int(1e9 * u.sum()) % 2**32).standard_normal(base.shape)
                 moved = np.where(here[:, None], drawn + d[:, None] * e[:, i], moved)
             out[:, i] = np.where((here | later)[:, None], moved, out[:, i])
-    return Verdict(torch.from_numpy(accepted), torch.from_numpy(out).view_as(noise), torch.from_numpy(delta))
+    return ours.Verdict(*map(torch.from_numpy, (accepted, n, out.reshape(noise.shape), delta)))
 
 
 def _surplus(p: np.ndarray, d: np.ndarray) -> np.ndarray:
     safe = np.where(d > 0, d, 1)
-    t = safe / 2 - np.log(p) / safe
+    t = safe / 2 - np.log(np.maximum(p, 1e-300)) / safe
     return np.where(d > 0, p * norm.sf(t - safe) - norm.sf(t), 0)
 
 

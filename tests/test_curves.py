@@ -127,7 +127,7 @@ def test_curves_are_saved_row_by_row_and_go_on_where_they_were_cut(
     assert curves.saved_rows(path, {**settings, "samples": 9}) == ([], [])
 
 
-@pytest.mark.parametrize("name", ["mixture", "langevin", "fashion"])
+@pytest.mark.parametrize("name", ["mixture", "langevin", "wells", "fashion"])
 def test_the_chains_compared_are_there(name: str) -> None:
     make, steps = PROBLEMS[name]
     problem = make(3, "cpu", False)
@@ -237,19 +237,3 @@ def test_the_saved_quality_has_its_floor() -> None:
     assert floor["exact"]
     assert any(row["exact"] and row["calls"] < floor["calls"] for row in rows)
     assert any(not row["exact"] for row in rows)
-
-
-# ------------------------------------------------------------------ where it fails
-
-
-@pytest.mark.xfail(raises=FloatingPointError, strict=True, reason="far drafts of replay run away and overflow")
-def test_double_wells_can_be_sampled() -> None:
-    """A force that grows faster than linearly, as docs/comparison.md says; frozen drafts go through."""
-
-    def force(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-        return -4 * x * (x * x - 1) + x.roll(1, 1) + x.roll(-1, 1) - 2 * x
-
-    wells = fs.targets.langevin(force, (64,), step_size=0.005, steps=100, dtype=torch.float64)
-    assert fs.sequential(wells, 10, seed=0).samples.abs().max() < 3
-    assert fs.sample(wells, 10, window=8, seed=0, drafter=fs.Frozen("nearest"), block=1).speedup > 3
-    assert fs.sample(wells, 10, window=8, seed=0).speedup > 3

@@ -10,7 +10,7 @@ High dimension has no power: everything here is one- or two-dimensional.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -29,7 +29,7 @@ from tests.chains import CHAINS, Zero, constant_drift, flow, worse
 pytestmark = pytest.mark.law
 
 SUITE_LEVEL = 1e-3
-SHARES = 300
+SHARES = 350
 
 BLOCKS = {"per step": 1, "blocks of 4": 4, "whole window": None}
 DRAFTERS = {
@@ -84,6 +84,33 @@ def test_the_law_holds_at_a_hundred_thousand_samples(chain: str, window: int, se
 def test_a_constant_mismatch_of_one_std(dim: int, block: str) -> None:
     p = smallest_p_value(constant_drift(dim), 50_000, 13, window=6, drafter=Zero(), block=BLOCKS[block])
     assert p > SUITE_LEVEL / SHARES
+
+
+@pytest.mark.parametrize("recycle", [True, False], ids=["recycled", "fresh"])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("chain", ["flow", "multistep"])
+def test_windows_that_end_early_have_the_law(
+    chain: str, block: str, recycle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mismatch of half a std ends them here, so most do."""
+    monkeypatch.setattr("foresample.verify.FAR", 0.5)
+    settings = {"block": BLOCKS[block], "recycle": recycle}
+    assert smallest_p_value(CHAINS[chain](), 20_000, 18, window=10, **settings) > SUITE_LEVEL / SHARES
+
+
+def test_a_network_that_breaks_off_the_beaten_path_does_no_harm() -> None:
+    """NaN where drafts stray and the chain does not go."""
+    base = CHAINS["wells"]()
+
+    def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        strayed = x.abs().amax(1, keepdim=True) > 6
+        seen.append(int(strayed.sum()))
+        return torch.where(strayed, torch.nan, base.network(x, step, row))
+
+    seen: list[int] = []
+    target = replace(base, network=network)
+    assert smallest_p_value(target, 20_000, 19, window=10) > SUITE_LEVEL / SHARES
+    assert sum(seen) > 1_000
 
 
 # ------------------------------------------------------------------ what must be caught

@@ -32,17 +32,37 @@ def window(seed: int, rows: int, width: int, dim: int = 3, mismatch: float = 0.7
     }
 
 
+def torn(case: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """With some means that are no numbers, or hopelessly far."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = torch.randint(0, 12, case["std"].shape, generator=generator)
+    for name, broken, value in (
+        ("target_mean", 0, torch.nan),
+        ("target_mean", 1, 1e200),
+        ("draft_mean", 2, torch.inf),
+    ):
+        case[name][kind == broken, 1] = value
+    return case
+
+
 blocks = st.sampled_from([None, 1, 2, 3, 5])
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), width=st.integers(1, 8), block=blocks, fresh=st.booleans())
-def test_agrees_with_the_plain_reference(seed: int, width: int, block: int | None, fresh: bool) -> None:
+@given(
+    seed=st.integers(0, 10**6), width=st.integers(1, 8), block=blocks, fresh=st.booleans(), tear=st.booleans()
+)
+def test_agrees_with_the_plain_reference(
+    seed: int, width: int, block: int | None, fresh: bool, tear: bool
+) -> None:
     case = window(seed, 40, width)
+    if tear:
+        case = torn(case, seed)
     redrawn = torch.randn(40, width, 3, dtype=torch.float64) if fresh else None
     ours = verify(**case, block=block, fresh=redrawn)
     theirs = reference.verify(**case, block=block, fresh=redrawn)
     assert torch.equal(ours.accepted, theirs.accepted)
+    assert torch.equal(ours.length, theirs.length)
     torch.testing.assert_close(ours.mismatch, theirs.mismatch)
     torch.testing.assert_close(ours.noise, theirs.noise, rtol=1e-6, atol=1e-6)
 
@@ -139,7 +159,22 @@ def test_recycling_leaves_the_orthogonal_part_alone() -> None:
     assert moved.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("mismatch", [0.0, 1e-12, 1e-6, 50.0, 1e4])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), width=st.integers(1, 6), block=blocks)
+def test_a_window_ends_before_the_first_hopeless_transition(seed: int, width: int, block: int | None) -> None:
+    """As if no more had been drafted: what lies behind is not looked at, and its noise stays."""
+    case = torn(window(seed, 60, width), seed)
+    verdict = verify(**case, block=block)
+    assert (verdict.length <= case["length"]).all()
+    shorter = verify(**{**case, "length": verdict.length}, block=block)
+    for name, value in vars(verdict).items():
+        assert torch.equal(value, getattr(shorter, name)), name
+    assert torch.isfinite(verdict.noise).all()
+    behind = torch.arange(width) >= verdict.length.unsqueeze(1)
+    assert torch.equal(verdict.noise[behind], case["noise"][behind])
+
+
+@pytest.mark.parametrize("mismatch", [0.0, 1e-12, 1e-6, 50.0, 1e4, 1e200])
 @pytest.mark.parametrize("block", [None, 1])
 def test_extreme_mismatches_give_finite_noise(mismatch: float, block: int | None) -> None:
     case = window(2, 500, 8, mismatch=mismatch)

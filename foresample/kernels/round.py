@@ -29,6 +29,7 @@ from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted
 from foresample.kernels.noise import normals, unit
 from foresample.report import Tally
 from foresample.speculate import Call, Commit, Rows, Settings, call
+from foresample.verify import FAR
 
 _BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
 _GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _BROKEN = (tl.constexpr(i) for i in range(8))
@@ -36,6 +37,7 @@ _SUMS = tl.constexpr(8)
 _STEP = tl.constexpr(streams.STEP)
 _TEST = tl.constexpr(streams.TEST)
 _NO_FAULT = tl.constexpr(NO_FAULT)
+_FAR = tl.constexpr(FAR)
 
 
 # fmt: off
@@ -202,6 +204,11 @@ def _decide(
     first = tl.minimum(at, steps - 1)
 
     # verify: the same lines as there
+    _, mismatch, _ = _coordinates(sums, std, first, i, drafted, steps)
+    evaluated = width
+    if not PADDED:
+        evaluated = drafted + 1
+    drafted = tl.min(tl.where(mismatch <= _FAR, drafted, tl.minimum(i, drafted)), 0)
     gap, mismatch, s = _coordinates(sums, std, first, i, drafted, steps)
     _, mismatch_next, _ = _coordinates(sums, std, first, i + 1, drafted, steps)
     _, mismatch_past, s_past = _coordinates(sums, std, first, i - 1, drafted, steps)
@@ -243,12 +250,10 @@ def _decide(
     tl.store(committed + row, moves)
     tl.store(step + row, at + moves)
     tl.store(round + row, done + one_more)
-    evaluated = width
-    if not PADDED:
-        evaluated = drafted + 1
+    tl.store(length + row, drafted)
     tl.store(evaluations + row, tl.load(evaluations + row) + one_more * evaluated)
     code = tl.load(sums + i * _SUMS + _BROKEN, mask=i <= drafted, other=0.0)
-    worst = tl.min(tl.where(code > 0, i, LANES), 0)
+    worst = tl.min(tl.where((code > 0) & (i <= keep), i, LANES), 0)
     kind = tl.sum(tl.where(i == worst, code, 0.0), 0)
     k = tl.minimum(first + worst, steps - 1)
     known = tl.load(fault + row)
@@ -256,23 +261,25 @@ def _decide(
     tl.store(fault + row, tl.where((known == _NO_FAULT) & (worst < LANES), new, known))
 
     # learn: gains of this path, moved up to where the next window starts, and the response
+    lost = (keep < drafted) & (tl.sum(tl.where(i == drafted, code, 0.0), 0) > 0)
+    learned = drafted - lost.to(tl.int64)
     seen = tl.load(visited + row)
-    square = tl.load(sums + i * _SUMS + _SQUARE, mask=i <= drafted, other=0.0)
-    norm = tl.load(sums + i * _SUMS + _SIZE, mask=i <= drafted, other=0.0)
-    cross = tl.load(sums + i * _SUMS + _CROSS, mask=i <= drafted, other=0.0)
+    square = tl.load(sums + i * _SUMS + _SQUARE, mask=i <= learned, other=0.0)
+    norm = tl.load(sums + i * _SUMS + _SIZE, mask=i <= learned, other=0.0)
+    cross = tl.load(sums + i * _SUMS + _CROSS, mask=i <= learned, other=0.0)
     telling = (square > eps * norm) & (i < seen)
     slope = tl.where(telling, cross / tl.where(telling, square, 1.0), 0.0)
     told, slope = tl.associative_scan((telling.to(tl.int32), slope), 0, _latest)
     slope = tl.where(told > 0, slope, tl.load(gain + row * width + i, mask=i < width, other=0.0))
-    remaining = tl.maximum(drafted - keep, 0)
+    remaining = learned - keep
     moved_up = i - (keep + 1)
     tl.debug_barrier()  # all gains are read before any is written
     tl.store(gain + row * width + moved_up, slope, mask=(moved_up >= 0) & (moved_up < remaining))
     tl.store(gain + row * width + i, tl.zeros([LANES], tl.float64), mask=(i >= remaining) & (i < width))
     tl.store(visited + row, remaining)
     tl.store(ready + row, 1)
-    moved = tl.sum(tl.load(sums + i * _SUMS + _MOVED, mask=inside, other=0.0), 0)
-    spread = tl.sum(tl.load(sums + i * _SUMS + _SPREAD, mask=inside, other=0.0), 0)
+    moved = tl.sum(tl.load(sums + i * _SUMS + _MOVED, mask=i < learned, other=0.0), 0)
+    spread = tl.sum(tl.load(sums + i * _SUMS + _SPREAD, mask=i < learned, other=0.0), 0)
     tl.store(response + row, tl.where(spread > 0, moved / tl.where(spread > 0, spread, 1.0), 0.0))
 
     # count
@@ -285,7 +292,7 @@ def _decide(
 
 @triton.jit
 def _commit(
-    states, predictions, guesses, spent, seed, at_step, length, accepted, committed, push,
+    states, predictions, guesses, spent, seed, at_step, length, visited, accepted, committed, push,
     std, state_weight, prediction_weight, previous_weight,
     x, previous, noise, old_states, old_predictions,
     steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
@@ -318,7 +325,7 @@ def _commit(
 
     # memory: the path, moved up; beyond its end, the last one
     keep = tl.load(accepted + row)
-    seen = (row * width + tl.minimum(j + keep + 1, drafted)) * size + element
+    seen = (row * width + keep + tl.minimum(j + 1, tl.load(visited + row))) * size + element
     tl.store(old_states + at, tl.load(states + seen, mask=inside), mask=inside)
     tl.store(old_predictions + at, tl.load(predictions + seen, mask=inside), mask=inside)
 
@@ -388,8 +395,8 @@ def one_round(
             PADDED=settings.padded, LANES=lanes, num_warps=8,
         )
         _commit[(count * width, parts)](
-            states, predictions, guesses, spent, rows.seed, at_step, length, accepted, committed, push,
-            std, state_weight, *weights, rows.x, rows.previous, rows.noise,
+            states, predictions, guesses, spent, rows.seed, at_step, length, memory["visited"], accepted,
+            committed, push, std, state_weight, *weights, rows.x, rows.previous, rows.noise,
             memory["states"], memory["predictions"], **shared, BLOCK=_BLOCK,
         )
     return rows, Commit(rows.sample, at_step[:, 0], committed, states, rows.x, mismatch, length)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 SUITE_LEVEL = 1e-3
-SHARES = 300
+SHARES = 350
 SAMPLES = 5_000
 MANY_SAMPLES = 100_000
-CHAINS = ("flow", "ddpm", "ddim", "langevin", "interrupted", "multistep", "single precision")
+CHAINS = ("flow", "ddpm", "ddim", "langevin", "wells", "interrupted", "multistep", "single precision")
 DRAFTERS = ("head", "parent", "nearest", "replay", "secant", "model")
 BLOCKS = ("per step", "blocks of 4", "whole window")
 
@@ -17,6 +17,7 @@ BROKEN = {
     "noise reused": "it spends noise again that the test has looked at, without recycling it",
     "old scalar kept": "its corrected state is the rejected draft",
     "last h like an inner one": "it treats the window's last draft as if another followed",
+    "window ends by its own noise": "whether a draft is tested at all depends on the noise it is tested with",
 }
 """Broken verifications that the suite must catch, and what each does wrong."""
 PEEKING = {
