@@ -13,6 +13,7 @@ python -m benchmarks.clock plot
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -231,6 +232,7 @@ def memory(
     settings = {"model": model.name, "network": "bfloat16", "slots": slots, "window": window}
     for length, count in [(s, samples[0]) for s in steps] + [(steps[0], c) for c in samples[1:]]:
         target = source.target(length)
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         done = sum(1 for _ in fs.stream(target, count, window=window, slots=slots, graph=True))

@@ -226,7 +226,7 @@ class Point:
     evaluations: float
     evaluations_error: float
     seconds: float
-    """A sample, drawn together with the others of its part; the error is that of parts."""
+    """A sample, drawn alone, or together with the others of its part, whose error it is then."""
     seconds_error: float
     speedup: float
     speedup_error: float
@@ -235,20 +235,33 @@ class Point:
 
 
 def measure(
-    method: str, states: int, target: Target, reuse: str, shape: Shape | None, count: int, seed: int, part: int
+    method: str,
+    states: int,
+    target: Target,
+    reuse: str,
+    shape: Shape | None,
+    count: int,
+    seed: int,
+    part: int,
+    alone: int = 0,
 ) -> Point:
-    """Draw `count` samples in parts, on the clock."""
-    calls, evaluations, seconds = [], [], []
-    for first in range(0, count, part):
-        size, began = min(part, count - first), perf_counter()
+    """Draw `count` samples in parts, on the clock; or put that on so many samples that are drawn alone."""
+
+    def clocked(size: int, seed: int) -> tuple[Tensor, Tensor, float]:
+        began = perf_counter()
         run = (
-            fs.sequential(target, size, seed=seed + first)
+            fs.sequential(target, size, seed=seed)
             if method == "sequential"
-            else METHODS[method](target, size, seed + first, states, shape)
+            else METHODS[method](target, size, seed, states, shape)
         )
-        calls.append(run.calls.double().cpu())  # waits for the device
-        evaluations.append(run.evaluations.double().cpu())
-        seconds.append((perf_counter() - began) / size)
+        each = run.calls.double().cpu(), run.evaluations.double().cpu()  # waits for the device
+        return *each, (perf_counter() - began) / size
+
+    parts = [clocked(min(part, count - first), seed + first) for first in range(0, count, part)]
+    calls, evaluations, seconds = zip(*parts, strict=True)
+    if alone:
+        clocked(1, PILOT_SEED)  # the first of its shape may have something to compile
+        seconds = tuple(clocked(1, seed + i)[-1] for i in range(alone))
     mean, error = with_error(torch.cat(calls))
     steps = len(target.std)
     return Point(
@@ -339,7 +352,7 @@ def curves(
                 reuse, shape = tuned(method, states, problem.targets, pilots, part)
             size = max(min(count, 10), count // SHARE) if method in TREES else count
             target, size = problem.targets[reuse], part if method == "sequential" else size
-            row = asdict(measure(method, states, target, reuse, shape, size, seed, part))
+            row = asdict(measure(method, states, target, reuse, shape, size, seed, part, settings["alone"]))
             print(line(row), f" [{perf_counter() - began:.0f} s]", flush=True)
         rows.append(row)
         save(path, settings, commands=commands, rows=rows)
@@ -405,6 +418,7 @@ def main(
     samples: Annotated[int, typer.Option(help="Measured for each method and batch.")] = 100,
     pilots: Annotated[int, typer.Option(help="Samples that tune a method, of other seeds.")] = 16,
     part: Annotated[int, typer.Option(help="Samples drawn together.")] = 25,
+    alone: Annotated[int, typer.Option(help="Samples drawn alone, on the clock; 0: clock the parts.")] = 0,
     seed: int = 0,
     methods: Annotated[str | None, typer.Option(help="Names, separated by semicolons; all by default.")] = None,
     batches: Annotated[str | None, typer.Option(help="States a call, separated by commas.")] = None,
@@ -432,6 +446,7 @@ def main(
         "seed": seed,
         "pilots": pilots,
         "part": part,
+        "alone": alone,
         "device": device,
         "half": half,
     }

@@ -95,7 +95,15 @@ def test_curves_are_saved_row_by_row_and_go_on_where_they_were_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = Problem("small", {"v": flow("v"), "x0": flow("x0")})
-    settings = {"target": "small", "steps": 16, "reuse": ["v", "x0"], "samples": 12, "seed": 0, "pilots": 4}
+    settings = {
+        "target": "small",
+        "steps": 16,
+        "reuse": ["v", "x0"],
+        "samples": 12,
+        "seed": 0,
+        "pilots": 4,
+        "alone": 2,
+    }
     path, methods = tmp_path / "curves-small.json", ["default", "blocks, parent", "RASS"]
     asked: list[tuple[str, int]] = []
 
