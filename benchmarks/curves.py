@@ -372,13 +372,15 @@ def picture(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib import ticker
 
     figure, panels = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
     colours = plt.get_cmap("tab10")
     names = [name for name in METHODS if any(row["method"] == name for row in rows)]
     for axes, quantity in zip(panels, ("calls", "evaluations", "seconds"), strict=True):
         for i, name in enumerate(names):
-            mine = sorted((row for row in rows if row["method"] == name), key=lambda row: row["states"])
+            mine = [row for row in rows if row["method"] == name and row[quantity] is not None]
+            mine.sort(key=lambda row: row["states"])
             axes.errorbar(
                 [row["states"] for row in mine],
                 [row[quantity] for row in mine],
@@ -398,6 +400,8 @@ def picture(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
         ticks = sorted({row["states"] for row in rows if row["method"] != "sequential"})
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.suptitle(f"{title} (grey: sequential)")
@@ -427,7 +431,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for the result file and the picture.")] = RESULTS,
 ) -> None:
-    """Measure one target and save `curves-<target>-T<steps>.json`."""
+    """Measure one target and save `curves-<target>-T<steps>.json` (`…-cuda.json` on a GPU)."""
     if target not in PROBLEMS:
         raise typer.BadParameter(f"target is one of {', '.join(PROBLEMS)}, not {target!r}")
     chosen: list[str] = split(methods, list(METHODS))
@@ -450,7 +454,7 @@ def main(
         "device": device,
         "half": half,
     }
-    path = out / f"curves-{target}-T{steps}.json"
+    path = out / f"curves-{target}-T{steps}{'' if device == 'cpu' else f'-{device}'}.json"
     rows = curves(path, problem, settings, chosen, cast(list[int], split(batches, BATCHES, int)), part=part)
     picture(path.with_suffix(".png"), f"{problem.name}, {steps} steps", rows)
 

@@ -162,9 +162,9 @@ def clock() -> str:
 def rounds() -> str:
     """Where the time of a round goes."""
     lines = ["| window | a round | the network alone | all else |", "|---|---|---|---|"]
-    for row in result("earlier/cifar10-latency-graph")["rounds"]:
+    for row in result("cifar10-latency-graph")["rounds"]:
         cells = (
-            f"{row['window']}",
+            f"{row['window']}" if row["window"] else "none: the sequential sampler",
             f"{row['round_us']:.0f} µs",
             f"{row['network_us']:.0f} µs",
             f"{100 * row['share']:.1f} %",
@@ -197,10 +197,6 @@ def throughput() -> str:
         "",
         f"{settings['samples']} samples, window {settings['window']}. What `tune` says of it: {advice}.",
     ]
-    before = result("earlier/cifar10-throughput")
-    gains = ", ".join(f"{row['gain_over_fixed']:.2f}× at window {row['window']}" for row in before["rows"])
-    length = before["settings"]["steps"]
-    lines += ["", f"At {length} steps an earlier commit gained less over fixed batches: {gains}."]
     return "\n".join(lines)
 
 
@@ -265,10 +261,7 @@ def dataset() -> str:
 
 def devices() -> str:
     """One sample on k devices, predicted from the latency measured on one."""
-    path = RESULTS / "earlier" / "cifar10-latency-graph.json"
-    if not path.exists():
-        return "(No latency curve is saved yet.)"
-    saved = json.loads(path.read_text())
+    saved = result("cifar10-latency-graph")
     curve = sorted((row["window"] + 1, row["network_us"]) for row in saved["rounds"])
 
     def network(states: int) -> float:
@@ -384,25 +377,29 @@ def _spaced(number: int) -> str:
 
 OURS = ("default", "replay without secant", "sequential")
 CHAINS = (
-    *(("mixture", 30), ("mixture", 300), ("langevin", 200), ("wells", 100), ("policy", 100)),
-    *(("fashion", 50), ("fashion", 100), ("cifar10", 100), ("cifar10", 250)),
+    *("mixture-T30", "mixture-T300", "langevin-T200", "wells-T100", "policy-T100"),
+    *("fashion-T100-cuda", "fashion-T100", "cifar10-T100-cuda", "cifar10-T100", "cifar10-T250-cuda"),
 )
-"""Chains that are compared at equal states a call, in the order of the page."""
-WANTED = {chain: (5, 9, 16, 33, 64, 128, 200) for chain in CHAINS if chain != ("fashion", 50)}
+"""Chains that are compared at equal states a call, in the order of the page; some on two devices."""
+WANTED = (5, 9, 16, 33, 64, 128, 200)
 LEAD = (5, 64)
 """The verification batches at which the default must be ahead of every exact peer."""
+STRESS = "curves-wells-T100"
+"""The chain made to be hard for replay: there it must have the fewest calls at its best batch."""
 
 
 def curve_files() -> dict[str, dict[str, Any]]:
     """Results at equal states a call that are there, by the name of their file."""
-    names = [f"curves-{target}-T{steps}" for target, steps in CHAINS]
+    names = [f"curves-{chain}" for chain in CHAINS]
     return {name: result(name) for name in names if (RESULTS / f"{name}.json").exists()}
 
 
 def batches(rows: list[dict[str, Any]]) -> list[int]:
-    """States a call at which the default and some peer were measured."""
-    ours = {row["states"] for row in rows if row["method"] == "default"}
-    return sorted(ours & {row["states"] for row in rows if row["method"] not in OURS})
+    """States a call at which the default and every peer of the file were measured."""
+    peers = {row["method"] for row in rows} - set(OURS)
+    measured = {(row["method"], row["states"]) for row in rows}
+    sizes = {row["states"] for row in rows if row["method"] == "default"}
+    return sorted(n for n in sizes if all((peer, n) in measured for peer in peers))
 
 
 def best_peer(rows: list[dict[str, Any]], states: int) -> dict[str, Any]:
@@ -423,7 +420,8 @@ def _lead(rows: list[dict[str, Any]], states: int) -> str:
 
 
 def _title(saved: dict[str, Any]) -> str:
-    return f"{saved['settings']['target']}, {saved['settings']['steps']} steps"
+    where = " (GPU)" if saved["settings"]["device"] == "cuda" else ""
+    return f"{saved['settings']['target']}, {saved['settings']['steps']} steps{where}"
 
 
 def curves_lead() -> str:
@@ -451,7 +449,7 @@ def curves() -> str:
 
 def _curves(name: str, saved: dict[str, Any]) -> str:
     rows, settings = saved["rows"], saved["settings"]
-    sizes = batches(rows)
+    sizes = sorted({row["states"] for row in rows if row["method"] != "sequential"})
     lines = [
         f"**{_title(saved)}** ({settings['samples']} samples, trees {_drawn(rows)}, "
         f"pilots {settings['pilots']}; [file](../benchmarks/results/{name}.json), "
@@ -465,7 +463,8 @@ def _curves(name: str, saved: dict[str, Any]) -> str:
         bold = "**" if method == "default" else ""
         cells = [f"{bold}{_speedup(mine[n])}{bold}" if n in mine else "" for n in sizes]
         lines.append(f"| {bold}{method}{bold} | {' | '.join(cells)} |")
-    lines.append(f"| default over the best peer | {' | '.join(_lead(rows, n) for n in sizes)} |")
+    leads = (_lead(rows, n) if n in batches(rows) else "" for n in sizes)
+    lines.append(f"| default over the best peer | {' | '.join(leads)} |")
     for method in ("D-GRS", "RASS"):
         chosen = {row["states"]: row["shape"] for row in rows if row["method"] == method}
         if chosen:
@@ -526,20 +525,21 @@ def curves_cost() -> str:
             for key, digits in (("calls", 2), ("evaluations", 1)):
                 pair = ((row[key], row[f"{key}_error"]) for row in (ours, peer))
                 cells.append(", ".join(f"{mean:.{digits}f} ± {error:.{digits}f}" for mean, error in pair))
-            cells.append(", ".join(f"{1e3 * row['seconds']:.1f}" for row in (plain, ours, peer)))
+            seconds = (row["seconds"] for row in (plain, ours, peer))
+            cells.append(", ".join("–" if s is None else f"{1e3 * s:.1f}" for s in seconds))
             lines.append(f"| {' | '.join(cells)} | {peer['method']} |")
     return "\n".join(lines)
 
 
 def curves_missing() -> str:
-    """What has not been measured."""
-    files = curve_files()
-    lines = []
-    for (target, steps), sizes in WANTED.items():
-        saved = files.get(f"curves-{target}-T{steps}")
-        there = batches(saved["rows"]) if saved else []
-        if missing := [n for n in sizes if n not in there]:
-            what = "not run" if saved is None else f"not run at {', '.join(map(str, missing))} states a call"
+    """What has not been measured, on any device."""
+    files, lines = curve_files(), []
+    for chain in dict.fromkeys(chain.removesuffix("-cuda") for chain in CHAINS):
+        saved = [files[name] for name in (f"curves-{chain}", f"curves-{chain}-cuda") if name in files]
+        there = {n for file in saved for n in batches(file["rows"])}
+        if missing := [n for n in WANTED if n not in there]:
+            what = f"not run at {', '.join(map(str, missing))} states a call" if saved else "not run"
+            target, steps = chain.split("-T")
             lines.append(f"* `python -m benchmarks.curves {target} --steps {steps}`: {what}.")
     return "\n".join(lines) or "Everything above was run at every number of states a call."
 

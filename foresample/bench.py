@@ -80,14 +80,21 @@ def bench(
 
 
 def provenance() -> dict[str, Any]:
-    """What a saved result must say of its origin: command, commit, versions, machine."""
-    here = Path(__file__).parent
-    describe = ["git", "describe", "--always", "--dirty"]
-    git = subprocess.run(describe, capture_output=True, text=True, cwd=here)
+    """What a saved result must say of its origin: command, commit, versions, machine.
+
+    The commit is `-dirty` if tracked files differ from it, other than results, which runs write themselves.
+    """
+
+    def git(*arguments: str) -> str:
+        told = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
+        return told.stdout.strip()
+
+    changed = git("status", "--porcelain", "-uno", ":/", ":(top,exclude)benchmarks/results")
+    commit = git("describe", "--always") + ("-dirty" if changed else "")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "command": re.sub(r" --out[ =]\S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
-        "commit": os.environ.get("GIT_COMMIT") or git.stdout.strip(),
+        "commit": os.environ.get("GIT_COMMIT") or commit,
         "versions": {
             "foresample": __version__,
             "python": platform.python_version(),

@@ -127,12 +127,13 @@ def test_clock_growth_and_losses_show_the_numbers_of_their_files(page: Path) -> 
     shown = values(plots["plot-cifar10-growth"], "measured")
     assert shown == [(r["steps"], r["calls"], r["calls_error"]) for r in growth["rows"]]
     assert f"fitted exponent is {growth['exponent']:.2f}" in page.read_text()
-    (row,) = saved("cifar10-throughput")["rows"]
+    rows = saved("cifar10-throughput")["rows"]
     shown = values(plots["plot-cifar10-throughput"], "sequential")
-    assert shown == [("50 steps", row["sequential_samples_per_second"], None)]
-    for row in saved("earlier/cifar10-latency-graph")["rounds"]:
+    assert shown == [(f"{row['steps']} steps", row["sequential_samples_per_second"], None) for row in rows]
+    for row in saved("cifar10-latency-graph")["rounds"]:
+        name = f"window {row['window']}" if row["window"] else "sequential"
         parts = [values(plots["plot-rounds"], s["name"]) for s in plots["plot-rounds"]["series"]]
-        total = sum(y for part in parts for x, y, _ in part if x == f"window {row['window']}")
+        total = sum(y for part in parts for x, y, _ in part if x == name)
         assert total == pytest.approx(row["round_us"])
 
 
@@ -144,8 +145,8 @@ def test_the_head_has_the_best_figures_and_the_worst(page: Path) -> None:
         if r["steps"] == 1000 and r["method"] == "default, x0 reused"
     ]
     assert f"<b>{ours['speedup']:.1f}×</b>" in text
-    (row,) = saved("cifar10-throughput")["rows"]
-    share = row["samples_per_second"] / row["sequential_samples_per_second"]
+    rows = saved("cifar10-throughput")["rows"]
+    share = min(row["samples_per_second"] / row["sequential_samples_per_second"] for row in rows)
     assert f"<b>{share:.2f}×</b>" in text
 
 
@@ -158,11 +159,9 @@ def test_curves_and_quality_cost_files_are_shown(page: Path) -> None:
     assert values(quality, "fewer steps") == [(6.0, 0.4, None), (12.0, 0.2, None)]
 
 
-def test_failed_tests_are_told_with_their_note(page: Path) -> None:
+def test_the_tests_on_a_gpu_are_told(page: Path) -> None:
     gpu = saved("gpu-tests")
-    text = page.read_text()
-    assert f"{len(gpu['passed'])} tests passed, {len(gpu['failed'])} failed" in text
-    assert gpu["note"] in text
+    assert f"{len(gpu['passed'])} tests passed, {len(gpu['failed'])} failed" in page.read_text()
 
 
 def test_every_source_stands_with_command_commit_versions_and_machine(page: Path) -> None:

@@ -29,12 +29,8 @@ def clock(results: Results) -> Section | None:
     if latency is not None:
         used.append(latency)
         plots.append(_latency_plot(latency))
-    rounds = next(
-        (r for r in (latency, results.get("earlier/cifar10-latency-graph")) if r and r.data.get("rounds")), None
-    )
-    if rounds is not None:
-        used.append(rounds)
-        plots.append(_rounds_plot(rounds))
+        if latency.data.get("rounds"):
+            plots.append(_rounds_plot(latency))
     eager = results.get("cifar10-latency-eager")
     if eager is not None:
         used.append(eager)
@@ -106,8 +102,8 @@ def _latency_plot(result: Result) -> Plot:
 
 def _rounds_plot(result: Result) -> Plot:
     rows = result.rows(numbers=("window", "round_us", "network_us", "network_us_error", "share"), key="rounds")
-    names = [f"window {row['window']}" for row in rows]
-    shares = [row["share"] for row in rows]
+    names = [f"window {row['window']}" if row["window"] else "sequential" for row in rows]
+    shares = [row["share"] for row in rows if row["window"]]
     network = [Point(n, r["network_us"], r["network_us_error"]) for n, r in zip(names, rows, strict=True)]
     own = [
         Point(n, r["round_us"] - r["network_us"], None, f"{100 * r['share']:.1f} % of the round")
@@ -120,7 +116,7 @@ def _rounds_plot(result: Result) -> Plot:
         Axis("µs a round", zero=True),
         [Series("network call", network), Series("drafting, verifying, committing", own, "ours")],
         f"{100 * min(shares):.1f} to {100 * max(shares):.1f} % of a round is the sampler's own work; the "
-        "rest is the network." + (" Measured at an earlier commit." if "/" in result.name else ""),
+        "rest is the network.",
         kind="bars",
         categories=names,
     )
