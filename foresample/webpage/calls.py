@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from foresample.webpage.common import SPEEDUP, bench_rows, by_method, counts, model_title
+from foresample.webpage.common import SPEEDUP, bench_rows, by_method, counts, machine_of, model_title
 from foresample.webpage.markup import Axis, Plot, Point, Section, Series, grid, paragraph, plus_minus
 from foresample.webpage.results import Result, Results, is_number
 
@@ -92,13 +92,14 @@ def _mixtures_at_one_window(found: Sequence[Result]) -> Plot:
 def _curve_plot(result: Result) -> Plot:
     rows = result.rows(text=("method",), positive=("states", "speedup"))
     settings = result.settings
+    drawn = f"; {settings['samples']} samples{machine_of(result)}" if "samples" in settings else ""
     return Plot(
         f"plot-{result.name}",
         f"{settings.get('target', result.name)}, {settings.get('steps', '?')} steps: speed-up against batch",
         Axis("states evaluated in a call", log=True),
         Axis(SPEEDUP),
         by_method(rows, "states", "speedup", "speedup_error", counts),
-        "Every method at several verification batches."
+        f"Every method at several verification batches{drawn}."
         + (
             "" if all(row.get("exact", True) for row in rows) else " Open marks are methods that are not exact."
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -75,9 +76,9 @@ class Results:
         return self.found.get(name)
 
     def matching(self, pattern: str) -> list[Result]:
-        """Results of the folder itself whose names match, in order of length and alphabet."""
+        """Results of the folder itself whose names match, by the alphabet, numbers by their value."""
         names = [name for name in self.found if "/" not in name and fnmatch(name, pattern)]
-        return [self.found[name] for name in sorted(names, key=lambda name: (len(name), name))]
+        return [self.found[name] for name in sorted(names, key=_parts)]
 
 
 def read_results(folder: Path) -> Results:
@@ -103,6 +104,11 @@ def _read(path: Path, folder: Path) -> Result:
     if not isinstance(data, dict):
         raise ResultError(f"{path} holds no JSON object; write it again, or take it out of the folder")
     return Result(name, path, data)
+
+
+def _parts(name: str) -> list[tuple[int, str]]:
+    """Words and numbers in turn."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _refuse_constant(name: str) -> NoReturn:
