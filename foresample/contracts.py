@@ -198,6 +198,11 @@ def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor,
     return mean
 
 
+def expand(values: Tensor, like: Tensor) -> Tensor:
+    """Values shaped to go with states that have more dimensions behind theirs: [R] with [R, *shape]."""
+    return values.view(*values.shape, *(1,) * (like.ndim - values.ndim))
+
+
 def is_multistep(target: Target) -> bool:
     """Whether the target's mean needs the prediction of the step before, too."""
     return getattr(target, "multistep", False)

@@ -32,6 +32,7 @@ from foresample.contracts import (
     Drafter,
     Target,
     at_least_one,
+    expand,
     is_multistep,
     predict,
     raise_faults,
@@ -191,7 +192,7 @@ class FixedSlots:
         new, begins = self.work.begin(sample, seed), begins.bool()
 
         def replaced(mine: Tensor, other: Tensor) -> Tensor:
-            return mine.copy_(torch.where(begins.view(-1, *(1,) * (mine.ndim - 1)), other, mine))
+            return mine.copy_(torch.where(expand(begins, mine), other, mine))
 
         self.rows.map(replaced, new)
 

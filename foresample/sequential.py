@@ -16,6 +16,7 @@ from foresample.contracts import (
     Affine,
     Target,
     broken,
+    expand,
     note_fault,
     predict,
     raise_faults,
@@ -105,7 +106,7 @@ class Sequential:
         mean = transition_mean(target, self.x, prediction, step, self.previous)
         zero = torch.zeros_like(self.key)
         noise = streams.normal(self.key, target.shape, self.x.dtype, step=step, draw=zero)
-        self.x.copy_(mean + target.std[step].view(-1, *(1,) * len(target.shape)) * noise)
+        self.x.copy_(mean + expand(target.std[step], noise) * noise)
         self.previous.copy_(prediction)
 
     def _commit(self, k: int, count: int) -> Commit:

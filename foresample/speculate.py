@@ -32,6 +32,7 @@ from foresample.contracts import (
     Path,
     Target,
     broken,
+    expand,
     is_multistep,
     note_fault,
     start_states,
@@ -171,9 +172,9 @@ def one_round(
     accepted, examined = verdict.accepted, verdict.length
     committed = active * (accepted + 1)
     noise = torch.cat([verdict.noise, rows.noise[:, width:]], dim=1)
-    whole = _expand(accepted == examined, rows.x)
+    whole = expand(accepted == examined, rows.x)
     mean = torch.where(whole, target_mean[index, accepted], draft_mean[index, accepted.clamp(max=width - 1)])
-    x = mean + _expand(std[index, accepted], rows.x) * noise[index, accepted]
+    x = mean + expand(std[index, accepted], rows.x) * noise[index, accepted]
 
     network, state = broken(predictions), broken(states)
     lost = (network | state)[index, examined] & (accepted < examined)
@@ -210,7 +211,7 @@ def draft(target: Target, drafter: Drafter, rows: Rows, step: Tensor, std: Tenso
     for j in range(step.shape[1] - 1):
         guess = drafter.guess(rows.memory, states[j], j, step[:, j], rows.sample, before)
         means.append(transition_mean(target, states[j], guess, step[:, j], previous))
-        before, previous = Before(guess, _expand(std[:, j], rows.x) * rows.noise[:, j]), guess
+        before, previous = Before(guess, expand(std[:, j], rows.x) * rows.noise[:, j]), guess
         states.append(means[j] + before.innovation)
     return torch.stack(states, 1), torch.stack(means, 1)
 
@@ -256,7 +257,7 @@ def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, *, padded
     new = source >= noise.shape[1]
     if padded:
         drawn = _stream(rows.seed, step, noise.shape[2:], noise.dtype)
-        return torch.where(new.view(*new.shape, *(1,) * (noise.ndim - 2)), drawn, kept)
+        return torch.where(expand(new, noise), drawn, kept)
     new &= step < steps
     seed, step = rows.seed.unsqueeze(1).expand_as(new)[new], step[new]
     kept[new] = streams.normal(seed, noise.shape[2:], noise.dtype, step=step, draw=torch.zeros_like(step))
@@ -284,7 +285,3 @@ def _stream(
     draw = torch.zeros_like(seed) if draw is None else draw
     seed, draw = (v.unsqueeze(1).expand_as(step).flatten() for v in (seed, draw))
     return streams.normal(seed, shape, dtype, step=step.flatten(), draw=draw).view(*step.shape, *shape)
-
-
-def _expand(scalar: Tensor, like: Tensor) -> Tensor:
-    return scalar.view(-1, *(1,) * (like.ndim - 1))

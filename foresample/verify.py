@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.special import ndtri
 
 from foresample import coupling
+from foresample.contracts import expand
 
 FAR = 1e3
 """Means more std apart than that have no mass in common, and to move a state between them would cost digits."""
@@ -63,7 +64,6 @@ def verify(
     """
     rows, width = noise.shape[:2]
     position = torch.arange(width, device=noise.device)
-    per_position = (rows, width) + (1,) * (noise.ndim - 2)
 
     # One dimension is enough: the mismatch δ, the direction e, and the noise's coordinate s along it.
     difference = target_mean - draft_mean
@@ -71,8 +71,8 @@ def verify(
     near = (gap <= FAR * std.double()) & (position < length.unsqueeze(1))
     length = near.int().cumprod(1).sum(1)
     inside = position < length.unsqueeze(1)
-    gap, difference = torch.where(inside, gap, 0.0), torch.where(inside.view(per_position), difference, 0.0)
-    direction = difference / torch.where(gap > 0, gap, 1.0).to(difference.dtype).view(per_position)
+    gap, difference = torch.where(inside, gap, 0.0), torch.where(expand(inside, noise), difference, 0.0)
+    direction = difference / expand(torch.where(gap > 0, gap, 1.0).to(noise.dtype), noise)
     mismatch = torch.where(inside, gap / std.double(), 0.0)
     s = _along(direction, noise)
 
@@ -98,9 +98,9 @@ def verify(
     if fresh is None:
         shift = torch.where(examined, moved - s, 0.0)
     else:
-        noise = torch.where(examined.view(per_position), fresh, noise)
+        noise = torch.where(expand(examined, noise), fresh, noise)
         shift = torch.where(corrected, moved - _along(direction, fresh), 0.0)
-    noise = noise + shift.to(noise.dtype).view(per_position) * direction
+    noise = noise + expand(shift.to(noise.dtype), noise) * direction
     return Verdict(accepted, length, noise, mismatch)
 
 

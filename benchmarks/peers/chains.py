@@ -30,14 +30,13 @@ from benchmarks.peers.common import (
     PeerRun,
     Rows,
     along,
-    expand,
     mismatch,
     ratio,
     room,
 )
 from foresample import coupling
 from foresample import noise as streams
-from foresample.contracts import Target, at_least_one
+from foresample.contracts import Target, at_least_one, expand
 
 Draft = Literal["head", "parent", "nearest"]
 Test = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -17,6 +17,7 @@ from foresample import noise as streams
 from foresample.contracts import (
     Target,
     at_least_one,
+    expand,
     is_multistep,
     predict,
     require_finite,
@@ -142,8 +143,3 @@ def along(direction: Tensor, noise: Tensor, lead: int) -> Tensor:
 def ratio(delta: Tensor, s: Tensor) -> Tensor:
     """target/draft at coordinate s: exp(δ s − δ²/2)."""
     return log_ratio(delta, s).exp()
-
-
-def expand(scalar: Tensor, like: Tensor) -> Tensor:
-    """A tensor shaped to multiply states that have more dimensions behind its own."""
-    return scalar.view(*scalar.shape, *(1,) * (like.ndim - scalar.ndim))

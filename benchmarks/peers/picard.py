@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.peers.common import Committed, Counted, Observer, PeerRun, expand
+from benchmarks.peers.common import Committed, Counted, Observer, PeerRun
 from foresample import noise as streams
-from foresample.contracts import Target, at_least_one
+from foresample.contracts import Target, at_least_one, expand
 
 
 def paradigms(

@@ -31,13 +31,12 @@ from benchmarks.peers.common import (
     PeerRun,
     Rows,
     along,
-    expand,
     mismatch,
     ratio,
     room,
 )
 from foresample import coupling
-from foresample.contracts import Target, at_least_one
+from foresample.contracts import Target, at_least_one, expand
 
 Test = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """test(s [R, K], δ [R], uniforms [R, K + 2]) -> child kept [R] or −1, residual's coordinate [R]."""

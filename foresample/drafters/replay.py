@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresample.contracts import Before, Memory, Path
+from foresample.contracts import Before, Memory, Path, expand
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Replay:
         prediction = memory["predictions"][:, position]
         if not self.secant:
             return prediction
-        within = prediction + _expand(memory["gain"][:, position], x) * (x - memory["states"][:, position])
+        within = prediction + expand(memory["gain"][:, position], x) * (x - memory["states"][:, position])
         if before is None:
             return within
-        beyond = before.guess + _expand(memory["response"], x) * before.innovation
-        return torch.where(_expand(position < memory["visited"], x), within, beyond)
+        beyond = before.guess + expand(memory["response"], x) * before.innovation
+        return torch.where(expand(position < memory["visited"], x), within, beyond)
 
     def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
         rows, width = memory["predictions"].shape[:2]
@@ -106,7 +106,3 @@ def _response(path: Path) -> Tensor:
         torch.where(drafted, (other * innovation).sum(2), 0.0).sum(1) for other in (change, innovation)
     )
     return torch.where(square > 0, product / torch.where(square > 0, square, 1.0), 0.0)
-
-
-def _expand(scalar: Tensor, like: Tensor) -> Tensor:
-    return scalar.view(-1, *(1,) * (like.ndim - 1))

@@ -22,6 +22,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from foresample.contracts import expand
+
 Kind = Literal["x0", "eps", "v"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """denoiser(x, time, row): states [B, *shape], their times [B] and sample indices [B] -> [B, *shape]."""
@@ -132,4 +134,4 @@ def denoising_target(
 
 def per_row(values: Tensor, step: Tensor, like: Tensor) -> Tensor:
     """values[step], shaped to multiply states."""
-    return values[step].view(-1, *(1,) * (like.ndim - 1))
+    return expand(values[step], like)
