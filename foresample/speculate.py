@@ -176,6 +176,7 @@ def one_round(
     mean = torch.where(whole, target_mean[index, accepted], draft_mean[index, accepted.clamp(max=width - 1)])
     x = mean + expand(std[index, accepted], rows.x) * noise[index, accepted]
 
+    # What broke at a draft that strayed is not learned from; it is a fault if a committed transition used it.
     network, state = broken(predictions), broken(states)
     lost = (network | state)[index, examined] & (accepted < examined)
     path = Path(states, predictions, states[:, 1:] - draft_mean, examined - lost.long())
