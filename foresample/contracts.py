@@ -63,7 +63,8 @@ class Path:
     innovations: Tensor
     """[R, W, *shape]: std · noise of the drafted transitions; position j leads to the state at j + 1."""
     length: Tensor
-    """[R]: drafts of each row; positions past `length` hold nothing."""
+    """[R]: drafts of each row to learn from, fewer than were made where one strayed hopelessly or broke the
+    network; positions past `length` hold nothing."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,7 @@ def fault_error(fault: int, sample: int) -> FloatingPointError:
     """What to say of a fault of this sample."""
     if fault < NO_FAULT:
         where = f"at step {-2 - fault} of sample {sample}"
-        return FloatingPointError(
-            f"the state {where} is NaN or infinite: look at target.mean, target.std and the drafter"
-        )
+        return FloatingPointError(f"the state {where} is NaN or infinite: look at target.mean and target.std")
     where = f"at step {fault} of sample {sample}"
     return FloatingPointError(
         f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype"

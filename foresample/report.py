@@ -32,7 +32,7 @@ class Report:
     accepted_lengths: list[int] = field(default_factory=list)
     """How many rounds kept 0, 1, … drafts."""
     mismatch: list[float] = field(default_factory=list)
-    """Mean mismatch δ at each step, NaN where it was never drafted."""
+    """Mean mismatch δ at each step, NaN where it was never examined."""
     calls_mean: float = math.nan
     calls_error: float = math.nan
     """Mean calls of a sample, and its standard error."""

@@ -5,7 +5,7 @@ A round of one row that stands at state x of step k:
     draft    L transitions with guessed predictions and the row's own noise, up to the next step that cannot
              be drafted across (a deterministic one, or the last of the chain)
     call     the target once, at x and at all L drafts
-    verify   how many drafts to keep (`verify`)
+    verify   how many drafts to keep, up to where one strayed hopelessly, if it did (`verify`)
     commit   the drafts kept, and one transition more: from the residual if a draft was rejected, else the
              exact transition from the last draft, whose prediction the call has just given
 
@@ -107,7 +107,7 @@ class Commit:
     x: Tensor
     """[R, *shape]: the last state committed."""
     mismatch: Tensor
-    """[R, W]: at the drafted transitions step … step + W − 1, 0 where none was drafted."""
+    """[R, W]: at the drafted transitions step … step + W − 1, 0 where none was examined."""
     drafted: Tensor
     """[R]: transitions drafted and examined (`verify.Verdict.length`)."""
 

@@ -20,8 +20,8 @@ from torch.special import ndtri
 from foresample import coupling
 from foresample.contracts import expand
 
-FAR = 1e3
-"""Means more std apart than that have no mass in common, and to move a state between them would cost digits."""
+FAR = 1e5
+"""Correcting a state over a gap of δ std costs δ·ε std of rounding: for this δ, in float32, about 0.01 std."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Verdict:
     accepted: Tensor
     """[R]: drafted transitions kept, 0 … length."""
     length: Tensor
-    """[R]: drafted transitions before the first whose mismatch is beyond `FAR`, which ends the window."""
+    """[R]: drafted transitions before the first hopeless one, which ends the window."""
     noise: Tensor
     """[R, W, *shape]: the noise after the decision. At position `accepted` (if a draft was rejected) it takes
     the draft mean to the corrected state; behind it, it is fresh noise for the next rounds."""
     mismatch: Tensor
-    """[R, W], float64: distance of target and draft mean in units of std."""
+    """[R, W], float64: distance of target and draft mean in units of std; 0 behind `length`."""
 
 
 def verify(
@@ -56,8 +56,8 @@ def verify(
     has drafted its first `length[r]` transitions only. Blocks of `block` transitions (None: the whole window)
     are verified one after the other until one is not accepted whole.
 
-    A mismatch beyond `FAR`, or that is no number, ends the window before that transition: it could not be kept
-    anyway. It is known before the transition's noise is looked at, so the law is the same.
+    A mismatch that is no number, or beyond `FAR`, ends the window before that transition: it could not be
+    kept anyway. It is known before the transition's noise is looked at, so the law is the same.
 
     With `fresh` noise, [R, W, *shape], independent of all else, the examined noise is replaced instead of
     recycled; the law is the same.

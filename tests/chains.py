@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,16 @@ def wells() -> AffineTarget:
         return -4 * x * (x * x - 1) + x.roll(1, 1) - x
 
     return fs.targets.langevin(force, (2,), step_size=0.02, steps=16, dtype=torch.float64)
+
+
+def strays() -> AffineTarget:
+    """The wells with a network that breaks where drafts stray and the chain does not go."""
+    base = wells()
+
+    def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return torch.where(x.abs().amax(1, keepdim=True) > 6, torch.nan, base.network(x, step, row))
+
+    return replace(base, network=network)
 
 
 def multistep() -> AffineTarget:

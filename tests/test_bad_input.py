@@ -213,7 +213,7 @@ def test_a_number_that_is_none_is_reported_with_its_step_and_sample(sampler, val
     target = Walk(output=output)
     with pytest.raises(FloatingPointError, match=r"NaN or infinity at step 4 of sample 1; .*wider dtype"):
         sampler(target, 3)
-    assert target.calls <= 5  # at once when step 4 was first evaluated: nothing was sampled from it
+    assert target.calls <= 5  # at once when step 4 was first used: nothing was sampled from it
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

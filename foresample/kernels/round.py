@@ -208,7 +208,9 @@ def _decide(
     evaluated = width
     if not PADDED:
         evaluated = drafted + 1
-    drafted = tl.min(tl.where(mismatch <= _FAR, drafted, tl.minimum(i, drafted)), 0)
+    code = tl.load(sums + i * _SUMS + _BROKEN, mask=i <= drafted, other=0.0)
+    near = (mismatch <= _FAR) & (code < 2)
+    drafted = tl.min(tl.where(near, drafted, tl.minimum(i, drafted)), 0)
     gap, mismatch, s = _coordinates(sums, std, first, i, drafted, steps)
     _, mismatch_next, _ = _coordinates(sums, std, first, i + 1, drafted, steps)
     _, mismatch_past, s_past = _coordinates(sums, std, first, i - 1, drafted, steps)
@@ -252,7 +254,6 @@ def _decide(
     tl.store(round + row, done + one_more)
     tl.store(length + row, drafted)
     tl.store(evaluations + row, tl.load(evaluations + row) + one_more * evaluated)
-    code = tl.load(sums + i * _SUMS + _BROKEN, mask=i <= drafted, other=0.0)
     worst = tl.min(tl.where((code > 0) & (i <= keep), i, LANES), 0)
     kind = tl.sum(tl.where(i == worst, code, 0.0), 0)
     k = tl.minimum(first + worst, steps - 1)
