@@ -538,7 +538,9 @@ def curves_missing() -> str:
         saved = [files[name] for name in (f"curves-{chain}", f"curves-{chain}-cuda") if name in files]
         there = {n for file in saved for n in batches(file["rows"])}
         if missing := [n for n in WANTED if n not in there]:
-            what = f"not run at {', '.join(map(str, missing))} states a call" if saved else "not run"
+            what = (
+                f"not with every peer at {', '.join(map(str, missing))} states a call" if saved else "not run"
+            )
             target, steps = chain.split("-T")
             lines.append(f"* `python -m benchmarks.curves {target} --steps {steps}`: {what}.")
     return "\n".join(lines) or "Everything above was run at every number of states a call."
