@@ -318,7 +318,7 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock
     clock.set(xlabel="window", ylabel="times faster on the clock", ylim=(0, None))
     clock.set_title("One sample, against the compiled, captured sequential sampler", loc="left", fontsize=10)
     clock.set_xticks(windows)
-    clock.legend(frameon=False, loc=(0.02, 0.6))
+    clock.legend(frameon=False, loc=(0.02, 0.54))
 
     x = torch.tensor([float(row["steps"]) for row in grown["rows"]])
     y = torch.tensor([row["calls"] for row in grown["rows"]])

@@ -463,7 +463,8 @@ def _curves(name: str, saved: dict[str, Any]) -> str:
         bold = "**" if method == "default" else ""
         cells = [f"{bold}{_speedup(mine[n])}{bold}" if n in mine else "" for n in sizes]
         lines.append(f"| {bold}{method}{bold} | {' | '.join(cells)} |")
-    leads = (_lead(rows, n) if n in batches(rows) else "" for n in sizes)
+    whole = batches(rows)
+    leads = (_lead(rows, n) if n in whole else "" for n in sizes)
     lines.append(f"| default over the best peer | {' | '.join(leads)} |")
     for method in ("D-GRS", "RASS"):
         chosen = {row["states"]: row["shape"] for row in rows if row["method"] == method}
@@ -517,9 +518,7 @@ def curves_cost() -> str:
     for saved in curve_files().values():
         rows = saved["rows"]
         plain = _row(rows, method="sequential")
-        for n in (5, 16, 64):
-            if n not in batches(rows):
-                continue
+        for n in sorted({5, 16, 64}.intersection(batches(rows))):
             ours, peer = _row(rows, method="default", states=n), best_peer(rows, n)
             cells = [_title(saved), f"{n}"]
             for key, digits in (("calls", 2), ("evaluations", 1)):

@@ -15,7 +15,7 @@ from foresample.noise import seeds_of
 from foresample.report import Tally
 from foresample.speculate import Settings, begin, last_draftable, one_round
 from foresample.targets import AffineTarget
-from tests.chains import CHAINS, Zero, constant_drift, flow, interrupted, mixture, worse
+from tests.chains import CHAINS, Zero, constant_drift, flow, interrupted, mixture, strays, worse
 
 
 class Counting:
@@ -210,3 +210,17 @@ def test_little_noise_is_no_reason_to_give_up(churn: float) -> None:
     run = fs.sample(mixture().flow(60, churn, reuse="x0"), 8, window=40, seed=0)
     assert max(m for m in run.report.mismatch if m == m) > 1e2
     assert run.speedup > 5
+
+
+class Careful(fs.Replay):
+    """Looks at what it is given to learn from."""
+
+    def learn(self, memory: fs.Memory, path: fs.Path, committed: torch.Tensor) -> fs.Memory:
+        inside = torch.arange(path.states.shape[1]) <= path.length.unsqueeze(1)
+        assert path.predictions[inside].isfinite().all()
+        assert path.states[inside].isfinite().all()
+        return super().learn(memory, path, committed)
+
+
+def test_nothing_is_learned_from_a_draft_that_broke_the_network() -> None:
+    fs.sample(strays(), 500, window=10, drafter=Careful())
