@@ -384,8 +384,6 @@ CHAINS = (
 WANTED = (5, 9, 16, 33, 64, 128, 200)
 LEAD = (5, 64)
 """The verification batches at which the default must be ahead of every exact peer."""
-STRESS = "curves-wells-T100"
-"""The chain made to be hard for replay: there it must have the fewest calls at its best batch."""
 
 
 def curve_files() -> dict[str, dict[str, Any]]:

@@ -180,11 +180,6 @@ def test_the_default_is_ahead_of_every_exact_peer_from_5_to_64_states(name: str)
     rows, low, high = FILES[name]["rows"], *tables.LEAD
     sizes = [n for n in tables.batches(rows) if low <= n <= high]
     assert sizes
-    if name == tables.STRESS:
-        best = min((row for row in rows if row["method"] == "default"), key=lambda row: row["calls"])
-        assert best["states"] in sizes
-        assert all(best["calls"] < row["calls"] for row in rows if row["method"] not in tables.OURS)
-        return
     for states in sizes:
         ours = next(row for row in rows if row["method"] == "default" and row["states"] == states)
         peers = [row for row in rows if row["method"] not in tables.OURS and row["states"] == states]
