@@ -456,7 +456,8 @@ def main(
     }
     path = out / f"curves-{target}-T{steps}{'' if device == 'cpu' else f'-{device}'}.json"
     rows = curves(path, problem, settings, chosen, cast(list[int], split(batches, BATCHES, int)), part=part)
-    picture(path.with_suffix(".png"), f"{problem.name}, {steps} steps", rows)
+    where = "" if device == "cpu" else ", on a GPU"
+    picture(path.with_suffix(".png"), f"{problem.name}, {steps} steps{where}", rows)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from foresample.contracts import (
     Drafter,
     Path,
     Target,
+    expand,
     is_multistep,
     predict,
     require_target,
@@ -165,7 +166,7 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
 
     Two paths that start one step apart are learned, with drafts rejected; then every guess of the next window
     is compared with that of a memory whose two paths differ only in noise of that step and later, and in what
-    came of it.
+    came of it. Sizes vary over decades from position to position, for rules that look at them.
     """
     rows, device, dtype = 3, target.std.device, target.std.dtype
     generator = torch.Generator().manual_seed(seed)
@@ -174,7 +175,9 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
         return torch.randn(*lead, *target.shape, generator=generator, dtype=dtype).to(device)
 
     def path() -> tuple[Tensor, Tensor, Tensor]:
-        return states(rows, window + 1), states(rows, window + 1), states(rows, window)
+        size = 10 ** torch.randn(rows, window + 1, generator=generator, dtype=dtype).to(device)
+        x, prediction, innovation = states(rows, window + 1), states(rows, window + 1), states(rows, window)
+        return x, expand(size, prediction) * prediction, innovation
 
     paths, other = [path(), path()], [path(), path()]
     current, noise = states(window + 1, rows), states(window + 1, rows)

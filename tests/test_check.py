@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,7 +97,20 @@ class RespondsTooEarly(fs.Replay):
         return memory["predictions"][:, position] + memory["response"].unsqueeze(1) * x
 
 
-@pytest.mark.parametrize("drafter", [FutureAverage(), RespondsTooEarly()], ids=lambda d: type(d).__name__)
+class CutsTooEarly(fs.Replay):
+    """Ends the horizon one position before what it knows of the sweeps allows."""
+
+    def learn(self, memory: fs.Memory, path: fs.Path, committed: Tensor) -> fs.Memory:
+        cut = super().learn(memory, path, committed)["visited"] + committed - 1
+        return super().learn(
+            memory, replace(path, length=torch.where(cut < path.length, cut - 1, cut)), committed
+        )
+
+
+LOOK_AHEAD = [FutureAverage(), RespondsTooEarly(), CutsTooEarly()]
+
+
+@pytest.mark.parametrize("drafter", LOOK_AHEAD, ids=lambda d: type(d).__name__)
 def test_even_a_slight_look_ahead_is_found(drafter: fs.Drafter) -> None:
     assert not drafter_is_adapted(drafter, flow(), 6).passed
 

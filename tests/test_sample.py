@@ -191,6 +191,32 @@ def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
     assert memory["gain"].abs().max() == 0
 
 
+def test_replay_forgets_where_sweeps_diverge() -> None:
+    """Rows: none diverges; one does at position 4; one at what comes next and what is committed, which stay."""
+    drafter, ones = fs.Replay(), torch.ones(3, dtype=torch.int64)
+    line = torch.arange(6.0, dtype=torch.float64).expand(3, 6).unsqueeze(2)
+    first = fs.Path(line, line, line[:, 1:], 5 * ones)
+    memory = drafter.learn(drafter.begin(3, 5, line[0, 0]), first, ones)
+    second = (line + 1).clone()  # the same predictions at the same steps
+    second[1, 4] += 50  # moved by 50, 54 away from the window's first
+    memory["predictions"][1, 4] += 1000  # moved by 950
+    memory["predictions"][2, :3] += 1000
+    memory = drafter.learn(memory, fs.Path(line, second, line[:, 1:], 5 * ones), 2 * ones)
+    assert memory["visited"].tolist() == [4, 2, 4]
+    assert memory["predictions"][1].flatten().tolist() == [3, 4, 4, 4, 4, 4]
+
+
+def test_a_wider_window_does_not_mislead_replay() -> None:
+    """Where the force is steep, far drafts run away; what they cost must not come back into the next window."""
+
+    def force(x: torch.Tensor, step: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return -4 * x * (x * x - 1) + x.roll(1, 1) + x.roll(-1, 1) - 2 * x
+
+    target = fs.targets.langevin(force, (64,), step_size=0.005, steps=100, dtype=torch.float64)
+    narrow, wide = (fs.sample(target, 24, window=window, seed=0).speedup for window in (15, 63))
+    assert wide > narrow > 6
+
+
 def test_report_prints_and_serialises() -> None:
     run = fs.sample(flow(), 6, window=5)
     assert f"{run.speedup:.2f}" in str(run.report)

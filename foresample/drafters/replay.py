@@ -13,16 +13,22 @@ The secant makes the guess follow the new path to first order, with two measured
 The gain g_k = ⟨Δprediction, Δx⟩ / ⟨Δx, Δx⟩ is that of the last two paths at step k, or, where only one has
 been, at the nearest step before. The response κ is how predictions along the last path moved with its noise,
 summed over that path: a denoised estimate is a martingale along the chain, so noise is all that moves it.
+
+Sweeps may diverge far out, where a step's error grows with every step before it. There the old path only
+misleads, so the horizon ends before it (`_horizon`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from foresample.contracts import Before, Memory, Path, expand
+
+DIVERGED = 6.0
+"""A sweep moved a prediction so many times as far as the prediction is from the window's first: it diverges."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Replay:
     def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
         rows, width = memory["predictions"].shape[:2]
         position = torch.arange(width, device=committed.device)
+        path = replace(path, length=_horizon(memory, path, committed))
         visited = (path.length + 1 - committed).clamp(min=0)
         # Positions beyond the horizon repeat the last one: the last known prediction.
         source = torch.minimum(position + committed.unsqueeze(1), path.length.unsqueeze(1))
@@ -79,6 +86,24 @@ class Replay:
             after["gain"] = torch.where(known, _gain(memory, path)[shift], 0.0)
             after["response"] = _response(path)
         return after
+
+
+def _horizon(memory: Memory, path: Path, committed: Tensor) -> Tensor:
+    """[R]: the path's length, cut before the first position at which sweeps diverge.
+
+    A sweep moved the prediction there from the last path's to this one's. Replay's next error is about as much
+    if the sweeps do not converge, and that of a prediction kept for the whole window is its distance from the
+    window's first. What has been committed, and the state that comes next, are beyond doubt.
+    """
+    width = path.predictions.shape[1]
+    position = torch.arange(width, device=committed.device)
+    moved, away = (
+        torch.linalg.vector_norm((path.predictions - other).flatten(2), dim=2, dtype=torch.float64)
+        for other in (memory["predictions"][:, :width], path.predictions[:, :1])
+    )
+    seen_twice = (position > committed.unsqueeze(1)) & (position < memory["visited"].unsqueeze(1))
+    diverges = seen_twice & (moved > DIVERGED * away)
+    return torch.minimum(path.length, torch.where(diverges, position, width).amin(1) - 1)
 
 
 def _gain(memory: Memory, path: Path) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 from foresample import noise as streams
 from foresample.contracts import NO_FAULT, Affine, is_multistep
 from foresample.coupling import quadrature
+from foresample.drafters.replay import DIVERGED
 from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
 from foresample.kernels.noise import normals, unit
 from foresample.report import Tally
@@ -32,12 +33,13 @@ from foresample.speculate import Call, Commit, Rows, Settings, call
 from foresample.verify import FAR
 
 _BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
-_GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _BROKEN = (tl.constexpr(i) for i in range(8))
-_SUMS = tl.constexpr(8)
+_GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _SWEPT, _AWAY, _BROKEN = map(tl.constexpr, range(10))
+_SUMS = tl.constexpr(10)
 _STEP = tl.constexpr(streams.STEP)
 _TEST = tl.constexpr(streams.TEST)
 _NO_FAULT = tl.constexpr(NO_FAULT)
 _FAR = tl.constexpr(FAR)
+_DIVERGED = tl.constexpr(DIVERGED)
 
 
 # fmt: off
@@ -128,6 +130,8 @@ def _measure(
     norm = tl.zeros([BLOCK], tl.float64)
     moved = tl.zeros([BLOCK], tl.float64)
     spread = tl.zeros([BLOCK], tl.float64)
+    swept = tl.zeros([BLOCK], tl.float64)
+    away = tl.zeros([BLOCK], tl.float64)
     broken = tl.zeros([BLOCK], tl.int32)
     for start in range(0, size, BLOCK):
         element = start + tl.arange(0, BLOCK)
@@ -139,8 +143,12 @@ def _measure(
         broken = tl.maximum(broken, tl.where(tl.abs(x) < float("inf"), 0, 2))
         dx = (x - tl.load(old_states + at, mask=inside, other=0.0)).to(tl.float64)
         dp = (prediction - tl.load(old_predictions + at, mask=inside, other=0.0)).to(tl.float64)
+        leading = tl.load(predictions + row * width * size + element, mask=inside, other=0.0)
+        apart = (prediction - leading).to(tl.float64)
         square += dx * dx
         cross += dx * dp
+        swept += dp * dp
+        away += apart * apart
         norm += x.to(tl.float64) * x
         if j < drafted:
             difference = _difference(
@@ -162,6 +170,8 @@ def _measure(
     tl.store(out + _SIZE, tl.sum(norm))
     tl.store(out + _MOVED, tl.sum(moved))
     tl.store(out + _SPREAD, tl.sum(spread))
+    tl.store(out + _SWEPT, tl.sum(swept))
+    tl.store(out + _AWAY, tl.sum(away))
     tl.store(out + _BROKEN, tl.max(broken, 0).to(tl.float64))
 
 
@@ -265,6 +275,10 @@ def _decide(
     lost = (keep < drafted) & (tl.sum(tl.where(i == drafted, code, 0.0), 0) > 0)
     learned = drafted - lost.to(tl.int64)
     seen = tl.load(visited + row)
+    swept = tl.load(sums + i * _SUMS + _SWEPT, mask=i <= learned, other=0.0)
+    away = tl.load(sums + i * _SUMS + _AWAY, mask=i <= learned, other=0.0)
+    diverges = (i > keep + 1) & (i < seen) & (tl.sqrt(swept) > _DIVERGED * tl.sqrt(away))
+    learned = tl.minimum(learned, tl.min(tl.where(diverges, i, LANES), 0) - 1)
     square = tl.load(sums + i * _SUMS + _SQUARE, mask=i <= learned, other=0.0)
     norm = tl.load(sums + i * _SUMS + _SIZE, mask=i <= learned, other=0.0)
     cross = tl.load(sums + i * _SUMS + _CROSS, mask=i <= learned, other=0.0)
