@@ -289,7 +289,8 @@ def gpu_tests(out: Out = RESULTS) -> None:
                 (self.passed if report.passed else self.failed).append(report.nodeid)
 
     log = Log()
-    pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/test_kernels.py"], plugins=[log])
+    files = [f"tests/test_{name}.py" for name in ("kernels", "diffusers")]
+    pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", *files], plugins=[log])
     save(out / "gpu-tests.json", {}, passed=log.passed, failed=log.failed)
 
 

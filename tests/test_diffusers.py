@@ -110,6 +110,23 @@ def test_each_image_has_its_own_stream_and_conditioning(name: str, tmp_path: Pat
     torch.testing.assert_close(alone[0], everyone[0], rtol=1e-3, atol=1e-3 * float(everyone[0].abs().max()))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_gpu_draws_the_same(name: str, tmp_path: Path) -> None:
+    """Fused rounds there, plain ones here: the same streams, so the same latents up to rounding."""
+    build, arguments = PIPELINES[name]
+    pipe, drawn, calls = build(tmp_path), [], []
+    for device in ("cpu", "cuda"):
+        pipe.to(device)
+        told = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
+        with fs.accelerate(pipe, window=5):
+            drawn.append(pipe(**told, generator=generators(4)).images.cpu())
+            calls.append(pipe.foresample_report.calls_mean)
+    assert calls[0] == calls[1]
+    torch.testing.assert_close(drawn[1], drawn[0], rtol=1e-3, atol=1e-3 * float(drawn[0].abs().max()))
+
+
 def test_guided_states_get_their_own_prompt_and_timestep(tmp_path: Path) -> None:
     """The pipeline's samples are those of the same chain around guidance written out by hand."""
     pipe = pipelines.stable_diffusion(tmp_path)
