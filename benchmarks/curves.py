@@ -379,7 +379,7 @@ def picture(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
     names = [name for name in METHODS if any(row["method"] == name for row in rows)]
     for axes, quantity in zip(panels, ("calls", "evaluations", "seconds"), strict=True):
         for i, name in enumerate(names):
-            mine = [row for row in rows if row["method"] == name and row[quantity] is not None]
+            mine = [row for row in rows if row["method"] == name]
             mine.sort(key=lambda row: row["states"])
             axes.errorbar(
                 [row["states"] for row in mine],
@@ -426,7 +426,6 @@ def main(
     seed: int = 0,
     methods: Annotated[str | None, typer.Option(help="Names, separated by semicolons; all by default.")] = None,
     batches: Annotated[str | None, typer.Option(help="States a call, separated by commas.")] = None,
-    reuse: Annotated[str | None, typer.Option(help="The one prediction everybody reuses; no choice.")] = None,
     half: Annotated[bool, typer.Option(help="Run a trained network in bfloat16.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for the result file and the picture.")] = RESULTS,
@@ -440,8 +439,6 @@ def main(
     make, usual = PROBLEMS[target]
     steps = steps or usual
     problem = make(steps, device, half)
-    if reuse is not None:
-        problem = Problem(problem.name, {reuse: problem.targets[reuse]})
     settings = {
         "target": problem.name,
         "steps": steps,
