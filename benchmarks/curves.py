@@ -375,18 +375,20 @@ def picture(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
     from matplotlib import ticker
 
     figure, panels = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
-    colours = plt.get_cmap("tab10")
-    names = [name for name in METHODS if any(row["method"] == name for row in rows)]
+    others = [f"C{i}" for i in range(10) if i != 3]  # the fourth is red, too
+    colours = dict(zip(METHODS, ["crimson", *others], strict=True))
     for axes, quantity in zip(panels, ("calls", "evaluations", "seconds"), strict=True):
-        for i, name in enumerate(names):
+        for name, colour in colours.items():
             mine = [row for row in rows if row["method"] == name]
+            if not mine:
+                continue
             mine.sort(key=lambda row: row["states"])
             axes.errorbar(
                 [row["states"] for row in mine],
                 [row[quantity] for row in mine],
                 [row[f"{quantity}_error"] for row in mine],
                 label=name,
-                color="crimson" if name == "default" else colours((i + 4) % 10),
+                color=colour,
                 linewidth=2.6 if name == "default" else 1.3,
                 linestyle="-" if name in OURS else "--" if name in TREES else ":",
                 marker="o",
