@@ -192,18 +192,20 @@ def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
 
 
 def test_replay_forgets_where_sweeps_diverge() -> None:
-    """Rows: none diverges; one does at position 4; one at what comes next and what is committed, which stay."""
+    """Rows: none diverges; one does at position 4; one at what is committed and what comes next, which stay."""
     drafter, ones = fs.Replay(), torch.ones(3, dtype=torch.int64)
     line = torch.arange(6.0, dtype=torch.float64).expand(3, 6).unsqueeze(2)
-    first = fs.Path(line, line, line[:, 1:], 5 * ones)
-    memory = drafter.learn(drafter.begin(3, 5, line[0, 0]), first, ones)
-    second = (line + 1).clone()  # the same predictions at the same steps
-    second[1, 4] += 50  # moved by 50, 54 away from the window's first
-    memory["predictions"][1, 4] += 1000  # moved by 950
+    memory = drafter.begin(3, 5, line[0, 0])
+    memory = drafter.learn(memory, fs.Path(line, line + 100, line[:, 1:], 5 * ones), ones)
+    assert memory["visited"].tolist() == [5, 5, 5]  # seen once only
+
+    again = line + 101  # at the same steps, the same predictions
+    memory["predictions"][1, 4] += 6.1 * 4  # the sweep moves it so far, and it is 4 away from the first
+    memory["predictions"][1, 3] += 5.9 * 3
     memory["predictions"][2, :3] += 1000
-    memory = drafter.learn(memory, fs.Path(line, second, line[:, 1:], 5 * ones), 2 * ones)
+    memory = drafter.learn(memory, fs.Path(line, again, line[:, 1:], 5 * ones), 2 * ones)
     assert memory["visited"].tolist() == [4, 2, 4]
-    assert memory["predictions"][1].flatten().tolist() == [3, 4, 4, 4, 4, 4]
+    assert memory["predictions"][1].flatten().tolist() == [103, 104, 104, 104, 104, 104]
 
 
 def test_a_wider_window_does_not_mislead_replay() -> None:

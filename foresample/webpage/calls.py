@@ -91,13 +91,14 @@ def _mixtures_at_one_window(found: Sequence[Result]) -> Plot:
 
 def _curve_plot(result: Result) -> Plot:
     rows = result.rows(text=("method",), positive=("states", "speedup"))
+    rows = [row for row in rows if row["method"] != "sequential"]  # 1, by definition
     settings = result.settings
     drawn = f"; {settings['samples']} samples{machine_of(result)}" if "samples" in settings else ""
     return Plot(
         f"plot-{result.name}",
         f"{settings.get('target', result.name)}, {settings.get('steps', '?')} steps: speed-up against batch",
         Axis("states evaluated in a call", log=True),
-        Axis(SPEEDUP),
+        Axis(SPEEDUP, zero=True),
         by_method(rows, "states", "speedup", "speedup_error", counts),
         f"Every method at several verification batches{drawn}."
         + (

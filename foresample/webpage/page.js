@@ -387,7 +387,7 @@
       const t = clamp(progress, 0, 1), count = round.draft_mean.length;
       width = Math.max(280, screen.clientWidth || 700);
       const narrow = width < 520, edge = narrow ? 34 : 64;
-      const left = 30, top = 22, tall = narrow ? 230 : 300, gap = 44, test = narrow ? 74 : 92;
+      const left = 30, top = 22, tall = narrow ? 230 : 300, gap = 58, test = narrow ? 74 : 92;
       const height = top + tall + gap + test + 34;
       const x = (k) => left + ((width - left - edge) * k) / recording.steps;
       const y = (v) => top + (tall * (high - v)) / (high - low);
@@ -462,7 +462,7 @@
       }
 
       // The test: bars and uniforms, under the steps they decide on.
-      put(svg, "text", { class: "name", x: 0, y: level(1) - 9 }, "the test: u below the bar h passes");
+      put(svg, "text", { class: "name", x: 0, y: level(1) - 17 }, "the test: u below the bar h passes");
       put(svg, "line", { class: "axis", x1: left, x2: width - edge, y1: level(0), y2: level(0) });
       for (const p of [0, 1]) put(svg, "text", { x: left - 10, y: level(p) + 4, "text-anchor": "end" }, p);
       if (count && (phase === "verify" || phase === "commit")) {
