@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import foresample as fs
+from benchmarks.curves import wells
 from foresample.noise import seeds_of
 from foresample.report import Tally
 from foresample.speculate import Settings, begin, last_draftable, one_round
@@ -209,12 +210,8 @@ def test_replay_forgets_where_sweeps_diverge() -> None:
 
 
 def test_a_wider_window_does_not_mislead_replay() -> None:
-    """Where the force is steep, far drafts run away; what they cost must not come back into the next window."""
-
-    def force(x: torch.Tensor, step: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        return -4 * x * (x * x - 1) + x.roll(1, 1) + x.roll(-1, 1) - 2 * x
-
-    target = fs.targets.langevin(force, (64,), step_size=0.005, steps=100, dtype=torch.float64)
+    """Where the force is steep, far drafts run away; what they met must not come back in the next window."""
+    target = wells(100, "cpu", half=False).targets["force"]
     narrow, wide = (fs.sample(target, 24, window=window, seed=0).speedup for window in (15, 63))
     assert wide > narrow > 6
 
