@@ -169,6 +169,11 @@ def test_the_command_refuses_what_it_does_not_know() -> None:
 # ------------------------------------------------------------------ what was measured
 
 
+def test_there_are_results_of_every_target() -> None:
+    assert {name.split("-")[1] for name in FILES} == set(curves.PROBLEMS)
+    assert {"curves-mixture-T30", "curves-mixture-T300"} <= set(FILES)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_the_default_is_ahead_of_every_exact_peer_from_5_to_64_states(name: str) -> None:
     rows, low, high = FILES[name]["rows"], *tables.LEAD

@@ -70,7 +70,8 @@ class Replay:
     def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
         rows, width = memory["predictions"].shape[:2]
         position = torch.arange(width, device=committed.device)
-        path = replace(path, length=_horizon(memory, path, committed))
+        moved = path.predictions - memory["predictions"][:, : path.predictions.shape[1]]
+        path = replace(path, length=_horizon(memory, path, moved, committed))
         visited = (path.length + 1 - committed).clamp(min=0)
         # Positions beyond the horizon repeat the last one: the last known prediction.
         source = torch.minimum(position + committed.unsqueeze(1), path.length.unsqueeze(1))
@@ -83,12 +84,12 @@ class Replay:
         if self.secant:
             after["states"] = path.states[shift]
             known = position < visited.unsqueeze(1)
-            after["gain"] = torch.where(known, _gain(memory, path)[shift], 0.0)
+            after["gain"] = torch.where(known, _gain(memory, path, moved)[shift], 0.0)
             after["response"] = _response(path)
         return after
 
 
-def _horizon(memory: Memory, path: Path, committed: Tensor) -> Tensor:
+def _horizon(memory: Memory, path: Path, moved: Tensor, committed: Tensor) -> Tensor:
     """[R]: the path's length, cut before the first position at which sweeps diverge.
 
     A sweep moved the prediction there from the last path's to this one's. Replay's next error is about as much
@@ -97,28 +98,26 @@ def _horizon(memory: Memory, path: Path, committed: Tensor) -> Tensor:
     """
     width = path.predictions.shape[1]
     position = torch.arange(width, device=committed.device)
-    moved, away = (
-        torch.linalg.vector_norm((path.predictions - other).flatten(2), dim=2, dtype=torch.float64)
-        for other in (memory["predictions"][:, :width], path.predictions[:, :1])
+    swept, away = (
+        torch.linalg.vector_norm(difference.flatten(2), dim=2, dtype=torch.float64)
+        for difference in (moved, path.predictions - path.predictions[:, :1])
     )
     seen_twice = (position > committed.unsqueeze(1)) & (position < memory["visited"].unsqueeze(1))
-    diverges = seen_twice & (moved > DIVERGED * away)
+    diverges = seen_twice & (swept > DIVERGED * away)
     return torch.minimum(path.length, torch.where(diverges, position, width).amin(1) - 1)
 
 
-def _gain(memory: Memory, path: Path) -> Tensor:
+def _gain(memory: Memory, path: Path, moved: Tensor) -> Tensor:
     """g at each position of the path, [R, W+1]: how predictions moved with states since the path before it."""
     width = path.states.shape[1]
-    old = {name: memory[name][:, :width] for name in ("states", "predictions", "gain")}
-    dx = (path.states - old["states"]).flatten(2)
-    dp = (path.predictions - old["predictions"]).flatten(2)
+    dx, dp = (path.states - memory["states"][:, :width]).flatten(2), moved.flatten(2)
     square, size = (dx * dx).sum(2), (path.states * path.states).flatten(2).sum(2)
     # Two paths that agree to rounding say nothing of the slope.
     position = torch.arange(width, device=square.device)
     telling = (square > torch.finfo(square.dtype).eps * size) & (position < memory["visited"].unsqueeze(1))
     gain = (dp * dx).sum(2) / torch.where(telling, square, 1.0)
     nearest = torch.where(telling, position, -1).cummax(1).values  # telling position at or before each
-    return torch.where(nearest >= 0, gain.gather(1, nearest.clamp(min=0)), old["gain"])
+    return torch.where(nearest >= 0, gain.gather(1, nearest.clamp(min=0)), memory["gain"][:, :width])
 
 
 def _response(path: Path) -> Tensor:

@@ -82,14 +82,14 @@ def _number(value: Any) -> float | None:
 
 
 def _gpu_tests(result: Result) -> str:
-    """What passed and failed on a GPU, with the file's own note."""
+    """What passed and failed on a GPU."""
     passed, failed = result.field("passed", list), result.field("failed", list)
     count = f"{len(passed)} tests passed, {len(failed)} failed{machine_of(result)}."
     names = "".join(f"<li><code>{escape(str(name))}</code></li>" for name in failed)
     listed = f"<details><summary>The failed tests</summary><ul>{names}</ul></details>" if failed else ""
     return (
         f'<div class="note{" bad" if failed else ""}"><h3>The fused rounds on a GPU</h3>'
-        f"{paragraph(count, str(result.data.get('note', '')))}{listed}</div>"
+        f"{paragraph(count)}{listed}</div>"
     )
 
 

@@ -20,7 +20,7 @@ class Result:
     """One saved result."""
 
     name: str
-    """Path inside the results folder without its ending, as in 'earlier/cifar10-throughput'."""
+    """Path inside the results folder without its ending, as in 'earlier/cifar10-calls-w50-gain-only'."""
     path: Path
     data: dict[str, Any]
 
