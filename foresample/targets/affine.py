@@ -110,15 +110,24 @@ def denoising_target(
         raise ValueError(f"clip must be positive, not {clip}")
     # reuse = c x + d x0 with x0 = (out − c_in x)/d_in, so reuse = from_x · x + from_out · out.
     from_out, from_x = d / d_in, c - d * c_in / d_in
-    coefficients = (state_weight - x0_weight * c / d, x0_weight / d, from_x, from_out, c_in, d_in, c, d)
+    coefficients = (
+        state_weight - x0_weight * c / d,
+        x0_weight / d,
+        from_x,
+        from_out,
+        -c_in / d_in,
+        1 / d_in,
+        c,
+        d,
+    )
     on_device = tuple(v.to(device=device, dtype=dtype) for v in coefficients)
-    state_weight, prediction_weight, from_x, from_out, c_in, d_in, c, d = on_device
+    state_weight, prediction_weight, from_x, from_out, x0_from_x, x0_from_out, c, d = on_device
     time = grid.time.to(device)
 
     def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         out = denoiser(x, time[step], row).to(x.dtype)
         if clip is not None:
-            x0 = (out - per_row(c_in, step, x) * x) / per_row(d_in, step, x)
+            x0 = per_row(x0_from_x, step, x) * x + per_row(x0_from_out, step, x) * out
             return per_row(c, step, x) * x + per_row(d, step, x) * x0.clamp(-clip, clip)
         return out if predicts == reuse else per_row(from_x, step, x) * x + per_row(from_out, step, x) * out
 
