@@ -29,10 +29,10 @@ import foresample as fs
 from benchmarks.models import RESULTS, save
 from foresample import pretrained
 from foresample.engine import FixedSlots, capture
-from foresample.noise import seeds_of
+from foresample.core.noise import seeds_of
 from foresample.pretrained import Pretrained
-from foresample.sequential import Sequential
-from foresample.targets import AffineTarget
+from foresample.core.baseline import Sequential
+from foresample.targets import ChainTarget
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Model = Annotated[Path, typer.Argument(help="A diffusers DDPM folder.")]
@@ -113,7 +113,7 @@ def latency(
         save(path, settings, rows=rows, rounds=rounds, tunings=tunings)
 
 
-def _round_share(target: AffineTarget, window: int, repeats: int = 20) -> dict[str, Any]:
+def _round_share(target: ChainTarget, window: int, repeats: int = 20) -> dict[str, Any]:
     """Microseconds of a round and of the network alone on as many states, replayed in turn; window 0 is the
     sequential sampler."""
     key = seeds_of(0, repeats).cuda()
@@ -267,7 +267,7 @@ def growth(
     save(out / f"{model.resolve().name}-growth.json", settings, rows=rows, exponent=exponent)
 
 
-def _tuning(target: AffineTarget, slots: int, windows: list[int]) -> dict[str, Any]:
+def _tuning(target: ChainTarget, slots: int, windows: list[int]) -> dict[str, Any]:
     """What `foresample.tune` measures and advises."""
     tuning = fs.tune(target, slots=slots, windows=windows, graph=True)
     print(tuning.advice, flush=True)

@@ -173,7 +173,7 @@ def wells(steps: int, device: str, half: bool) -> Problem:
 
 def policy(steps: int, device: str, half: bool) -> Problem:
     """Plans of the handwriting policy, at moments spread over the demonstrations."""
-    from foresample.integrations import schedulers
+    from foresample.chains import schedulers
     from recipes import lasa
 
     planner = lasa.load().to(device)

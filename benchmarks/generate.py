@@ -23,19 +23,19 @@ import typer
 import foresample as fs
 from benchmarks.models import RESULTS, save
 from foresample import pretrained
-from foresample.noise import seeds_of
-from foresample.targets import AffineTarget
+from foresample.core.noise import seeds_of
+from foresample.targets import ChainTarget
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
 
 
-def mixture(dim: int, steps: int) -> AffineTarget:
+def mixture(dim: int, steps: int) -> ChainTarget:
     """The closed-form chain of the draft-tree papers."""
     return fs.GaussianMixture.of_draft_trees(dim).flow(steps, 0.1)
 
 
-TARGETS: dict[str, tuple[Callable[[], AffineTarget], dict[str, Any]]] = {
+TARGETS: dict[str, tuple[Callable[[], ChainTarget], dict[str, Any]]] = {
     "mixture, d = 2, 16 steps": (lambda: mixture(2, 16), {"count": 10_000, "window": 8, "slots": 256}),
     "mixture, d = 500, 30 steps": (lambda: mixture(500, 30), {"count": 500, "window": 8, "slots": 64}),
     "Fashion-MNIST, 25 steps": (lambda: pretrained.load().target(25), {"count": 20, "window": 6, "slots": 10}),

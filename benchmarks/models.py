@@ -20,7 +20,7 @@ import foresample as fs
 import recipes.data
 from foresample import pretrained
 from foresample.bench import Row, provenance
-from foresample.noise import seeds_of
+from foresample.core.noise import seeds_of
 from foresample.pretrained.classifier import load_classifier
 from foresample.targets import Kind
 

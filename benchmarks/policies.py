@@ -23,7 +23,7 @@ import typer
 from torch import Tensor
 
 from foresample.bench import provenance
-from foresample.check import ks_two_sample
+from foresample.selftest import ks_two_sample
 from foresample.integrations.policies import accelerate_policy
 from recipes import lasa
 

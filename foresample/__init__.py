@@ -1,46 +1,41 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
 from foresample import pretrained, targets
-from foresample.check import check
-from foresample.contracts import Before, Drafter, Memory, Path, Target
-from foresample.drafters import Frozen, Model, Replay
-from foresample.engine import Engine, Sample
-from foresample.generate import Dataset, generate, inspect
-from foresample.integrations.diffusers import accelerate, restore
-from foresample.integrations.policies import accelerate_policy, restore_policy
-from foresample.report import Report, Run
-from foresample.sampling import sample, stream
-from foresample.sequential import sequential
-from foresample.speculate import Commit
+from foresample.contracts import Drafter, DrafterMemory, DraftPath, PreviousDraft, Target
+from foresample.core.baseline import sequential
+from foresample.core.report import Commit, Report, Run
+from foresample.datasets import Dataset, generate, inspect_dataset
+from foresample.drafters import DraftModel, Frozen, Replay
+from foresample.engine import Engine, Sample, Tuning, sample, stream, tune
+from foresample.integrations import accelerate, restore
+from foresample.provenance import __version__
+from foresample.selftest import check
 from foresample.targets import GaussianMixture
-from foresample.tuning import Tuning, tune
 
-__version__ = "0.1.0"
 __all__ = [
-    "Before",
     "Commit",
     "Dataset",
+    "DraftModel",
+    "DraftPath",
     "Drafter",
+    "DrafterMemory",
     "Engine",
     "Frozen",
     "GaussianMixture",
-    "Memory",
-    "Model",
-    "Path",
+    "PreviousDraft",
     "Replay",
     "Report",
     "Run",
     "Sample",
     "Target",
     "Tuning",
+    "__version__",
     "accelerate",
-    "accelerate_policy",
     "check",
     "generate",
-    "inspect",
+    "inspect_dataset",
     "pretrained",
     "restore",
-    "restore_policy",
     "sample",
     "sequential",
     "stream",

@@ -17,9 +17,9 @@ import torch
 
 from foresample import __version__
 from foresample.contracts import Target
+from foresample.core.report import Run
 from foresample.drafters import Frozen, Replay
-from foresample.report import Run
-from foresample.sampling import sample
+from foresample.engine.sampling import sample
 
 METHODS: dict[str, dict[str, Any]] = {
     "reflection, head": {"drafter": Frozen("head"), "block": 1},

@@ -17,15 +17,15 @@ from rich.table import Table
 from tqdm import tqdm
 
 from foresample import bench as benches
-from foresample.check import LEVEL, check
 from foresample.contracts import Drafter, Target, require_target
+from foresample.core.report import Report
+from foresample.core.round import Commit
+from foresample.datasets.generation import Dataset, Status, generate, inspect
 from foresample.drafters import Frozen, Replay
-from foresample.generate import Dataset, Status, generate, inspect
+from foresample.engine.tuning import WINDOWS, Tuning, tune
 from foresample.pictures import contact_sheet
-from foresample.report import Report
-from foresample.speculate import Commit
+from foresample.selftest import LEVEL, check
 from foresample.targets import GaussianMixture, Kind
-from foresample.tuning import WINDOWS, Tuning, tune
 
 app = typer.Typer(
     help="Exact speculative sampling for diffusion models.", no_args_is_help=True, add_completion=False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -44,16 +44,17 @@ class Target(Protocol):
         A multistep target, whose mean also needs the prediction of the step before, says so with an attribute
         `multistep = True` and takes that as a fourth argument (at step 0 it is zero and must not matter).
 
-        A target whose mean is affine may offer its weights (`Affine`): on a GPU, rounds are fused then.
+        A target whose mean is affine may offer its weights as `chain` (`AffineChain`): rounds on a GPU are fused
+        then.
         """
 
 
-Memory = dict[str, Tensor]
+DrafterMemory = dict[str, Tensor]
 """What a drafter carries from round to round: tensors whose first dimension is the row."""
 
 
 @dataclass(frozen=True)
-class Path:
+class DraftPath:
     """The states of one round and what the target said of them, for the drafter to learn from."""
 
     states: Tensor
@@ -68,7 +69,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Before:
+class PreviousDraft:
     """The transition drafted just before a position: what was guessed there, and what noise did."""
 
     guess: Tensor
@@ -85,21 +86,27 @@ class Drafter(Protocol):
     later steps, whose noise is still to be spent. `foresample.check` tests it.
     """
 
-    def begin(self, rows: int, window: int, like: Tensor) -> Memory:
+    def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
         """The memory of rows that have seen nothing; `like` is a state, [*shape]."""
 
-    def reach(self, memory: Memory, window: int) -> Tensor:
+    def reach(self, memory: DrafterMemory, window: int) -> Tensor:
         """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state)."""
 
     def guess(
-        self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: Before | None
+        self,
+        memory: DrafterMemory,
+        x: Tensor,
+        position: int,
+        step: Tensor,
+        row: Tensor,
+        before: PreviousDraft | None,
     ) -> Tensor:
         """The guessed prediction at the states x, [R, *shape], of the window's `position`.
 
         `before` is None at position 0, the window's first.
         """
 
-    def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
+    def learn(self, memory: DrafterMemory, path: DraftPath, committed: Tensor) -> DrafterMemory:
         """The memory after a round that committed `committed` ≥ 1 transitions: its first `committed` − 1
         drafts were kept, and the next round starts at what was position `committed`.
         """
@@ -150,45 +157,6 @@ def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
     return prediction
 
 
-NO_FAULT = -1
-
-
-def broken(values: Tensor) -> Tensor:
-    """[R, W]: whether any number of values [R, W, *shape] is none."""
-    return ~torch.isfinite(values.flatten(2)).all(2)
-
-
-def note_fault(fault: Tensor, network: Tensor, state: Tensor, step: Tensor, used: Tensor) -> Tensor:
-    """[R]: NO_FAULT as long as the numbers used are numbers; then where the first was none.
-
-    All others are [R, W]: whether the network's output and the state are broken, steps, and what was used. A
-    fault is the step k if the network returned it there, and −2 − k if the state was broken already. Nothing is
-    read back from the device.
-    """
-    wrong = (network | state) & used
-    first = wrong.int().argmax(1, keepdim=True)
-    code = torch.where(state, -2 - step, step).gather(1, first).squeeze(1)
-    return torch.where((fault == NO_FAULT) & wrong.any(1), code, fault)
-
-
-def fault_error(fault: int, sample: int) -> FloatingPointError:
-    """What to say of a fault of this sample."""
-    if fault < NO_FAULT:
-        where = f"at step {-2 - fault} of sample {sample}"
-        return FloatingPointError(f"the state {where} is NaN or infinite: look at target.mean and target.std")
-    where = f"at step {fault} of sample {sample}"
-    return FloatingPointError(
-        f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype"
-    )
-
-
-def raise_faults(fault: Tensor, sample: Tensor) -> None:
-    """Raise the first fault of these samples, if there is one."""
-    found = (fault != NO_FAULT).nonzero().flatten().tolist()
-    if found:
-        raise fault_error(int(fault[found[0]]), int(sample[found[0]]))
-
-
 def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor) -> Tensor:
     """The transition's mean, checked; `previous` is the prediction one step before."""
     history = (previous,) if is_multistep(target) else ()
@@ -207,13 +175,22 @@ def is_multistep(target: Target) -> bool:
     return getattr(target, "multistep", False)
 
 
-@runtime_checkable
-class Affine(Target, Protocol):
-    """A target whose mean is state_weight·x + prediction_weight·prediction (+ previous_weight·previous)."""
+def affine_chain(target: Target) -> AffineChain | None:
+    """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`."""
+    chain = getattr(target, "chain", None)
+    return chain if getattr(chain, "affine", False) else None
+
+
+class AffineChain(Protocol):
+    """What kernels need of a chain: mean = state_weight·x + prediction_weight·p (+ previous_weight·previous p)."""
 
     @property
-    def state_weight(self) -> Tensor | None:
-        """[N]; None if the mean is not affine after all."""
+    def std(self) -> Tensor:
+        """[N]"""
+
+    @property
+    def state_weight(self) -> Tensor:
+        """[N]"""
 
     @property
     def prediction_weight(self) -> Tensor:
@@ -221,21 +198,7 @@ class Affine(Target, Protocol):
 
     @property
     def previous_weight(self) -> Tensor | None:
-        """[N]; None if the target is not multistep."""
-
-
-def is_affine(target: Target) -> TypeGuard[Affine]:
-    """Whether the target offers the weights of its mean."""
-    return isinstance(target, Affine) and target.state_weight is not None
-
-
-def require_finite(samples: Tensor, index: Tensor) -> None:
-    """The last word: no sample that is not a number leaves a run."""
-    broken = (~torch.isfinite(samples.flatten(1)).all(1)).nonzero().flatten().tolist()
-    if broken:
-        raise FloatingPointError(
-            f"sample {int(index[broken[0]])} ended as NaN or infinity: look at target.mean at the last steps"
-        )
+        """[N]; None unless multistep."""
 
 
 def at_least_one(name: str, value: int) -> int:
@@ -244,6 +207,11 @@ def at_least_one(name: str, value: int) -> int:
     if number is None or number < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
     return number
+
+
+def resolve_slots(slots: int | None, count: int) -> int:
+    """Samples under way at a time: all by default, and never more than there are."""
+    return count if slots is None else min(at_least_one("slots", slots), count)
 
 
 def seed_number(value: int) -> int:

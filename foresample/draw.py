@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from foresample.bench import provenance
-from foresample.noise import seeds_of
+from foresample.core.baseline import sequential
+from foresample.core.noise import seeds_of
+from foresample.core.report import Report, Run
+from foresample.core.round import Commit
+from foresample.engine.sampling import sample
 from foresample.pictures import History, grid, run_picture, side_by_side
 from foresample.pretrained import Pretrained
-from foresample.report import Report, Run
-from foresample.sampling import sample
-from foresample.sequential import sequential
-from foresample.speculate import Commit
-from foresample.targets import AffineTarget, Kind
+from foresample.targets import ChainTarget, Kind
 
 Progress = Callable[[str, Commit], None]
 
@@ -136,7 +136,7 @@ def _write_samples(out: Path, samples: Tensor, seeds: Tensor, labels: Tensor | N
     return [out / "samples.png", out / "samples.safetensors"]
 
 
-def _estimate_sequential(target: AffineTarget, count: int, calls: int = 3) -> float:
+def _estimate_sequential(target: ChainTarget, count: int, calls: int = 3) -> float:
     """Seconds the sequential sampler would take: N times its mean call, measured on a few."""
     std = target.std
     x = torch.randn(count, *target.shape, dtype=std.dtype, device=std.device)
@@ -152,7 +152,7 @@ def _estimate_sequential(target: AffineTarget, count: int, calls: int = 3) -> fl
 class _Finished:
     """Holds finished samples as they come: an observer."""
 
-    def __init__(self, settings: Settings, target: AffineTarget) -> None:
+    def __init__(self, settings: Settings, target: ChainTarget) -> None:
         self.steps = len(target.std)
         self.samples = torch.zeros(settings.count, *target.shape)
         self.done = torch.zeros(settings.count, dtype=torch.bool)

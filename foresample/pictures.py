@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.generate import Dataset
-from foresample.report import Report
-from foresample.speculate import Commit
+from foresample.core.report import Report
+from foresample.core.round import Commit
+from foresample.datasets.generation import Dataset
 
 
 def grid(samples: Tensor, columns: int | None = None, scale: int = 3) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.targets import AffineTarget
+from foresample.targets import Chain, ChainTarget
 
 
 def mixture(dim: int = 2) -> fs.GaussianMixture:
@@ -19,31 +19,31 @@ def mixture(dim: int = 2) -> fs.GaussianMixture:
     return fs.GaussianMixture(means, stds, torch.full((4,), 0.25, dtype=torch.float64))
 
 
-def flow(reuse: str = "v") -> AffineTarget:
+def flow(reuse: str = "v") -> ChainTarget:
     return mixture().flow(16, 1.0, reuse=reuse)
 
 
-def ddpm() -> AffineTarget:
+def ddpm() -> ChainTarget:
     return mixture().vp(torch.linspace(0.02, 0.98, 14, dtype=torch.float64))
 
 
-def ddim() -> AffineTarget:
+def ddim() -> ChainTarget:
     return mixture().vp(torch.linspace(0.02, 0.98, 14, dtype=torch.float64), eta=0.6, reuse="eps")
 
 
-def langevin() -> AffineTarget:
+def langevin() -> ChainTarget:
     return mixture().langevin(14, 0.05)
 
 
-def interrupted() -> AffineTarget:
+def interrupted() -> ChainTarget:
     """Deterministic steps at the start, in the middle (one, then two in a row) and at the end."""
     base = mixture().langevin(15, 0.08)
     std = base.std.clone()
     std[[0, 5, 9, 10, 14]] = 0
-    return AffineTarget(base.shape, std, base.state_weight, base.prediction_weight, base.network)
+    return replace(base, chain=replace(base.chain, std=std))
 
 
-def wells() -> AffineTarget:
+def wells() -> ChainTarget:
     """Coupled double wells, U = Σ (x² − 1)² + …: the force grows so fast that far drafts run away."""
 
     def force(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def wells() -> AffineTarget:
     return fs.targets.langevin(force, (2,), step_size=0.02, steps=16, dtype=torch.float64)
 
 
-def strays() -> AffineTarget:
+def strays() -> ChainTarget:
     """The wells with a network that breaks where drafts stray and the chain does not go."""
     base = wells()
 
@@ -62,27 +62,22 @@ def strays() -> AffineTarget:
     return replace(base, network=network)
 
 
-def multistep() -> AffineTarget:
+def multistep() -> ChainTarget:
     """A chain whose mean also needs the prediction of the step before."""
     base = ddpm()
-    previous = -0.3 * base.prediction_weight
+    weight = base.chain.prediction_weight
+    previous = -0.3 * weight
     previous[0] = 0
-    return AffineTarget(
-        base.shape,
-        base.std,
-        base.state_weight,
-        base.prediction_weight - previous,
-        base.network,
-        previous_weight=previous,
+    return replace(
+        base, chain=replace(base.chain, prediction_weight=weight - previous, previous_weight=previous)
     )
 
 
-def single_precision() -> AffineTarget:
+def single_precision() -> ChainTarget:
     """The flow with a float32 chain around a float64 network."""
     base = flow("x0")
-    std, state, prediction = (v.float() for v in (base.std, base.state_weight, base.prediction_weight))
-    network = lambda x, step, row: base.network(x.double(), step, row).float()  # noqa: E731
-    return AffineTarget(base.shape, std, state, prediction, network)
+    network = lambda x, time, row: base.network(x.double(), time, row).float()  # noqa: E731
+    return replace(base, chain=base.chain.to("cpu", torch.float32), network=network)
 
 
 CHAINS = {
@@ -97,40 +92,39 @@ CHAINS = {
 }
 
 
-def worse(target: AffineTarget) -> AffineTarget:
+def worse(target: ChainTarget) -> ChainTarget:
     """A cheaper network that is a little wrong everywhere, to draft with."""
-    return AffineTarget(
-        target.shape,
-        target.std,
-        target.state_weight,
-        target.prediction_weight,
-        lambda x, step, row: 0.9 * target.predict(x, step, row) + 0.15,
-        previous_weight=target.previous_weight,
-    )
+
+    class Worse(ChainTarget):
+        def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+            return 0.9 * target.predict(x, step, row) + 0.15
+
+    return Worse(target.chain, target.shape, target.network)
 
 
-def constant_drift(dim: int = 1, steps: int = 7, drift: float = 1.0) -> AffineTarget:
+def constant_drift(dim: int = 1, steps: int = 7, drift: float = 1.0) -> ChainTarget:
     """x + drift + z along the first axis: with `Zero` as drafter, a constant mismatch at every step."""
     direction = torch.zeros(dim, dtype=torch.float64)
     direction[0] = drift
     one = torch.ones(steps, dtype=torch.float64)
-    return AffineTarget(torch.Size([dim]), one, one, one, lambda x, step, row: direction.expand_as(x).clone())
+    network = lambda x, step, row: direction.expand_as(x).clone()  # noqa: E731
+    return ChainTarget(Chain(one, one, one), torch.Size([dim]), network)
 
 
 @dataclass(frozen=True)
 class Zero:
     """Guesses 0, always."""
 
-    def begin(self, rows: int, window: int, like: Tensor) -> fs.Memory:
+    def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
         return {"ready": torch.ones(rows, dtype=torch.bool)}
 
-    def reach(self, memory: fs.Memory, window: int) -> Tensor:
+    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
         return memory["ready"] * window
 
     def guess(
-        self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.Before | None
+        self, memory: fs.DrafterMemory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.PreviousDraft | None
     ) -> Tensor:
         return torch.zeros_like(x)
 
-    def learn(self, memory: fs.Memory, path: fs.Path, committed: Tensor) -> fs.Memory:
+    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
         return memory

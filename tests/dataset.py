@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.targets import AffineTarget
+from foresample.targets import ChainTarget
 from tests.chains import flow
 
 COUNT, WINDOW, SHARD = 300, 6, 40
@@ -36,7 +36,7 @@ class Make:
     pids: Path | None = None
     """Folder in which a process that makes the target leaves its number."""
 
-    def __call__(self) -> AffineTarget:
+    def __call__(self) -> ChainTarget:
         if self.pids is not None:
             (self.pids / str(os.getpid())).touch()
         base = flow()

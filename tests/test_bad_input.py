@@ -230,7 +230,7 @@ def test_a_number_that_is_none_is_reported_when_only_a_later_sample_has_it(value
 def test_a_draft_model_is_held_to_the_same_contract():
     draft = Walk(output=lambda x, step, row: x.double())
     with pytest.raises(TypeError, match="cast inside the target"):
-        fs.sample(Walk(), 2, window=3, drafter=fs.Model(draft))
+        fs.sample(Walk(), 2, window=3, drafter=fs.DraftModel(draft))
     assert draft.calls == 1
 
 

@@ -12,20 +12,20 @@ from scipy import stats
 from torch import Tensor
 
 import foresample as fs
-from foresample.check import (
+from foresample.selftest import (
     KolmogorovSmirnov,
     drafter_is_adapted,
     ks_normal,
     ks_two_sample,
     rows_are_independent,
 )
-from foresample.targets import AffineTarget
+from foresample.targets import ChainTarget
 from tests.chains import CHAINS, flow
 from tests.test_law import LooksAhead
 
 
-def with_network(target: AffineTarget, network) -> AffineTarget:  # type: ignore[no-untyped-def]
-    return AffineTarget(target.shape, target.std, target.state_weight, target.prediction_weight, network)
+def with_network(target: ChainTarget, network) -> ChainTarget:  # type: ignore[no-untyped-def]
+    return ChainTarget(target.shape, target.std, target.state_weight, target.prediction_weight, network)
 
 
 @pytest.mark.law
@@ -77,7 +77,7 @@ class FutureAverage(fs.Replay):
     """A gain from sums over the whole window: the tempting mistake."""
 
     def guess(
-        self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.Before | None
+        self, memory: fs.DrafterMemory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.PreviousDraft | None
     ) -> Tensor:
         return memory["predictions"][:, position] + 1e-9 * memory["predictions"].mean(1)
 
@@ -87,12 +87,12 @@ class RespondsTooEarly(fs.Replay):
 
     def guess(
         self,
-        memory: fs.Memory,
+        memory: fs.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.Before | None,
+        before: fs.PreviousDraft | None,
     ) -> Tensor:
         return memory["predictions"][:, position] + memory["response"].unsqueeze(1) * x
 
@@ -100,7 +100,7 @@ class RespondsTooEarly(fs.Replay):
 class CutsTooEarly(fs.Replay):
     """Ends the horizon one position before what it knows of the sweeps allows."""
 
-    def learn(self, memory: fs.Memory, path: fs.Path, committed: Tensor) -> fs.Memory:
+    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
         cut = super().learn(memory, path, committed)["visited"] + committed - 1
         return super().learn(
             memory, replace(path, length=torch.where(cut < path.length, cut - 1, cut)), committed
@@ -135,7 +135,7 @@ def test_progress_counts_every_transition() -> None:
 
 def test_a_chain_without_noise_is_refused() -> None:
     base = flow()
-    quiet = AffineTarget(
+    quiet = ChainTarget(
         base.shape, torch.zeros_like(base.std), base.state_weight, base.prediction_weight, base.network
     )
     with pytest.raises(ValueError, match="nothing to speculate on"):

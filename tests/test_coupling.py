@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from foresample import coupling
+from foresample.core import coupling
 
 mp = mpmath.MPContext()  # our own context: the precision of the global one belongs to nobody
 mp.dps = 100

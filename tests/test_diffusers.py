@@ -13,10 +13,10 @@ from torch import Tensor
 
 import foresample as fs
 from foresample import pretrained
-from foresample.check import ks_two_sample
-from foresample.integrations import schedulers
-from foresample.integrations.diffusers import _stream_seeds
-from foresample.integrations.schedulers import SchedulerTarget
+from foresample.selftest import ks_two_sample
+from foresample.chains import schedulers
+from foresample.integrations.pipelines import _stream_seeds
+from foresample.chains.schedulers import SchedulerTarget
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

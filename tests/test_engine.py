@@ -15,9 +15,9 @@ from torch import Tensor
 import foresample as fs
 from foresample.contracts import NO_FAULT
 from foresample.engine import Engine, FixedSlots, LooseSlots
-from foresample.noise import seeds_of
-from foresample.sequential import Sequential
-from foresample.targets import AffineTarget
+from foresample.core.noise import seeds_of
+from foresample.core.baseline import Sequential
+from foresample.targets import ChainTarget
 from tests.chains import CHAINS, flow
 
 
@@ -87,7 +87,7 @@ def test_a_stream_yields_before_the_run_is_over() -> None:
         return base.network(x, step, row)
 
     base = flow()
-    target = AffineTarget(base.shape, base.std, base.state_weight, base.prediction_weight, network)
+    target = ChainTarget(base.shape, base.std, base.state_weight, base.prediction_weight, network)
     stream = fs.stream(target, 50, window=6, slots=2)
     assert isinstance(stream, Iterator)
     assert calls == 0
@@ -146,14 +146,14 @@ def test_nothing_under_way_grows_with_the_chain_or_the_samples(kind: str) -> Non
     assert len(sizes) == 1
 
 
-def broken(at_step: int, of_sample: int, of_seed: int | None = None) -> AffineTarget:
+def broken(at_step: int, of_sample: int, of_seed: int | None = None) -> ChainTarget:
     base = flow()
 
     def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         bad = ((step == at_step) & (row == of_sample)).unsqueeze(1)
         return torch.where(bad, torch.nan, base.network(x, step, row))
 
-    return AffineTarget(base.shape, base.std, base.state_weight, base.prediction_weight, network)
+    return ChainTarget(base.shape, base.std, base.state_weight, base.prediction_weight, network)
 
 
 @kinds

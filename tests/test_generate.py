@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import foresample as fs
-from foresample.check import samples_law
-from foresample.generate import Status
-from foresample.noise import seeds_of
+from foresample.selftest import samples_law
+from foresample.datasets.generation import Status
+from foresample.core.noise import seeds_of
 from tests.chains import flow, mixture
 from tests.dataset import AT_STEP, BREAKS, COUNT, SHARD, WINDOW, Make, draw
 
@@ -114,7 +114,7 @@ def alive(pid: int) -> bool:
 
 def test_a_dataset_holds_what_sample_draws(undisturbed: Path) -> None:
     plain = fs.sample(flow(), COUNT, window=WINDOW, seed=5)
-    dataset = fs.inspect(undisturbed)
+    dataset = fs.inspect_dataset(undisturbed)
     assert torch.equal(torch.cat(list(dataset.samples())), plain.samples)
     files = [load_file(path) for path in sorted(undisturbed.glob("shard-*"))]
     assert torch.equal(torch.cat([f["seeds"] for f in files]), seeds_of(5, COUNT))
@@ -136,7 +136,7 @@ def test_slots_change_nothing(undisturbed: Path, tmp_path: Path, slots: int) -> 
 
 
 def test_the_size_of_shards_changes_the_files_and_not_the_samples(undisturbed: Path, tmp_path: Path) -> None:
-    one, other = (torch.cat(list(d.samples())) for d in (draw(tmp_path, shard=299), fs.inspect(undisturbed)))
+    one, other = (torch.cat(list(d.samples())) for d in (draw(tmp_path, shard=299), fs.inspect_dataset(undisturbed)))
     assert torch.equal(one, other)
 
 
@@ -171,7 +171,7 @@ def test_a_killed_process_and_the_next(
     process.wait(timeout=60)
     before = inodes(tmp_path)
     assert 2 <= len(before) < SHARDS
-    assert not fs.inspect(tmp_path).complete
+    assert not fs.inspect_dataset(tmp_path).complete
     assert run(tmp_path, slots=9).returncode == 0
     assert_identical(tmp_path, undisturbed)
     assert before.items() <= inodes(tmp_path).items()  # kept, not drawn again
@@ -186,7 +186,7 @@ def test_control_c_keeps_every_finished_sample(
     wait_for(lambda: len(shards(tmp_path)) >= 2, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
-    found = fs.inspect(tmp_path).manifest
+    found = fs.inspect_dataset(tmp_path).manifest
     assert found["costs"]["samples"] % SHARD  # those of open shards, too
     assert found["runs"][0]["drawn"] == found["costs"]["samples"]
     assert draw(tmp_path).manifest["runs"][1]["found"] == found["costs"]["samples"]
@@ -206,7 +206,7 @@ def test_an_error_of_the_target_keeps_every_finished_sample(undisturbed: Path, t
     told: list[Status] = []
     with pytest.raises(RuntimeError, match="out of memory"):
         draw(tmp_path, lambda: replace(base, network=network), progress=told.append)  # type: ignore[arg-type]
-    assert 0 < fs.inspect(tmp_path).manifest["costs"]["samples"] == told[-1].samples
+    assert 0 < fs.inspect_dataset(tmp_path).manifest["costs"]["samples"] == told[-1].samples
     draw(tmp_path)
     assert_identical(tmp_path, undisturbed)
 
@@ -225,8 +225,8 @@ def test_torn_and_corrupt_shards_are_drawn_again_and_no_others(undisturbed: Path
     paths[7].unlink()
     (tmp_path / ".shard-00007.safetensors.0.tmp").write_bytes(b"half a shard")
     before = inodes(tmp_path)
-    assert not fs.inspect(tmp_path).complete
-    assert fs.inspect(tmp_path).manifest["costs"]["samples"] == SHARD
+    assert not fs.inspect_dataset(tmp_path).complete
+    assert fs.inspect_dataset(tmp_path).manifest["costs"]["samples"] == SHARD
     assert draw(tmp_path).complete
     assert_identical(tmp_path, undisturbed)
     assert [name for name, inode in inodes(tmp_path).items() if before.get(name) == inode] == [paths[5].name]
@@ -246,7 +246,7 @@ def test_a_full_disk(undisturbed: Path, tmp_path: Path) -> None:
         assert full.returncode == 2
         assert "No space left on device): see to that and run the same command again" in full.stderr
         assert "Traceback" not in full.stderr
-        found = fs.inspect(where / "out")
+        found = fs.inspect_dataset(where / "out")
         assert 0 < found.manifest["costs"]["samples"] < COUNT
         subprocess.run(["mount", "-o", "remount,size=1m", str(where)], check=True)
         draw(where / "out")
@@ -396,7 +396,7 @@ def test_a_driver_killed_on_ray_and_the_next(
     assert 1 <= len(kept) < SHARDS
     broken = run(out, ray="local", cpus=1, breaks_while=str(flag))  # where a sample breaks
     assert broken.returncode == 3, broken.stderr
-    assert [failure.index for failure in fs.inspect(out).failures] == [BREAKS]
+    assert [failure.index for failure in fs.inspect_dataset(out).failures] == [BREAKS]
     draw(out)  # the last word is this process's own
     assert_identical(out, undisturbed)
 
@@ -473,7 +473,7 @@ def test_a_corrupt_manifest_is_refused_and_can_be_written_anew(
     draw(tmp_path)
     manifest = tmp_path / "manifest.json"
     manifest.write_text(text)
-    for look in (draw, fs.inspect):
+    for look in (draw, fs.inspect_dataset):
         with pytest.raises(ValueError, match=r"manifest.json is corrupt \(.*\): move it away and run again"):
             look(tmp_path)
     manifest.unlink()
@@ -494,7 +494,7 @@ def test_without_a_manifest_shards_of_other_settings_are_not_overwritten(tmp_pat
 
 def test_a_folder_without_a_dataset_is_refused_by_inspect(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not a folder of foresample generate"):
-        fs.inspect(tmp_path)
+        fs.inspect_dataset(tmp_path)
 
 
 def test_what_is_no_target_and_what_makes_none(tmp_path: Path) -> None:

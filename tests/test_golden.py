@@ -10,7 +10,6 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +20,6 @@ from tests.chains import CHAINS, worse
 from tests.test_policies import lerobot, lowdim, plan_lerobot, plan_lowdim
 
 FILE = Path(__file__).with_name("golden.json")
-DraftModel: Any = getattr(fs, "DraftModel", None) or fs.Model
-accelerate_policy: Any = getattr(fs, "accelerate_policy", fs.accelerate)
 
 
 def digest(*values: torch.Tensor) -> str:
@@ -43,7 +40,7 @@ def chains() -> Iterator[tuple[str, str]]:
         "nearest": lambda target: fs.Frozen("nearest"),
         "replay": lambda target: fs.Replay(secant=False),
         "secant": lambda target: fs.Replay(),
-        "model": lambda target: DraftModel(worse(target)),
+        "model": lambda target: fs.DraftModel(worse(target)),
     }
     for chain, make in CHAINS.items():
         target = make()
@@ -102,7 +99,7 @@ def of_pipelines() -> Iterator[tuple[str, str]]:
 def policies() -> Iterator[tuple[str, str]]:
     for name, make, plan in (("lerobot", lerobot, plan_lerobot), ("lowdim", lowdim, plan_lowdim)):
         policy = make()
-        with accelerate_policy(policy, window=6):
+        with fs.accelerate(policy, window=6):
             yield name, digest(plan(policy, 5, torch.Generator().manual_seed(4)))
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample import coupling, engine, speculate
-from foresample import noise as streams
-from foresample.check import Recorder, law_tests
+from foresample.core import coupling, engine, speculate
+from foresample.core import noise as streams
+from foresample.selftest import Recorder, law_tests
 from foresample.contracts import NO_FAULT
-from foresample.report import Tally
-from foresample.sequential import Sequential
-from foresample.speculate import Rows, Settings, begin, last_draftable
-from foresample.targets import AffineTarget
+from foresample.core.report import Tally
+from foresample.core.baseline import Sequential
+from foresample.core.round import Rows, Settings, begin, last_draftable
+from foresample.targets import ChainTarget
 from tests.chains import CHAINS, strays
 
 pytestmark = [
@@ -26,7 +26,7 @@ pytestmark = [
 GPU = torch.device("cuda")
 
 
-def on_gpu(target: AffineTarget) -> AffineTarget:
+def on_gpu(target: ChainTarget) -> ChainTarget:
     """The same chain there; its network runs where it did."""
 
     def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
@@ -34,12 +34,12 @@ def on_gpu(target: AffineTarget) -> AffineTarget:
 
     weights = (target.std, target.state_weight, target.prediction_weight)
     previous = None if target.previous_weight is None else target.previous_weight.to(GPU)
-    return AffineTarget(
+    return ChainTarget(
         target.shape, *(v.to(GPU) for v in weights), network, target.start_scale, previous_weight=previous
     )
 
 
-def wide(dtype: torch.dtype, steps: int = 40, size: int = 700) -> AffineTarget:
+def wide(dtype: torch.dtype, steps: int = 40, size: int = 700) -> ChainTarget:
     """A chain in many dimensions with a smooth, cheap network that can be captured."""
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(size, generator=generator, dtype=torch.float64).to(GPU, dtype)
@@ -48,17 +48,17 @@ def wide(dtype: torch.dtype, steps: int = 40, size: int = 700) -> AffineTarget:
         return torch.tanh(x + direction * (1 + step / steps).unsqueeze(1).to(dtype)) + row.unsqueeze(1) % 3
 
     ones = torch.ones(steps, dtype=dtype, device=GPU)
-    return AffineTarget(torch.Size([size]), 0.1 * ones, 0.95 * ones, 0.05 * ones, network)
+    return ChainTarget(torch.Size([size]), 0.1 * ones, 0.95 * ones, 0.05 * ones, network)
 
 
-def answered(rounds, target: AffineTarget) -> tuple[Rows, fs.Commit]:  # type: ignore[no-untyped-def]
+def answered(rounds, target: ChainTarget) -> tuple[Rows, fs.Commit]:  # type: ignore[no-untyped-def]
     call = next(rounds)
     with pytest.raises(StopIteration) as end:
         rounds.send(target.predict(call.x, call.step, call.row))
     return end.value.value
 
 
-def both_rounds(target: AffineTarget, rows: Rows, settings: Settings, tallies: list[Tally]):  # type: ignore[no-untyped-def]
+def both_rounds(target: ChainTarget, rows: Rows, settings: Settings, tallies: list[Tally]):  # type: ignore[no-untyped-def]
     from foresample.kernels import round as fused
 
     copy = rows.map(lambda v: v.clone())
@@ -215,7 +215,7 @@ def test_a_number_that_is_none_is_named(where: str, graph: bool) -> None:
             x.masked_fill_(bad, math.nan)  # an input written to must do no harm
         return torch.where(bad, math.nan, base.network(torch.nan_to_num(x), step, row))
 
-    target = AffineTarget(base.shape, base.std, base.state_weight, base.prediction_weight, network)
+    target = ChainTarget(base.shape, base.std, base.state_weight, base.prediction_weight, network)
     for run in (
         lambda: fs.sample(target, 4, window=6, graph=graph),
         lambda: fs.sequential(target, 4, graph=graph),
@@ -241,11 +241,11 @@ def test_the_fused_round_has_the_law_of_the_chain(monkeypatch: pytest.MonkeyPatc
     assert smallest() > 1e-4
     honest = engine.round_for
 
-    def lax(target: AffineTarget, settings: Settings) -> engine.Round:
+    def lax(target: ChainTarget, settings: Settings) -> engine.Round:
         round_ = honest(target, settings)
 
-        def one_round(target: AffineTarget, rows: Rows, settings: Settings, tally: Tally):  # type: ignore[no-untyped-def]
-            wrong = AffineTarget(
+        def one_round(target: ChainTarget, rows: Rows, settings: Settings, tally: Tally):  # type: ignore[no-untyped-def]
+            wrong = ChainTarget(
                 target.shape, target.std, target.state_weight, 0.8 * target.prediction_weight, target.network
             )
             return (yield from round_(wrong, rows, settings, tally))

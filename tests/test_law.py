@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample import speculate
-from foresample.check import Recorder, drafter_is_adapted, ks_normal, law_tests
+from foresample.core import round as rounds
+from foresample.selftest import Recorder, drafter_is_adapted, ks_normal, law_tests
 from foresample.contracts import is_multistep
-from foresample.noise import seeds_of
-from foresample.verify import verify
+from foresample.core.noise import seeds_of
+from foresample.core.verify import verify
 from tests import reference
 from tests.chains import CHAINS, Zero, constant_drift, flow, strays, worse
 
@@ -38,7 +38,7 @@ DRAFTERS = {
     "nearest": lambda target: fs.Frozen("nearest"),
     "replay": lambda target: fs.Replay(secant=False),
     "secant": lambda target: fs.Replay(),
-    "model": lambda target: fs.Model(worse(target)),
+    "model": lambda target: fs.DraftModel(worse(target)),
 }
 
 
@@ -93,7 +93,7 @@ def test_windows_that_end_early_have_the_law(
     chain: str, drafter: str, block: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mismatch of half a std ends them here, so most do."""
-    monkeypatch.setattr("foresample.verify.FAR", 0.5)
+    monkeypatch.setattr("foresample.core.verify.FAR", 0.5)
     target = CHAINS[chain]()
     settings = {"drafter": DRAFTERS[drafter](target), "block": BLOCKS[block], "recycle": drafter != "parent"}
     assert smallest_p_value(target, 5_000, 18, every=3, window=10, **settings) > SUITE_LEVEL / SHARES
@@ -141,12 +141,12 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
         class Peek:
             def guess(
                 self,
-                memory: fs.Memory,
+                memory: fs.DrafterMemory,
                 x: Tensor,
                 position: int,
                 step: Tensor,
                 row: Tensor,
-                before: fs.Before | None,
+                before: fs.PreviousDraft | None,
             ) -> Tensor:
                 return drafter.guess(memory, x, position, step, row, before) + 0.5 * rows.noise[:, position]
 
@@ -160,7 +160,7 @@ class LooksAhead(fs.Replay):
     """Replays the prediction of the *next* step of the old path, which knows this step's noise."""
 
     def guess(
-        self, memory: fs.Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.Before | None
+        self, memory: fs.DrafterMemory, x: Tensor, position: int, step: Tensor, row: Tensor, before: fs.PreviousDraft | None
     ) -> Tensor:
         last = memory["predictions"].shape[1] - 1
         return memory["predictions"][:, min(position + 1, last)]

@@ -38,7 +38,7 @@ from benchmarks.peers import (
     trees,
 )
 from benchmarks.published import RESULTS, UNIFORM, gain, measure
-from foresample.check import Recorder, law_tests
+from foresample.selftest import Recorder, law_tests
 from tests.chains import CHAINS, flow, mixture
 
 SUITE_LEVEL = 1e-3
@@ -501,7 +501,7 @@ def start_of(schedule: Schedule, count: int) -> Tensor:
         return torch.zeros_like(x)
 
     target = schedule.target
-    watched = fs.targets.AffineTarget(target.shape, target.std, target.std, target.std, look)
+    watched = fs.targets.ChainTarget(target.shape, target.std, target.std, target.std, look)
     ddim(Schedule(watched, schedule.alpha_bar), count, seed=17)
     return states[0]
 

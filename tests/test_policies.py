@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.check import ks_two_sample
-from foresample.integrations.policies import accelerate_policy, restore_policy
+from foresample.selftest import ks_two_sample
 
 diffusers = pytest.importorskip("diffusers")
 lasa = pytest.importorskip("recipes.lasa")
@@ -159,7 +158,7 @@ def law_tests(one: Tensor, two: Tensor) -> list[float]:
 def test_the_law_is_the_sequential_policy_s_with_fewer_calls(family: Any) -> None:
     policy, plan = family
     sequential = plan(policy, PLANS, seeded(1))
-    with accelerate_policy(policy, window=6):
+    with fs.accelerate(policy, window=6):
         speculative = plan(policy, PLANS, seeded(2))
         report = policy.foresample_report
     assert report.calls_mean < 0.7 * 20
@@ -180,7 +179,7 @@ def test_the_law_tests_can_fail() -> None:
         return inner(changed, timestep, **conditions)
 
     forgetful.model.forward = forward  # type: ignore[method-assign]
-    with accelerate_policy(forgetful, window=6):
+    with fs.accelerate(forgetful, window=6):
         p_values = law_tests(sequential, plan_lowdim(forgetful, PLANS, seeded(2)))
     assert min(p_values) < LEVEL / len(p_values)
 
@@ -192,7 +191,7 @@ def test_the_given_noise_is_where_the_chain_starts() -> None:
     start, condition = torch.randn(1, 4, 2, generator=seeded(3)), torch.zeros(1500, 3)
     start = start.expand(1500, 4, 2).clone()
     sequential = model.conditional_sample(1500, condition, seeded(4), start).detach()
-    with accelerate_policy(model, window=6):
+    with fs.accelerate(model, window=6):
         speculative = model.conditional_sample(1500, condition, seeded(5), noise=start)
         fresh = model.conditional_sample(1500, condition, seeded(5))
         with pytest.raises(ValueError, match="give one start"):
@@ -206,14 +205,14 @@ def test_conditioned_coordinates_are_kept_exactly_and_conditions_follow_their_ro
     policy = lowdim()
     observation = torch.linspace(-1, 1, 12).view(6, 2)
     data, mask = observed(observation)
-    with accelerate_policy(policy, window=5):
+    with fs.accelerate(policy, window=5):
         plans = policy.predict_action(observation, seeded(0))
     assert plans.shape == data.shape
     assert plans.dtype == data.dtype
     assert torch.equal(plans[mask], data[mask])
     # The last plan of a batch is drawn by its own seed and its own conditions: alone it comes out the same.
     seeds = torch.randint(2**63 - 1, (6,), generator=seeded(0))
-    with accelerate_policy(policy, window=5), pytest.MonkeyPatch.context() as patch:
+    with fs.accelerate(policy, window=5), pytest.MonkeyPatch.context() as patch:
         patch.setattr("foresample.integrations.policies._seeds", lambda count, generator: seeds[5:])
         alone = policy.predict_action(observation[5:], seeded(0))
     torch.testing.assert_close(alone[0], plans[5], rtol=1e-4, atol=1e-5)
@@ -221,7 +220,7 @@ def test_conditioned_coordinates_are_kept_exactly_and_conditions_follow_their_ro
 
 def test_a_plan_that_is_all_conditions() -> None:
     policy, data = lowdim(), torch.rand(2, 4, 3)
-    with accelerate_policy(policy):
+    with fs.accelerate(policy):
         plans = policy.conditional_sample(data, torch.ones_like(data).bool(), global_cond=data[:, 0, :2])
     assert torch.equal(plans, data)
 
@@ -230,15 +229,15 @@ def test_restore_leaves_no_trace(family: Any) -> None:
     policy, plan = family
     model = getattr(policy, "diffusion", policy)
     before, names = plan(policy, 3, seeded(0)), [set(vars(policy)), set(vars(model))]
-    accelerate_policy(policy, window=4)
-    accelerate_policy(policy, window=8)  # again, with other settings
+    fs.accelerate(policy, window=4)
+    fs.accelerate(policy, window=8)  # again, with other settings
     other = plan(policy, 3, seeded(0))
     assert policy.foresample_report.window == 8
     assert not torch.equal(before, other)
-    restore_policy(policy)
+    fs.restore(policy)
     assert torch.equal(plan(policy, 3, seeded(0)), before)
     assert [set(vars(policy)), set(vars(model))] == names
-    restore_policy(policy)  # nothing to undo
+    fs.restore(policy)  # nothing to undo
 
 
 def test_a_method_rebound_by_someone_else_comes_back() -> None:
@@ -249,21 +248,21 @@ def test_a_method_rebound_by_someone_else_comes_back() -> None:
         return original(condition_data, condition_mask, generator=generator, **kwargs)
 
     policy.conditional_sample = rebound  # type: ignore[method-assign]
-    with accelerate_policy(policy):
+    with fs.accelerate(policy):
         pass
     assert policy.conditional_sample is rebound
 
 
 def test_an_error_inside_the_block_restores_too() -> None:
     policy = lowdim()
-    with pytest.raises(RuntimeError, match="stop"), accelerate_policy(policy):
+    with pytest.raises(RuntimeError, match="stop"), fs.accelerate(policy):
         raise RuntimeError("stop")
     assert "conditional_sample" not in vars(policy)
 
 
 def test_a_copy_of_an_accelerated_policy_is_one_by_itself() -> None:
     policy = lowdim()
-    with accelerate_policy(policy):
+    with fs.accelerate(policy):
         twin = copy.deepcopy(policy)
     plan_lowdim(twin, 2)
     assert twin.foresample_report.count == 2
@@ -272,7 +271,7 @@ def test_a_copy_of_an_accelerated_policy_is_one_by_itself() -> None:
 
 def test_a_generator_decides_the_plan_and_only_that(family: Any) -> None:
     policy, plan = family
-    with accelerate_policy(policy, window=6):
+    with fs.accelerate(policy, window=6):
         one, two = plan(policy, 3, seeded(0)), plan(policy, 3, seeded(0))
         generator = seeded(0)
         first, second = (plan(policy, 3, generator) for _ in range(2))
@@ -292,10 +291,10 @@ def test_a_generator_decides_the_plan_and_only_that(family: Any) -> None:
 @pytest.mark.parametrize("pad", [True, 40])
 def test_padding_shows_the_network_one_shape_and_changes_nothing(family: Any, pad: bool | int) -> None:
     policy, plan = family
-    with accelerate_policy(policy, window=6):
+    with fs.accelerate(policy, window=6):
         plain = plan(policy, 3, seeded(0))
         network_of(policy).shapes.clear()
-    with accelerate_policy(policy, window=6, batch_pad=pad):
+    with fs.accelerate(policy, window=6, batch_pad=pad):
         padded = plan(policy, 3, seeded(0))
     shapes = network_of(policy).shapes
     assert {shape[0] for shape in shapes} == {3 * 7 if pad is True else 40}
@@ -305,7 +304,7 @@ def test_padding_shows_the_network_one_shape_and_changes_nothing(family: Any, pa
 def test_padding_that_is_too_small_is_refused() -> None:
     policy = lowdim()
     with (
-        accelerate_policy(policy, window=6, batch_pad=8),
+        fs.accelerate(policy, window=6, batch_pad=8),
         pytest.raises(ValueError, match="at least 7 for each"),
     ):
         plan_lowdim(policy, 4)
@@ -315,7 +314,7 @@ def test_half_precision_comes_back_as_half_precision() -> None:
     policy = lerobot()
     policy.diffusion.to(torch.bfloat16)
     condition = torch.zeros(2, 3, dtype=torch.bfloat16)
-    with accelerate_policy(policy):
+    with fs.accelerate(policy):
         plans = policy.diffusion.conditional_sample(2, condition)
     assert plans.dtype == torch.bfloat16
     assert plans.shape == (2, 4, 2)
@@ -330,7 +329,7 @@ def test_local_conditions_and_stochastic_ddim() -> None:
     arguments = {"local_cond": torch.full((300, 4, 1), 0.3), **policy.kwargs}
     with torch.no_grad():
         sequential = policy.conditional_sample(data, data.bool(), **arguments, generator=seeded(0))
-    with accelerate_policy(policy, window=5):
+    with fs.accelerate(policy, window=5):
         speculative = policy.conditional_sample(data, data.bool(), **arguments, generator=seeded(1))
     p_values = law_tests(sequential, speculative)
     assert min(p_values) > LEVEL / len(p_values)
@@ -362,7 +361,7 @@ def test_the_transformer_s_condition_is_passed_on() -> None:
     policy.__dict__["model"] = model
     del policy._modules["model"]
     data = torch.zeros(3, 4, 3)
-    with accelerate_policy(policy, window=5):
+    with fs.accelerate(policy, window=5):
         policy.conditional_sample(data, data.bool(), cond=torch.rand(3, 2, 2))
     assert seen
     assert all(seen)
@@ -375,7 +374,7 @@ def test_the_trained_policy_plans_with_fewer_calls() -> None:
     shape = torch.zeros(1, dtype=torch.int64)
     many = [v.expand(300, *v.shape[1:]) for v in (position, velocity, shape)]
     sequential = policy.predict_action_chunk(*many, generator=seeded(0))
-    with accelerate_policy(policy, window=16):
+    with fs.accelerate(policy, window=16):
         speculative = policy.predict_action_chunk(*many, generator=seeded(1))
         report = policy.foresample_report
     assert isinstance(report, fs.Report)
@@ -398,7 +397,7 @@ def test_the_trained_policy_reaches_its_goal_either_way() -> None:
 
     policy = lasa.load()
     assert ends().max() < 0.15
-    with accelerate_policy(policy, window=16):
+    with fs.accelerate(policy, window=16):
         assert ends().max() < 0.15
 
 
@@ -427,47 +426,47 @@ def test_the_recipe_trains_saves_and_loads(tmp_path: Any) -> None:
 def test_what_is_no_policy_is_refused() -> None:
     for thing in (object(), nn.Linear(1, 1), SimpleNamespace(diffusion=nn.Linear(1, 1))):
         with pytest.raises(TypeError, match="no diffusion policy foresample knows; pass LeRobot's"):
-            accelerate_policy(thing)
+            fs.accelerate(thing)
 
 
 def test_ddim_without_noise_is_refused_with_what_to_use() -> None:
     policy = lerobot()
     policy.diffusion.noise_scheduler = diffusers.DDIMScheduler(**SCHEDULE)
     with pytest.raises(ValueError, match=r"eta=0.*DDPMScheduler\.from_config"):
-        accelerate_policy(policy)
+        fs.accelerate(policy)
     assert "conditional_sample" not in vars(policy.diffusion)
     with pytest.raises(ValueError, match=r"or give the policy eta=1\.0"):
-        accelerate_policy(lowdim("DDIMScheduler"))
+        fs.accelerate(lowdim("DDIMScheduler"))
     model = policy.diffusion
     model.noise_scheduler = diffusers.DDPMScheduler.from_config(model.noise_scheduler.config)
-    with accelerate_policy(policy):
+    with fs.accelerate(policy):
         assert plan_lerobot(policy, 1).shape == (1, 4, 2)
 
 
 def test_settings_and_calls_that_cannot_work_are_refused() -> None:
     policy = lowdim()
     with pytest.raises(ValueError, match="window must be"):
-        accelerate_policy(policy, window=0)
+        fs.accelerate(policy, window=0)
     with pytest.raises(ValueError, match="batch_pad must be"):
-        accelerate_policy(policy, batch_pad=0)
+        fs.accelerate(policy, batch_pad=0)
     with pytest.raises(TypeError, match="not a drafter"):
-        accelerate_policy(policy, drafter=3)  # type: ignore[arg-type]
+        fs.accelerate(policy, drafter=3)  # type: ignore[arg-type]
     data, mask = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3, dtype=torch.bool)
     mask[0, 0, 0] = True
-    with accelerate_policy(policy):
+    with fs.accelerate(policy):
         with pytest.raises(ValueError, match="once for each mask"):
             policy.conditional_sample(data, mask)
         with pytest.raises(ValueError, match=r"cannot pass return_dict to scheduler\.step"):
             policy.conditional_sample(data, data.bool(), return_dict=False)
     thresholded = diffusers.DDPMScheduler(thresholding=True, clip_sample=False, **SCHEDULE)
-    with accelerate_policy(LowdimPolicy(thresholded)) as policy, pytest.raises(ValueError, match="clip_sample"):
+    with fs.accelerate(LowdimPolicy(thresholded)) as policy, pytest.raises(ValueError, match="clip_sample"):
         plan_lowdim(policy, 1)
 
 
 def test_a_network_that_still_drops_out_is_refused() -> None:
     policy = lowdim()
     policy.model.add_module("drop", nn.Dropout(0.1))
-    with accelerate_policy(policy):
+    with fs.accelerate(policy):
         with pytest.raises(ValueError, match=r"training mode and has Dropout; call policy\.eval\(\)"):
             plan_lowdim(policy, 1)
         policy.eval()

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 import foresample as fs
 from foresample import pretrained
-from foresample.check import rows_are_independent
+from foresample.selftest import rows_are_independent
 from foresample.cli import app
 from foresample.draw import Settings, draw
-from foresample.noise import seeds_of
+from foresample.core.noise import seeds_of
 
 diffusers = pytest.importorskip("diffusers")
 runner = CliRunner()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.targets import AffineTarget, replicated
+from foresample.targets import ChainTarget, replicated
 from tests.chains import CHAINS, flow, mixture
 
 
@@ -19,7 +19,7 @@ from tests.chains import CHAINS, flow, mixture
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_replicas_change_nothing(chain: str, replicas: int) -> None:
     target = replicated([CHAINS[chain]() for _ in range(replicas)])
-    assert isinstance(target, AffineTarget)
+    assert isinstance(target, ChainTarget)
     run, plain = (fs.sample(t, 7, window=5, seed=3) for t in (target, CHAINS[chain]()))
     assert torch.equal(run.samples, plain.samples)
     assert torch.equal(run.calls, plain.calls)
@@ -53,7 +53,7 @@ def test_replicas_run_at_once() -> None:
     """Each waits for the other in its call; one after the other they would wait forever."""
     meeting = threading.Barrier(2, timeout=20)
 
-    def waiting(target: AffineTarget) -> AffineTarget:
+    def waiting(target: ChainTarget) -> ChainTarget:
         def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
             meeting.wait()
             return target.network(x, step, row)
@@ -69,7 +69,7 @@ def test_replicas_run_at_once() -> None:
 def test_a_wide_window_costs_one_share_of_the_latency() -> None:
     """On a network whose call takes a millisecond a state."""
 
-    def slow(target: AffineTarget) -> AffineTarget:
+    def slow(target: ChainTarget) -> ChainTarget:
         def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
             time.sleep(1e-3 * len(x))
             return target.network(x, step, row)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.curves import wells
-from foresample.noise import seeds_of
-from foresample.report import Tally
-from foresample.speculate import Settings, begin, last_draftable, one_round
-from foresample.targets import AffineTarget
+from foresample.core.noise import seeds_of
+from foresample.core.report import Tally
+from foresample.core.round import Settings, begin, last_draftable, one_round
+from foresample.targets import ChainTarget
 from tests.chains import CHAINS, Zero, constant_drift, flow, interrupted, mixture, strays, worse
 
 
@@ -86,7 +86,7 @@ def test_seeds_derive_from_the_run_seed() -> None:
 def test_a_perfect_draft_gives_the_sequential_sample(chain: str, window: int) -> None:
     """Every draft is kept, so the same noise gives the same states, bit for bit."""
     target = CHAINS[chain]()
-    run = fs.sample(target, 20, window=window, seed=2, drafter=fs.Model(target))
+    run = fs.sample(target, 20, window=window, seed=2, drafter=fs.DraftModel(target))
     assert torch.equal(run.samples, fs.sequential(target, 20, seed=2).samples)
     assert run.report.accepted == run.report.drafted
 
@@ -94,7 +94,7 @@ def test_a_perfect_draft_gives_the_sequential_sample(chain: str, window: int) ->
 def test_deterministic_steps_cost_no_call_of_their_own() -> None:
     """With perfect drafts a call reaches past the next deterministic step: one call for each stretch."""
     target = Counting(interrupted())  # deterministic: 0, 5, 9, 10, 14 of 15
-    run = fs.sample(target, 3, window=20, drafter=fs.Model(interrupted()))
+    run = fs.sample(target, 3, window=20, drafter=fs.DraftModel(interrupted()))
     assert run.calls.tolist() == [5, 5, 5]  # up to and over 0, 5, 9, 10, 14
     assert run.evaluations.tolist() == [15, 15, 15]  # no state twice
     assert sorted(s for steps in target.steps for s in steps) == sorted(3 * list(range(15)))
@@ -102,7 +102,7 @@ def test_deterministic_steps_cost_no_call_of_their_own() -> None:
 
 def test_a_chain_without_noise_is_sampled_sequentially() -> None:
     base = interrupted()
-    target = AffineTarget(
+    target = ChainTarget(
         base.shape, torch.zeros_like(base.std), base.state_weight, base.prediction_weight, base.network
     )
     run = fs.sample(target, 4, window=5)
@@ -174,7 +174,7 @@ def test_a_better_draft_needs_fewer_calls() -> None:
     target = flow()
     calls = [
         fs.sample(target, 200, window=8, drafter=drafter).report.calls_mean
-        for drafter in (fs.Model(target), fs.Model(worse(target)), Zero())
+        for drafter in (fs.DraftModel(target), fs.DraftModel(worse(target)), Zero())
     ]
     assert calls[0] < calls[1] < calls[2] <= 16
 
@@ -186,9 +186,9 @@ def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
     predictions = torch.randn(1, 5, 2, generator=generator, dtype=torch.float64)
     memory = drafter.begin(1, 4, states[0, 0])
     length, one = torch.tensor([4]), torch.tensor([1])
-    memory = drafter.learn(memory, fs.Path(states, predictions, states[:, 1:], length), one)
+    memory = drafter.learn(memory, fs.DraftPath(states, predictions, states[:, 1:], length), one)
     nudged = memory["states"] * (1 + 1e-15)
-    memory = drafter.learn(memory, fs.Path(nudged, memory["predictions"] + 1e-3, states[:, 1:], length), one)
+    memory = drafter.learn(memory, fs.DraftPath(nudged, memory["predictions"] + 1e-3, states[:, 1:], length), one)
     assert memory["gain"].abs().max() == 0
 
 
@@ -197,14 +197,14 @@ def test_replay_forgets_where_sweeps_diverge() -> None:
     drafter, ones = fs.Replay(), torch.ones(3, dtype=torch.int64)
     line = torch.arange(6.0, dtype=torch.float64).expand(3, 6).unsqueeze(2)
     memory = drafter.begin(3, 5, line[0, 0])
-    memory = drafter.learn(memory, fs.Path(line, line + 100, line[:, 1:], 5 * ones), ones)
+    memory = drafter.learn(memory, fs.DraftPath(line, line + 100, line[:, 1:], 5 * ones), ones)
     assert memory["visited"].tolist() == [5, 5, 5]  # seen once only
 
     again = line + 101  # at the same steps, the same predictions
     memory["predictions"][1, 4] += 6.1 * 4  # the sweep moves it so far, and it is 4 away from the first
     memory["predictions"][1, 3] += 5.9 * 3
     memory["predictions"][2, :3] += 1000
-    memory = drafter.learn(memory, fs.Path(line, again, line[:, 1:], 5 * ones), 2 * ones)
+    memory = drafter.learn(memory, fs.DraftPath(line, again, line[:, 1:], 5 * ones), 2 * ones)
     assert memory["visited"].tolist() == [4, 2, 4]
     assert memory["predictions"][1].flatten().tolist() == [103, 104, 104, 104, 104, 104]
 
@@ -240,7 +240,7 @@ def test_little_noise_is_no_reason_to_give_up(churn: float) -> None:
 class Careful(fs.Replay):
     """Looks at what it is given to learn from."""
 
-    def learn(self, memory: fs.Memory, path: fs.Path, committed: torch.Tensor) -> fs.Memory:
+    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
         inside = torch.arange(path.states.shape[1]) <= path.length.unsqueeze(1)
         assert path.predictions[inside].isfinite().all()
         assert path.states[inside].isfinite().all()

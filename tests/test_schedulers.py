@@ -9,8 +9,8 @@ import torch
 
 import foresample as fs
 from foresample.contracts import is_affine, transition_mean
-from foresample.integrations import schedulers
-from foresample.integrations.schedulers import SchedulerTarget
+from foresample.chains import schedulers
+from foresample.chains.schedulers import SchedulerTarget
 
 diffusers = pytest.importorskip("diffusers")
 

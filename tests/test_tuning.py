@@ -10,7 +10,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample import tuning as tuning_module
-from foresample.targets import AffineTarget
+from foresample.targets import ChainTarget
 
 
 class Machine:
@@ -20,14 +20,14 @@ class Machine:
         self.now, self.fixed, self.each = 0.0, fixed, each
         monkeypatch.setattr(tuning_module, "perf_counter", lambda: self.now)
 
-    def target(self, steps: int = 40) -> AffineTarget:
+    def target(self, steps: int = 40) -> ChainTarget:
         base = fs.GaussianMixture.of_draft_trees(2).langevin(steps, 0.01)
 
         def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
             self.now += self.fixed + self.each * len(x)
             return base.network(x, step, row)
 
-        return AffineTarget(base.shape, base.std, base.state_weight, base.prediction_weight, network)
+        return ChainTarget(base.shape, base.std, base.state_weight, base.prediction_weight, network)
 
 
 def test_where_calls_cost_the_same_wide_windows_win(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foresample.verify import _levels, verify
+from foresample.core.verify import _levels, verify
 from tests import reference
 
 

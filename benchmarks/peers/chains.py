@@ -34,8 +34,8 @@ from benchmarks.peers.common import (
     ratio,
     room,
 )
-from foresample import coupling
-from foresample import noise as streams
+from foresample.core import coupling
+from foresample.core import noise as streams
 from foresample.contracts import Target, at_least_one, expand
 
 Draft = Literal["head", "parent", "nearest"]

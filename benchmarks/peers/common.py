@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from foresample import noise as streams
+from foresample.core import noise as streams
 from foresample.contracts import (
     Target,
     at_least_one,
@@ -24,7 +24,7 @@ from foresample.contracts import (
     require_target,
     start_states,
 )
-from foresample.coupling import log_ratio
+from foresample.core.coupling import log_ratio
 
 
 @dataclass(frozen=True)

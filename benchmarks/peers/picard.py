@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.common import Committed, Counted, Observer, PeerRun
-from foresample import noise as streams
+from foresample.core import noise as streams
 from foresample.contracts import Target, at_least_one, expand
 
 

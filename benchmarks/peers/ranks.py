@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresample.coupling import log_ratio, normal_cdf
+from foresample.core.coupling import log_ratio, normal_cdf
 
 _NODES = 600  # of the linear programme, uniform in s on ±_REACH around both means
 _REACH = 9.0  # Φ̄(9) = 1e-19

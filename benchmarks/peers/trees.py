@@ -35,7 +35,7 @@ from benchmarks.peers.common import (
     ratio,
     room,
 )
-from foresample import coupling
+from foresample.core import coupling
 from foresample.contracts import Target, at_least_one, expand
 
 Test = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

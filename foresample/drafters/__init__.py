@@ -1,7 +1,7 @@
 """Drafters: where the guesses of a window come from."""
 
 from foresample.drafters.frozen import Frozen
-from foresample.drafters.model import Model
+from foresample.drafters.model import DraftModel
 from foresample.drafters.replay import Replay
 
-__all__ = ["Frozen", "Model", "Replay"]
+__all__ = ["DraftModel", "Frozen", "Replay"]

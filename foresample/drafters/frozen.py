@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from foresample.contracts import Before, Memory, Path
+from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft
 
 Source = Literal["head", "parent", "nearest"]
 
@@ -29,21 +29,27 @@ class Frozen:
         if self.source not in get_args(Source):
             raise ValueError(f"Frozen takes one of {', '.join(get_args(Source))}, not {self.source!r}")
 
-    def begin(self, rows: int, window: int, like: Tensor) -> Memory:
+    def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
         return {
             "prediction": like.new_zeros((rows, *like.shape)),
             "ready": torch.zeros(rows, dtype=torch.bool, device=like.device),
         }
 
-    def reach(self, memory: Memory, window: int) -> Tensor:
+    def reach(self, memory: DrafterMemory, window: int) -> Tensor:
         return memory["ready"] * window
 
     def guess(
-        self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: Before | None
+        self,
+        memory: DrafterMemory,
+        x: Tensor,
+        position: int,
+        step: Tensor,
+        row: Tensor,
+        before: PreviousDraft | None,
     ) -> Tensor:
         return memory["prediction"]
 
-    def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
+    def learn(self, memory: DrafterMemory, path: DraftPath, committed: Tensor) -> DrafterMemory:
         accepted_whole = committed == path.length + 1
         position = committed if self.source == "nearest" else committed - 1
         position = torch.minimum(position, path.length)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foresample.contracts import Before, Memory, Path, expand
+from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft, expand
 
 DIVERGED = 6.0
 """A sweep moved a prediction so many times as far as the prediction is from the window's first: it diverges."""
@@ -39,7 +39,7 @@ class Replay:
 
     secant: bool = True
 
-    def begin(self, rows: int, window: int, like: Tensor) -> Memory:
+    def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
         path = (rows, window + 1, *like.shape)
         memory = {
             "predictions": like.new_zeros(path),
@@ -52,11 +52,17 @@ class Replay:
             memory["response"] = like.new_zeros(rows)
         return memory
 
-    def reach(self, memory: Memory, window: int) -> Tensor:
+    def reach(self, memory: DrafterMemory, window: int) -> Tensor:
         return memory["ready"] * window
 
     def guess(
-        self, memory: Memory, x: Tensor, position: int, step: Tensor, row: Tensor, before: Before | None
+        self,
+        memory: DrafterMemory,
+        x: Tensor,
+        position: int,
+        step: Tensor,
+        row: Tensor,
+        before: PreviousDraft | None,
     ) -> Tensor:
         prediction = memory["predictions"][:, position]
         if not self.secant:
@@ -67,7 +73,7 @@ class Replay:
         beyond = before.guess + expand(memory["response"], x) * before.innovation
         return torch.where(expand(position < memory["visited"], x), within, beyond)
 
-    def learn(self, memory: Memory, path: Path, committed: Tensor) -> Memory:
+    def learn(self, memory: DrafterMemory, path: DraftPath, committed: Tensor) -> DrafterMemory:
         rows, width = memory["predictions"].shape[:2]
         position = torch.arange(width, device=committed.device)
         moved = path.predictions - memory["predictions"][:, : path.predictions.shape[1]]
@@ -89,7 +95,7 @@ class Replay:
         return after
 
 
-def _horizon(memory: Memory, path: Path, moved: Tensor, committed: Tensor) -> Tensor:
+def _horizon(memory: DrafterMemory, path: DraftPath, moved: Tensor, committed: Tensor) -> Tensor:
     """[R]: the path's length, cut before the first position at which sweeps diverge.
 
     A sweep moved the prediction there from the last path's to this one's. Replay's next error is about as much
@@ -107,7 +113,7 @@ def _horizon(memory: Memory, path: Path, moved: Tensor, committed: Tensor) -> Te
     return torch.minimum(path.length, torch.where(diverges, position, width).amin(1) - 1)
 
 
-def _gain(memory: Memory, path: Path, moved: Tensor) -> Tensor:
+def _gain(memory: DrafterMemory, path: DraftPath, moved: Tensor) -> Tensor:
     """g at each position of the path, [R, W+1]: how predictions moved with states since the path before it."""
     width = path.states.shape[1]
     dx, dp = (path.states - memory["states"][:, :width]).flatten(2), moved.flatten(2)
@@ -120,7 +126,7 @@ def _gain(memory: Memory, path: Path, moved: Tensor) -> Tensor:
     return torch.where(nearest >= 0, gain.gather(1, nearest.clamp(min=0)), memory["gain"][:, :width])
 
 
-def _response(path: Path) -> Tensor:
+def _response(path: DraftPath) -> Tensor:
     """κ, [R]: Σ ⟨Δprediction, innovation⟩ / Σ ⟨innovation, innovation⟩ along the path; 0 without drafts."""
     innovation = path.innovations.flatten(2)
     change = path.predictions.diff(dim=1).flatten(2)

@@ -1,1 +1,5 @@
-"""Adapters that bend other people's samplers to the contract of `foresample.Target`."""
+"""Other people's samplers, served in one line: pipelines and policies."""
+
+from foresample.integrations.acceleration import accelerate, restore
+
+__all__ = ["accelerate", "restore"]

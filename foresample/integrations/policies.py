@@ -1,7 +1,7 @@
 """Robot diffusion policies, drawn speculatively: LeRobot's `DiffusionPolicy` and the `diffusion_policy` family.
 
 Both families draw a plan of actions in one method, `conditional_sample`, which walks a diffusers scheduler
-with a network. `accelerate_policy` puts another one in its place on that one instance, which draws from the
+with a network. `accelerate` puts another one in its place on that one instance, which draws from the
 same law with fewer sequential network calls. Nothing is imported from either project: a policy is known by
 its method's arguments and the attributes it walks with.
 
@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresample.chains import scheduler_chain
 from foresample.contracts import Drafter, at_least_one, require_drafter
-from foresample.integrations import schedulers
-from foresample.integrations.schedulers import SchedulerTarget
-from foresample.report import Report
-from foresample.sampling import sample
+from foresample.core.report import Report
+from foresample.engine import sample
+from foresample.targets import ChainTarget
 
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `schedulers.read`
 
@@ -54,28 +54,20 @@ class Request:
     """Keyword arguments the policy would pass to scheduler.step."""
 
 
+def is_policy(served: Any) -> bool:
+    """Whether this is a policy of a family known here."""
+    return _find_model(served) is not None
+
+
 def accelerate_policy(
-    policy: Any, window: int = 16, *, drafter: Drafter | None = None, batch_pad: bool | int = False
-) -> Accelerated:
-    """From now on `policy` draws its plans speculatively: the same law, fewer sequential network calls.
-
-    The policy is used as before; `policy.foresample_report` tells what its last plan cost, `restore_policy`
-    undoes it. As a context manager it is undone at the end of the block:
-
-        with accelerate_policy(policy):
-            action = policy.select_action(observation)
-
-    A generator passed to `conditional_sample` (torch's global one otherwise) seeds each plan of the batch; the
-    plans are other draws than the sequential policy makes of that generator, of one law.
-
-    Args:
-        policy: LeRobot's DiffusionPolicy (or its `.diffusion`), or a policy of the diffusion_policy family.
-        window: transitions drafted in a round; a call evaluates at most window + 1 states of each plan.
-        drafter: as for `sample`.
-        batch_pad: call the network with one number of states always, for torch.compile and CUDA graphs: True
-            means plans × (window + 1), a number means that many. The padding's results are dropped.
-    """
-    window = at_least_one("window", window)
+    policy: Any,
+    window: int,
+    drafter: Drafter | None,
+    block: int | None,
+    recycle: bool,
+    batch_pad: bool | int,
+) -> AcceleratedPolicy:
+    """See `foresample.accelerate`."""
     if drafter is not None:
         require_drafter(drafter)
     if batch_pad is not True and batch_pad is not False:
@@ -84,16 +76,18 @@ def accelerate_policy(
     restore_policy(policy)
     _refuse_early(model)
     replaced = vars(model).get("conditional_sample")
-    method = Speculative(model, policy, model.conditional_sample, replaced, window, drafter, batch_pad)
-    model.conditional_sample = method
-    return Accelerated(policy)
+    how = {"window": window, "drafter": drafter, "block": block, "recycle": recycle}
+    model.conditional_sample = SpeculativeMethod(
+        model, policy, model.conditional_sample, replaced, how, batch_pad
+    )
+    return AcceleratedPolicy(policy)
 
 
 def restore_policy(policy: Any) -> None:
     """Give a policy its own `conditional_sample` back; nothing happens to one that was not accelerated."""
     model = _model_of(policy)
     method = vars(model).get("conditional_sample")
-    if not isinstance(method, Speculative):
+    if not isinstance(method, SpeculativeMethod):
         return
     del model.conditional_sample
     if method.replaced is not None:
@@ -103,8 +97,8 @@ def restore_policy(policy: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Accelerated:
-    """An accelerated policy, for `with`."""
+class AcceleratedPolicy:
+    """What `accelerate` put in place; a context manager that hands out the policy."""
 
     policy: Any
 
@@ -118,7 +112,7 @@ class Accelerated:
 
 
 @dataclass(frozen=True, eq=False)
-class Speculative:
+class SpeculativeMethod:
     """The method that stands in for a policy's `conditional_sample`, with its arguments and its law."""
 
     model: Any
@@ -128,8 +122,8 @@ class Speculative:
     original: Callable[..., Tensor]
     replaced: Callable[..., Tensor] | None
     """`original` where it was an attribute of the instance, not of its class."""
-    window: int
-    drafter: Drafter | None
+    how: dict[str, Any]
+    """window, drafter, block, recycle: as for `sample`."""
     batch_pad: bool | int
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -155,15 +149,10 @@ class Speculative:
         if not free.any():
             return request.data.clone(), None
         target = self._target(request, free, scheduler)
-        run = sample(
-            target,
-            seeds=_seeds(len(request.data), request.generator),
-            window=self.window,
-            drafter=self.drafter,
-        )
+        run = sample(target, seeds=_seeds(len(request.data), request.generator), **self.how)
         return _filled(request.data, free, run.samples), run.report
 
-    def _target(self, request: Request, free: Tensor, scheduler: Any) -> SchedulerTarget:
+    def _target(self, request: Request, free: Tensor, scheduler: Any) -> ChainTarget:
         """The policy's chain on the free coordinates, [F]; float32 around a half-precision network."""
         data = request.data
         if bool(request.mask.any()) and scheduler.config.get("thresholding", False):
@@ -172,45 +161,39 @@ class Speculative:
                 "clip_sample=True instead"
             )
         dtype = torch.promote_types(data.dtype, torch.float32)
-        chain = schedulers.read(
+        chain = scheduler_chain(
             scheduler,
             eta=request.step_options.get("eta", 0.0),
             use_clipped=request.step_options.get("use_clipped_model_output", False),
         ).to(data.device, dtype)
-        states = len(data) * (self.window + 1) if self.batch_pad is True else int(self.batch_pad)
+        window = self.how["window"]
+        states = len(data) * (window + 1) if self.batch_pad is True else int(self.batch_pad)
 
         def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
             count = len(x)
             if states:
-                x, time, row = (_padded(v, states, self.window) for v in (x, time, row))
+                x, time, row = (_padded(v, states, window) for v in (x, time, row))
             seen = _filled(data[row], free, x)
             conditions = {k: v if v is None else v[row] for k, v in request.conditions.items()}
             return request.network(seen, time, **conditions)[:count, free]
 
         start = None if request.noise is None else request.noise[:, free].to(data.device, dtype)
-        return StartingAt(chain, torch.Size([int(free.sum())]), network, start_states=start)
-
-
-@dataclass(frozen=True)
-class StartingAt(SchedulerTarget):
-    """A scheduler's chain that starts at given states, if there are any."""
-
-    start_states: Tensor | None = None
-
-    def start(self, noise: Tensor) -> Tensor:
-        return super().start(noise) if self.start_states is None else self.start_states
+        return ChainTarget(chain, torch.Size([int(free.sum())]), network, start)
 
 
 def _model_of(policy: Any) -> Any:
     """The object whose `conditional_sample` walks the scheduler, or an error."""
+    model = _find_model(policy)
+    if model is None:
+        raise TypeError(f"{type(policy).__name__} is no diffusion policy foresample knows")
+    return model
+
+
+def _find_model(policy: Any) -> Any:
     for model in (policy, getattr(policy, "diffusion", None)):
         if _is_lerobot(model) or _is_diffusion_policy(model):
             return model
-    raise TypeError(
-        f"{type(policy).__name__} is no diffusion policy foresample knows; pass LeRobot's DiffusionPolicy or a "
-        "policy of the diffusion_policy family (conditional_sample, noise_scheduler, num_inference_steps and a "
-        "network called unet or model)"
-    )
+    return None
 
 
 def _is_lerobot(model: Any) -> bool:
@@ -228,7 +211,7 @@ def _walks_with(model: Any, *names: str) -> bool:
 
 def _arguments(model: Any) -> set[str]:
     method = model.conditional_sample
-    method = method.original if isinstance(method, Speculative) else method
+    method = method.original if isinstance(method, SpeculativeMethod) else method
     return set(inspect.signature(method).parameters)
 
 
@@ -248,7 +231,7 @@ def _refuse_early(model: Any) -> None:
             f"on; {instead}"
         )
     scheduler.set_timesteps(model.num_inference_steps)
-    schedulers.read(scheduler, eta=options.get("eta", 0.0))
+    scheduler_chain(scheduler, eta=options.get("eta", 0.0))
 
 
 def _lerobot_request(model: Any, arguments: dict[str, Any]) -> Request:
@@ -276,7 +259,7 @@ def _diffusion_policy_request(model: Any, arguments: dict[str, Any]) -> Request:
     if unknown:
         raise ValueError(
             f"foresample cannot pass {', '.join(sorted(unknown))} to scheduler.step; leave it out, or "
-            "restore_policy(policy) first"
+            "foresample.restore(policy) first"
         )
     named = ("local_cond", "global_cond", "cond")
     return Request(

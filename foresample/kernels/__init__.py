@@ -2,8 +2,8 @@
 
 Drafting a window is a linear recurrence per element; verification is two sums per transition and a few scalars.
 In plain PyTorch that is hundreds of small launches, more time than a small network takes. `kernels.round` does
-it in four, which agree with `speculate.one_round` to rounding (tests/test_kernels.py). They are written for the
-case that matters, affine targets with the default drafter and recycled noise; all others take the plain round.
+it in four, which agree with `core.round` to rounding (tests/gpu). They are written for the
+case that matters, affine chains with the default drafter and recycled noise; all others take the plain round.
 
 Nothing here is imported, and Triton is not needed, unless a CUDA device is at hand.
 """
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 import torch
 
-from foresample.contracts import Target, is_affine
+from foresample.contracts import Target, affine_chain
 
 
 @cache
@@ -26,4 +26,4 @@ def available() -> bool:
 
 def serve(target: Target) -> bool:
     """Whether there are kernels for this target's chain, here."""
-    return target.std.is_cuda and available() and is_affine(target)
+    return target.std.is_cuda and available() and affine_chain(target) is not None

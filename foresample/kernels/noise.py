@@ -1,4 +1,4 @@
-"""`foresample.noise` as kernels: the same numbers from the same counters."""
+"""`foresample.core.noise` as kernels: the same numbers from the same counters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _normal_kernel(seed, step, draw, out, size, stream, BLOCK: tl.constexpr):
 def normal(
     seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int, step: Tensor, draw: Tensor
 ) -> Tensor:
-    """See `foresample.noise.normal`."""
+    """See `foresample.core.noise.normal`."""
     size = math.prod(shape)
     out = torch.empty((len(seed), *shape), dtype=dtype, device=seed.device)
     if len(seed):

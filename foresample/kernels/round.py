@@ -1,36 +1,41 @@
-"""One round in four kernels: `speculate.one_round` for affine targets, `Replay()` and recycled noise.
+"""One round in four kernels: `core.round` for affine chains, `Replay()` and recycled noise.
 
-    draft     a program per row and part of the state walks the window: x ← a x + b·guess + std·z
-    measure   a program per row and position: all sums over the state that verification and learning need
-    decide    a program per row: every scalar, in float64
-    commit    a program per row, position and part of the state: noise, memory and state after the round
+    propose   draft     a program per row and part of the state walks the window: x ← a x + b·guess + std·z
+    settle    measure   a program per row and position: all sums over the state that verification and learning need
+              decide    a program per row: every scalar, in float64
+              commit    a program per row, position and part of the state: noise, memory and state after the round
 
 Two things are done differently from the plain round, to the same effect. The difference of the means is taken
 as b·(prediction − guess), the states being the same; the corrected state is the drafted one moved along it.
 Every sum is over one row alone in a fixed order, so a row does not depend on its batch-mates here either.
 
-The rows are changed in place: what a round returns are the tensors it was given.
+The rows are changed in place: what `settle` returns are the tensors it was given.
+
+Shapes, beside the arguments: R rows, L the window, W = L + 1 positions, N steps, `size` elements of a state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from foresample import noise as streams
-from foresample.contracts import NO_FAULT, Affine, is_multistep
-from foresample.coupling import quadrature
+from foresample.contracts import AffineChain, Target, affine_chain
+from foresample.core import noise as streams
+from foresample.core.coupling import quadrature
+from foresample.core.report import Commit
+from foresample.core.round import Call, Padded, Rows, Speculation
+from foresample.core.verify import FAR
 from foresample.drafters.replay import DIVERGED
+from foresample.faults import BROKEN_STATE, NO_FAULT
 from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
 from foresample.kernels.noise import normals, unit
-from foresample.report import Tally
-from foresample.speculate import Call, Commit, Rows, Settings, call
-from foresample.verify import FAR
+from foresample.kernels.transition import coefficients
 
 _BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
 _GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _SWEPT, _AWAY, _BROKEN = map(tl.constexpr, range(10))
@@ -38,6 +43,7 @@ _SUMS = tl.constexpr(10)
 _STEP = tl.constexpr(streams.STEP)
 _TEST = tl.constexpr(streams.TEST)
 _NO_FAULT = tl.constexpr(NO_FAULT)
+_BROKEN_STATE = tl.constexpr(BROKEN_STATE)
 _FAR = tl.constexpr(FAR)
 _DIVERGED = tl.constexpr(DIVERGED)
 
@@ -45,9 +51,34 @@ _DIVERGED = tl.constexpr(DIVERGED)
 # fmt: off
 @triton.jit
 def _draft(
-    x, previous, noise, step, sample, ready, visited, gain, response, old_states, old_predictions, std,
-    state_weight, prediction_weight, previous_weight, last, states, guesses, spent, length, at_step, of_sample,
-    steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    x,                                 # [R, size]
+    previous,                          # [R, size]
+    noise,                             # [R, W, size]
+    step,                              # [R]
+    sample,                            # [R]
+    ready,                             # [R]
+    visited,                           # [R]
+    gain,                              # [R, W]
+    response,                          # [R]
+    old_states,                        # [R, W, size]
+    old_predictions,                   # [R, W, size]
+    std,                               # [N]
+    state_weight,                      # [N]
+    prediction_weight,                 # [N]
+    previous_weight,                   # [N]
+    last,                              # [N]
+    states,                            # out, [R, W, size]
+    guesses,                           # out, [R, L, size]
+    spent,                             # out, [R, W, size]
+    length,                            # out, [R]
+    at_step,                           # out, [R, W]
+    of_sample,                         # out, [R, W]
+    steps,                             # N
+    window,                            # L
+    size,                              # elements of a state
+    MULTISTEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,               # a power of 2 ≥ W
 ):
     row = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -93,7 +124,17 @@ def _draft(
 
 @triton.jit
 def _difference(
-    predictions, guesses, row, j, k, element, inside, prediction_weight, previous_weight, window, size,
+    predictions,                       # [R, W, size]
+    guesses,                           # [R, L, size]
+    row,
+    j,
+    k,
+    element,
+    inside,
+    prediction_weight,                 # [N]
+    previous_weight,                   # [N]
+    window,
+    size,
     MULTISTEP,
 ):
     """Target mean − draft mean at position j of a row."""
@@ -112,8 +153,23 @@ def _difference(
 
 @triton.jit
 def _measure(
-    states, predictions, guesses, noise, at_step, length, old_states, old_predictions, std, prediction_weight,
-    previous_weight, sums, steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
+    states,                            # [R, W, size]
+    predictions,                       # [R, W, size]
+    guesses,                           # [R, L, size]
+    noise,                             # [R, W, size]
+    at_step,                           # [R, W]
+    length,                            # [R]
+    old_states,                        # [R, W, size]
+    old_predictions,                   # [R, W, size]
+    std,                               # [N]
+    prediction_weight,                 # [N]
+    previous_weight,                   # [N]
+    sums,                              # out, [R, W, _SUMS]
+    steps,                             # N
+    window,                            # L
+    size,                              # elements of a state
+    MULTISTEP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     width = window + 1
     row = (tl.program_id(0) // width).to(tl.int64)
@@ -198,9 +254,30 @@ def _latest(known_1, value_1, known_2, value_2):
 
 @triton.jit
 def _decide(
-    sums, seed, round, evaluations, step, fault, length, visited, gain, response, ready, std, nodes, weights,
-    accepted, committed, push, mismatch_out, lengths, drafted_total, mismatch_total,
-    steps, window, block, eps, PADDED: tl.constexpr, LANES: tl.constexpr,
+    sums,                              # [R, W, _SUMS]
+    seed,                              # [R]
+    round,                             # in place, [R]
+    evaluations,                       # in place, [R]
+    step,                              # in place, [R]
+    fault,                             # in place, [R]
+    length,                            # in place, [R]
+    visited,                           # in place, [R]
+    gain,                              # in place, [R, W]
+    response,                          # out, [R]
+    ready,                             # out, [R]
+    std,                               # [N]
+    nodes,                             # [16]
+    weights,                           # [16]
+    accepted,                          # out, [R]
+    committed,                         # out, [R]
+    push,                              # out, [R, L]: move of the noise over the gap
+    mismatch_out,                      # out, [R, L]
+    steps,                             # N
+    window,                            # L
+    block,                             # transitions verified as one
+    eps,                               # of the chain's dtype
+    PADDED: tl.constexpr,
+    LANES: tl.constexpr,               # a power of 2 ≥ W
 ):
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, LANES)
@@ -268,7 +345,7 @@ def _decide(
     kind = tl.sum(tl.where(i == worst, code, 0.0), 0)
     k = tl.minimum(first + worst, steps - 1)
     known = tl.load(fault + row)
-    new = tl.where(kind > 1, -2 - k, k)
+    new = tl.where(kind > 1, _BROKEN_STATE - k, k)
     tl.store(fault + row, tl.where((known == _NO_FAULT) & (worst < LANES), new, known))
 
     # learn: gains of this path, moved up to where the next window starts, and the response
@@ -297,20 +374,34 @@ def _decide(
     spread = tl.sum(tl.load(sums + i * _SUMS + _SPREAD, mask=i < learned, other=0.0), 0)
     tl.store(response + row, tl.where(spread > 0, moved / tl.where(spread > 0, spread, 1.0), 0.0))
 
-    # count
-    tl.atomic_add(lengths + keep, one_more)
-    tl.atomic_add(drafted_total, one_more * drafted)
-    measured = inside & active
-    tl.atomic_add(mismatch_total + first + i, mismatch, mask=measured)
-    tl.atomic_add(mismatch_total + steps + first + i, tl.full([LANES], 1.0, tl.float64), mask=measured)
-
 
 @triton.jit
 def _commit(
-    states, predictions, guesses, spent, seed, at_step, length, visited, accepted, committed, push,
-    std, state_weight, prediction_weight, previous_weight,
-    x, previous, noise, old_states, old_predictions,
-    steps, window, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
+    states,                            # [R, W, size]
+    predictions,                       # [R, W, size]
+    guesses,                           # [R, L, size]
+    spent,                             # [R, W, size]
+    seed,                              # [R]
+    at_step,                           # [R, W]
+    length,                            # [R]
+    visited,                           # [R]
+    accepted,                          # [R]
+    committed,                         # [R]
+    push,                              # [R, L]
+    std,                               # [N]
+    state_weight,                      # [N]
+    prediction_weight,                 # [N]
+    previous_weight,                   # [N]
+    x,                                 # out, [R, size]
+    previous,                          # in place, [R, size]
+    noise,                             # out, [R, W, size]
+    old_states,                        # out, [R, W, size]
+    old_predictions,                   # out, [R, W, size]
+    steps,                             # N
+    window,                            # L
+    size,                              # elements of a state
+    MULTISTEP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     width = window + 1
     row = (tl.program_id(0) // width).to(tl.int64)
@@ -370,98 +461,75 @@ def _commit(
         tl.store(previous + row * size + element, prediction, mask=inside)
 
 
-def one_round(
-    target: Affine, rows: Rows, settings: Settings, tally: Tally
-) -> Generator[Call, Tensor, tuple[Rows, Commit]]:
-    """See `speculate.one_round`; in place."""
-    count, width, steps = len(rows.x), settings.window + 1, len(target.std)
-    window, size, memory = settings.window, math.prod(target.shape), rows.memory
-    parts, lanes = triton.cdiv(size, _BLOCK), triton.next_power_of_2(width)
-    std, state_weight, *weights = _coefficients(target)
-    shared = {"steps": steps, "window": window, "size": size, "MULTISTEP": is_multistep(target)}
+@dataclass(frozen=True)
+class FusedDraft:
+    """What a fused round proposes; shapes as for `core.round.Draft`."""
 
+    call: Call
+    states: Tensor
+    guesses: Tensor
+    """[R, L, *shape]: the guessed predictions."""
+    spent: Tensor
+    """[R, W, *shape]: the rows' noise, which `settle` overwrites."""
+    step: Tensor
+    length: Tensor
+
+
+def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
+    """See `core.round.propose`."""
+    chain = cast(AffineChain, affine_chain(target))
+    count, width, window, memory = len(rows.x), how.window + 1, how.window, rows.memory
+    std, state_weight, *weights = coefficients(chain)
     states, spent = torch.empty_like(rows.noise), torch.empty_like(rows.noise)
     guesses = rows.x.new_empty((count, window, *target.shape))
-    at_step, of_sample = (rows.step.new_empty((count, width)) for _ in range(2))
-    length, accepted, committed = (torch.empty_like(rows.step) for _ in range(3))
+    step, sample = (rows.step.new_empty((count, width)) for _ in range(2))
+    length = torch.empty_like(rows.step)
     with torch.cuda.device_of(states):
-        _draft[(count, parts)](
+        _draft[(count, triton.cdiv(math.prod(target.shape), _BLOCK))](
             rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["visited"],
             memory["gain"], memory["response"], memory["states"], memory["predictions"],
-            std, state_weight, *weights, settings.last,
-            states, guesses, spent, length, at_step, of_sample, **shared, BLOCK=_BLOCK, LANES=lanes,
+            std, state_weight, *weights, how.last,
+            states, guesses, spent, length, step, sample,
+            **_sizes(target, chain, window), BLOCK=_BLOCK, LANES=triton.next_power_of_2(width),
         )
+    call = Call.at(states, step, sample, how.layout.needed(length, window))
+    return FusedDraft(call, states, guesses, spent, step, length)
 
-    needed = None if settings.padded else torch.arange(width, device=length.device) <= length.unsqueeze(1)
-    predictions = (yield from call(states, at_step, of_sample, needed)).contiguous()
 
+def settle(
+    target: Target, rows: Rows, draft: FusedDraft, predictions: Tensor, how: Speculation
+) -> tuple[Rows, Commit]:
+    """See `core.round.settle`; in place."""
+    chain = cast(AffineChain, affine_chain(target))
+    count, width, window, memory = len(rows.x), how.window + 1, how.window, rows.memory
+    states, guesses, spent, step, length = draft.states, draft.guesses, draft.spent, draft.step, draft.length
+    std, state_weight, *weights = coefficients(chain)
+    sizes = _sizes(target, chain, window)
+    predictions = draft.call.spread(predictions, states).contiguous()
+    accepted, committed = (torch.empty_like(rows.step) for _ in range(2))
     sums = torch.empty((count, width, _SUMS.value), dtype=torch.float64, device=states.device)
     push, mismatch = (sums.new_empty((count, window)) for _ in range(2))
     with torch.cuda.device_of(states):
         _measure[(count * width,)](
-            states, predictions, guesses, spent, at_step, length, memory["states"], memory["predictions"],
-            std, *weights, sums, **shared, BLOCK=_WIDE,
+            states, predictions, guesses, spent, step, length, memory["states"], memory["predictions"],
+            std, *weights, sums, **sizes, BLOCK=_WIDE,
         )
         _decide[(count,)](
             sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
             memory["gain"], memory["response"], memory["ready"], std, *quadrature(states.device),
-            accepted, committed, push, mismatch, tally.lengths, tally.drafted, tally.mismatch,
-            steps, window, settings.block or window, torch.finfo(states.dtype).eps,
-            PADDED=settings.padded, LANES=lanes, num_warps=8,
+            accepted, committed, push, mismatch,
+            sizes["steps"], window, how.block or window, torch.finfo(states.dtype).eps,
+            PADDED=isinstance(how.layout, Padded), LANES=triton.next_power_of_2(width), num_warps=8,
         )
-        _commit[(count * width, parts)](
-            states, predictions, guesses, spent, rows.seed, at_step, length, memory["visited"], accepted,
+        _commit[(count * width, triton.cdiv(sizes["size"], _BLOCK))](
+            states, predictions, guesses, spent, rows.seed, step, length, memory["visited"], accepted,
             committed, push, std, state_weight, *weights, rows.x, rows.previous, rows.noise,
-            memory["states"], memory["predictions"], **shared, BLOCK=_BLOCK,
+            memory["states"], memory["predictions"], **sizes, BLOCK=_BLOCK,
         )
-    return rows, Commit(rows.sample, at_step[:, 0], committed, states, rows.x, mismatch, length)
+    return rows, Commit(rows.sample, step[:, 0], committed, states, rows.x, mismatch, length)
 
 
-@triton.jit
-def _transition(
-    x, prediction, previous, seed, step, fault, std, state_weight, prediction_weight, previous_weight,
-    steps, size, MULTISTEP: tl.constexpr, BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    element = part * BLOCK + tl.arange(0, BLOCK)
-    inside = element < size
-    at = row * size + element
-    k = tl.minimum(tl.load(step + row), steps - 1)
-    here = tl.load(x + at, mask=inside, other=0.0)
-    p = tl.load(prediction + at, mask=inside, other=0.0)
-    mean = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * p
-    if MULTISTEP:
-        mean += tl.load(previous_weight + k) * tl.load(previous + at, mask=inside, other=0.0)
-    z = normals(tl.load(seed + row), size, element, k, k * 0, _STEP).to(here.dtype)
-    tl.store(x + at, mean + tl.load(std + k) * z, mask=inside)
-    tl.store(previous + at, p, mask=inside)
-    bad_output = tl.max(tl.where(tl.abs(p) < float("inf"), 0, 1), 0)
-    bad_state = tl.max(tl.where(tl.abs(here) < float("inf"), 0, 1), 0)
-    if bad_output + bad_state > 0:
-        tl.atomic_cas(fault + row, tl.full([], _NO_FAULT, tl.int64), tl.where(bad_state > 0, -2 - k, k))
-
-
-def transition(
-    target: Affine,
-    x: Tensor,
-    prediction: Tensor,
-    previous: Tensor,
-    seed: Tensor,
-    step: Tensor,
-    fault: Tensor,
-) -> None:
-    """One step of the sequential sampler, in place; `step` itself is not moved on."""
-    size = math.prod(target.shape)
-    with torch.cuda.device_of(x):
-        _transition[(len(x), triton.cdiv(size, _BLOCK))](
-            x, prediction.contiguous(), previous, seed, step, fault, *_coefficients(target), len(target.std),
-            size, MULTISTEP=is_multistep(target), BLOCK=_BLOCK,
-        )
-
-
-def _coefficients(target: Affine) -> tuple[Tensor, ...]:
-    """std, then the weights of state, prediction and previous prediction (any tensor where there is none)."""
-    previous = target.prediction_weight if target.previous_weight is None else target.previous_weight
-    weights = target.std, target.state_weight, target.prediction_weight, previous
-    return tuple(weight.contiguous() for weight in weights if weight is not None)
+def _sizes(target: Target, chain: AffineChain, window: int) -> dict[str, int]:
+    """What the kernels share."""
+    multistep = chain.previous_weight is not None
+    return {"steps": len(target.std), "window": window, "size": math.prod(target.shape), "MULTISTEP": multistep}

@@ -1,7 +1,7 @@
 """A diffusers DDPM folder (`unet/`, `scheduler/`, `model_index.json`) as a target.
 
-The chain is the one `DDPMPipeline` walks: the scheduler's own timesteps and ᾱ, its clipping, its `fixed_small`
-variance. Weights are read from safetensors only; nothing is unpickled.
+The chain is the one `DDPMPipeline` walks, as the reader of schedulers sees it. Weights are read from safetensors
+only; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from foresample.targets import AffineTarget, Kind, vp
+from foresample.chains import scheduler_chain
+from foresample.targets import ChainTarget, Kind, from_scheduler
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 """The class-conditional Fashion-MNIST model that ships inside the package."""
-
-_KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
 
 
 @dataclass(frozen=True)
@@ -46,19 +45,17 @@ class Pretrained:
         labels: Sequence[int] | Tensor | None = None,
         *,
         reuse: Kind = "x0",
-    ) -> AffineTarget:
+    ) -> ChainTarget:
         """Ancestral sampling in `steps` steps; labels are taken in turn, by default all there are.
 
         Sample i has class labels[i % len(labels)]. The chain is float32, whatever the network runs in.
         """
-        config = self.scheduler.config
-        most = config.num_train_timesteps
+        most = self.scheduler.config.num_train_timesteps
         if not 1 <= steps <= most:
             raise ValueError(
                 f"this model was trained with {most} timesteps: ask for 1 to {most} steps, not {steps}"
             )
         self.scheduler.set_timesteps(steps)
-        time = torch.as_tensor(self.scheduler.timesteps).long().cpu()
         classes = torch.as_tensor(range(len(self.labels)) if labels is None else labels, device=self.device)
 
         def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
@@ -67,16 +64,7 @@ class Pretrained:
                 condition["class_labels"] = classes[row % len(classes)]
             return self.unet(x.to(self.dtype), time, **condition).sample
 
-        return vp(
-            denoiser,
-            self.scheduler.alphas_cumprod[time],
-            self.shape,
-            time=time,
-            predicts=_KINDS[config.prediction_type],
-            reuse=reuse,
-            clip=config.clip_sample_range if config.clip_sample else None,
-            device=self.device,
-        )
+        return from_scheduler(self.scheduler, denoiser, self.shape, reuse=reuse, device=self.device)
 
 
 def label_index(labels: list[str], label: str) -> int:
@@ -104,7 +92,7 @@ class Recipe:
     """Run the network in bfloat16."""
     compiled: bool = False
 
-    def __call__(self) -> AffineTarget:
+    def __call__(self) -> ChainTarget:
         model = load(
             self.path, self.device, torch.bfloat16 if self.half else torch.float32, compiled=self.compiled
         )
@@ -155,7 +143,8 @@ def load(
         )
     weights = _weights(path)
     scheduler = DDPMScheduler.from_config(_read_json(path / "scheduler" / "scheduler_config.json"))
-    _require_supported(scheduler.config)
+    scheduler.set_timesteps(1)
+    scheduler_chain(scheduler)  # refuses what has no exact coupling, before the weights are read
     config = _read_json(path / "unet" / "config.json")
     unet = UNet2DModel.from_config(config)
     _load_weights(unet, weights)
@@ -195,17 +184,6 @@ def _load_weights(unet: torch.nn.Module, path: Path) -> None:
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise ValueError(f"{path} does not fit the network of config.json beside it ({first})") from None
-
-
-def _require_supported(config: Any) -> None:
-    if config.variance_type not in ("fixed_small", "fixed_small_log"):
-        raise ValueError(
-            f"DDPMScheduler(variance_type={config.variance_type!r}) is not supported here; use 'fixed_small'"
-        )
-    if config.thresholding:
-        raise ValueError("DDPMScheduler(thresholding=True) is not supported here; use clip_sample instead")
-    if config.prediction_type not in _KINDS:
-        raise ValueError(f"prediction_type={config.prediction_type!r} is none of {', '.join(_KINDS)}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

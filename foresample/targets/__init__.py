@@ -1,20 +1,27 @@
 """Targets: transition formulas around any denoiser, and closed-form chains."""
 
-from foresample.targets.affine import AffineTarget, Denoiser, Kind
-from foresample.targets.edm import from_edm, karras_sigmas
-from foresample.targets.flow import flow
-from foresample.targets.langevin import langevin
+from foresample.chains import Chain, Kind, karras_sigmas
+from foresample.targets.chained import (
+    ChainTarget,
+    Denoiser,
+    flow,
+    from_edm,
+    from_scheduler,
+    langevin,
+    vp,
+)
 from foresample.targets.mixture import GaussianMixture
 from foresample.targets.replicated import replicated
-from foresample.targets.vp import vp
 
 __all__ = [
-    "AffineTarget",
+    "Chain",
+    "ChainTarget",
     "Denoiser",
     "GaussianMixture",
     "Kind",
     "flow",
     "from_edm",
+    "from_scheduler",
     "karras_sigmas",
     "langevin",
     "replicated",

@@ -17,10 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresample.targets.affine import AffineTarget, Kind
-from foresample.targets.flow import flow
-from foresample.targets.langevin import langevin
-from foresample.targets.vp import vp
+from foresample.chains import Kind
+from foresample.targets.chained import ChainTarget, flow, langevin, vp
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class GaussianMixture:
         logits = exponent - 0.5 * x.shape[1] * variance.log() + self.weights.log().view(1, -1, 1)
         return logits.softmax(1), 1 / variance, from_mean
 
-    def flow(self, steps: int, churn: float, *, reuse: Kind = "v") -> AffineTarget:
+    def flow(self, steps: int, churn: float, *, reuse: Kind = "v") -> ChainTarget:
         """Churned flow on linspace(1, 0.001, steps) and 0: the chain of the draft-tree papers."""
         sigmas = torch.linspace(1, 0.001, steps, dtype=torch.float64)
 
@@ -69,7 +67,7 @@ class GaussianMixture:
 
         return flow(x0, sigmas, self.means.shape[1:], churn=churn, predicts="x0", reuse=reuse, dtype=x64)
 
-    def vp(self, alpha_bar: Tensor | Sequence[float], *, eta: float = 1.0, reuse: Kind = "x0") -> AffineTarget:
+    def vp(self, alpha_bar: Tensor | Sequence[float], *, eta: float = 1.0, reuse: Kind = "x0") -> ChainTarget:
         """DDPM (eta = 1) or DDIM on this ᾱ grid."""
 
         def x0(x: Tensor, level: Tensor, row: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ class GaussianMixture:
         grid = torch.as_tensor(alpha_bar, dtype=x64)
         return vp(x0, grid, self.means.shape[1:], eta=eta, predicts="x0", reuse=reuse, dtype=x64)
 
-    def langevin(self, steps: int, step_size: float) -> AffineTarget:
+    def langevin(self, steps: int, step_size: float) -> ChainTarget:
         """Unadjusted Langevin on the mixture."""
         return langevin(
             lambda x, step, row: self.score(x),

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from foresample.contracts import Target, is_multistep, require_target
-from foresample.targets.affine import AffineTarget
 
 
 def replicated(replicas: Sequence[Target]) -> Target:
@@ -33,9 +31,7 @@ def replicated(replicas: Sequence[Target]) -> Target:
         require_target(target)
         if target.shape != first.shape or not torch.equal(target.std.cpu(), first.std.cpu()):
             raise ValueError("replicas differ in shape or std: give the same target, once for each device")
-    predict = _Split(replicas)
-    # An affine target stays one, for the kernels that know the kind.
-    return replace(first, network=predict) if isinstance(first, AffineTarget) else _Replicated(first, predict)
+    return _Replicated(first, _Split(replicas))
 
 
 class _Replicated:
@@ -44,6 +40,7 @@ class _Replicated:
     def __init__(self, target: Target, predict: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
         self.multistep, self.predict = is_multistep(target), predict
+        self.chain = getattr(target, "chain", None)  # kernels serve it as they serve the other
 
 
 class _Split:

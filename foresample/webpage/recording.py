@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample import coupling
-from foresample import noise as streams
 from foresample.contracts import Before, Memory, Path
+from foresample.core import coupling
+from foresample.core import noise as streams
+from foresample.core.round import Commit
 from foresample.drafters import Replay
-from foresample.sampling import sample
-from foresample.speculate import Commit
-from foresample.targets import AffineTarget, GaussianMixture
+from foresample.engine.sampling import sample
+from foresample.targets import ChainTarget, GaussianMixture
 
 STEPS, WINDOW, SEED = 24, 8, 0
 
@@ -108,7 +108,7 @@ def mixture() -> GaussianMixture:
     return GaussianMixture(*(torch.tensor(column, dtype=torch.float64) for column in columns))
 
 
-def chain(steps: int = STEPS) -> AffineTarget:
+def chain(steps: int = STEPS) -> ChainTarget:
     """The churned flow to it, the denoised estimate reused."""
     return mixture().flow(steps, 0.3, reuse="x0")
 
@@ -125,7 +125,7 @@ def record(steps: int = STEPS, window: int = WINDOW, seed: int = SEED) -> Record
     return Recording(steps, window, seed, rounds, _density(mixture()))
 
 
-def _round(target: AffineTarget, drafter: Overheard, commit: Commit, key: int, number: int) -> Round:
+def _round(target: ChainTarget, drafter: Overheard, commit: Commit, key: int, number: int) -> Round:
     """What the round did, from what was overheard."""
     length, first = int(commit.drafted), int(commit.step)
     states = commit.path[0, : length + 1]

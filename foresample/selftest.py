@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from foresample.contracts import (
-    Before,
     Drafter,
-    Path,
+    DraftPath,
+    PreviousDraft,
     Target,
     expand,
     is_multistep,
@@ -34,11 +34,11 @@ from foresample.contracts import (
     start_states,
     transition_mean,
 )
+from foresample.core.baseline import sequential
+from foresample.core.noise import START, normal, seeds_of
+from foresample.core.report import Commit
 from foresample.drafters import Replay
-from foresample.noise import START, normal, seeds_of
-from foresample.sampling import sample
-from foresample.sequential import sequential
-from foresample.speculate import Commit
+from foresample.engine.sampling import sample
 
 LEVEL = 1e-3
 _MIXES = 1e-4  # relative change of a prediction with its batch-mates that no arithmetic explains
@@ -194,10 +194,10 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
                 _where_later(first + offset, changed_from, b, a)
                 for a, b, offset in zip(old, new, (0, 0, 1), strict=True)
             )
-            memory = drafter.learn(memory, Path(x, prediction, innovation, length), committed)
+            memory = drafter.learn(memory, DraftPath(x, prediction, innovation, length), committed)
         found: list[Tensor] = []
         for j in range(window):
-            before = Before(found[-1], noise[j]) if found else None
+            before = PreviousDraft(found[-1], noise[j]) if found else None
             step = torch.full_like(row, min(2 + j, last_step))
             found.append(drafter.guess(memory, current[j], j, step, row, before))
         return found

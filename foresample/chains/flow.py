@@ -16,35 +16,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foresample.targets.affine import AffineTarget, Denoiser, Grid, Kind, denoising_target
+from foresample.chains.chain import Chain, Kind, Levels, denoising_chain
 
 
-def flow(
-    denoiser: Denoiser,
+def flow_chain(
     sigmas: Tensor | Sequence[float],
-    shape: Sequence[int],
     *,
     churn: float,
     time: Tensor | None = None,
     predicts: Kind = "v",
     reuse: Kind = "v",
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> AffineTarget:
-    """Stochastic flow matching with a velocity network (or any other denoiser).
-
-    Args:
-        denoiser: denoiser(x, time, row) -> what `predicts` names.
-        sigmas: noise levels of the states the chain visits, [N], falling within (0, 1]; the last transition
-            goes to 0.
-        shape: of one state.
-        churn: ε, how much noise the chain adds.
-        time: what the network is told of each step, [N]; σ itself by default.
-        predicts: what the network returns: "x0", "eps" or "v" (= ξ − x0).
-        reuse: what drafters reuse.
-        dtype: the chain's.
-        device: the chain's.
-    """
+) -> Chain:
+    """Stochastic flow matching on this grid; arguments as for `targets.flow`."""
     here = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
     if here.ndim != 1 or not ((here > 0) & (here <= 1)).all() or not (here.diff() < 0).all():
         raise ValueError("sigmas must fall strictly within (0, 1], from noise to data, without the final 0")
@@ -56,17 +39,14 @@ def flow(
     room = torch.where(stochastic, 1 - here, 1.0)  # 1 − σ where it is divided by
     std = torch.where(stochastic, churn * (2 * here / room * -dt).sqrt(), 0.0)
     v_weight = torch.where(stochastic, dt * (1 + churn**2), dt)
-    # In terms of x0 = x − σ v, for `denoising_target`.
+    # In terms of x0 = x − σ v, as `denoising_chain` takes it.
     state_weight = torch.where(stochastic, 1 + dt * churn**2 / room, 1.0) + v_weight / here
-    return denoising_target(
-        denoiser,
-        Grid(1 - here, here, here if time is None else time, flow=True),
-        shape=torch.Size(shape),
+    return denoising_chain(
+        Levels(1 - here, here, flow=True),
         state_weight=state_weight,
         x0_weight=-v_weight / here,
         std=std,
         predicts=predicts,
         reuse=reuse,
-        dtype=dtype,
-        device=device,
+        time=here if time is None else time,
     )

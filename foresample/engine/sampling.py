@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, require_target
-from foresample.engine import Engine, Observer, Sample, resolve_seeds, resolve_slots
-from foresample.report import Run
-from foresample.sequential import sequential
-from foresample.tuning import tune
+from foresample.contracts import Drafter, Target, require_target, resolve_slots
+from foresample.core.baseline import sequential
+from foresample.core.noise import resolve_seeds
+from foresample.core.report import Observer, Run
+from foresample.engine.engine import Engine, Sample
+from foresample.engine.tuning import tune
 
 
 def sample(

@@ -1,4 +1,4 @@
-"""One line for any diffusers pipeline: `foresample.accelerate(pipe)`.
+"""diffusers pipelines, drawn speculatively: `foresample.accelerate(pipe)`.
 
 A pipeline's denoising loop is its own affair: guidance, prompts and embeddings are mixed into it in a different
 way in each. So the loop itself is put to work. It keeps running as written, but each turn of it becomes one
@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -27,55 +27,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, at_least_one, require_drafter
+from foresample.chains import Chain, scheduler_chain
+from foresample.chains.chain import per_row
+from foresample.contracts import Drafter, require_drafter
+from foresample.core.noise import seeds_of
+from foresample.core.report import Commit, Report, Tally
+from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
 from foresample.drafters import Replay
-from foresample.engine import Finished, all_rounds
-from foresample.integrations import schedulers
-from foresample.integrations.schedulers import Chain, SchedulerTarget
-from foresample.noise import seeds_of
-from foresample.report import Report, Tally
-from foresample.speculate import Call, Commit, Settings, begin, last_draftable
-from foresample.targets.affine import per_row
+from foresample.engine.slots import HandedRounds
+from foresample.targets import ChainTarget
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input")
 """Methods of the scheduler's instance that are replaced."""
 
 
-def accelerate(
-    pipe: Any,
-    window: int = 16,
-    *,
-    drafter: Drafter | None = None,
-    block: int | None = None,
-    recycle: bool = True,
-) -> Accelerated:
-    """Make a diffusers pipeline draw speculatively: call it as before, its output has the same law.
+def is_pipeline(served: Any) -> bool:
+    """Whether this is a diffusion pipeline: it has a scheduler, and a unet or a transformer."""
+    return hasattr(served, "scheduler") and _network_of(served) is not None
 
-    `pipe.foresample_report` tells what the last call cost; `restore(pipe)`, or leaving the `with` block this
-    was used in, undoes everything.
 
-    Args:
-        pipe: a pipeline with a `unet` or a `transformer` and a stochastic scheduler.
-        window: transitions drafted in a round; a call evaluates at most window + 1 states of each image.
-        drafter: as for `sample`.
-        block: as for `sample`.
-        recycle: as for `sample`.
-    """
-    network = getattr(pipe, "unet", None) or getattr(pipe, "transformer", None)
-    if network is None or not hasattr(pipe, "scheduler"):
-        name = type(pipe).__name__
-        raise TypeError(f"{name} is not a diffusion pipeline: it lacks a scheduler, or a unet or transformer")
+def accelerate_pipeline(
+    pipe: Any, window: int, drafter: Drafter | None, block: int | None, recycle: bool
+) -> AcceleratedPipeline:
+    """See `foresample.accelerate`."""
     drafter = Replay() if drafter is None else drafter
     require_drafter(drafter)
     _require_supported(pipe.scheduler)
-    restore(pipe)
-    block = None if block is None else at_least_one("block", block)
-    handle = Accelerated(pipe, network, at_least_one("window", window), drafter, block, recycle)
+    restore_pipeline(pipe)
+    handle = AcceleratedPipeline(pipe, _network_of(pipe), window, drafter, block, recycle)
     pipe._foresample = handle
     return handle
 
 
-def restore(pipe: Any) -> None:
+def restore_pipeline(pipe: Any) -> None:
     """Undo `accelerate`; does nothing to a pipeline that was not accelerated."""
     handle = vars(pipe).get("_foresample")
     if handle is not None:
@@ -83,7 +67,11 @@ def restore(pipe: Any) -> None:
         del pipe._foresample
 
 
-class Accelerated:
+def _network_of(pipe: Any) -> Any:
+    return getattr(pipe, "unet", None) or getattr(pipe, "transformer", None)
+
+
+class AcceleratedPipeline:
     """What `accelerate` put in place; a context manager that hands out the pipeline."""
 
     def __init__(
@@ -119,7 +107,7 @@ class Accelerated:
         return self.pipe
 
     def __exit__(self, *error: object) -> None:
-        restore(self.pipe)
+        restore_pipeline(self.pipe)
 
     # ------------------------------------------------------------ putting in place and taking away
 
@@ -157,7 +145,7 @@ class Accelerated:
             raise RuntimeError("the pipeline's scheduler was replaced: call foresample.accelerate(pipe) again")
         arguments = bound.arguments
         if type(self.scheduler).__name__ == "DDIMScheduler" and not arguments.get("eta"):
-            schedulers.read(self.scheduler, eta=0.0)  # refuses, with the remedy
+            scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
         generator = arguments.get("generator")
         if isinstance(generator, Sequence):
             generator = [_as_generator(g) for g in generator]
@@ -203,16 +191,15 @@ class Session:
     """One call of an accelerated pipeline, from its first turn to its last."""
 
     def __init__(
-        self, handle: Accelerated, seeds: Callable[[int], Tensor], callback: Callable[..., Any] | None
+        self, handle: AcceleratedPipeline, seeds: Callable[[int], Tensor], callback: Callable[..., Any] | None
     ) -> None:
         self.handle, self.seeds, self.callback = handle, seeds, callback
         self.call: Call | None = None  # the states now in the loop's hands; None until the first answer
-        self.rounds: Generator[Call, Tensor, Finished] | None = None
+        self.rounds: HandedRounds | None = None
         self.chain: Chain | None = None
         self.images = 0
         self.tally: Tally | None = None
         self.report: Report | None = None
-        self.finished: Finished | None = None
         self.start, self.started = 0, 0.0
         self.first_time: float | None = None
         self.time_scale: float | None = None
@@ -240,8 +227,9 @@ class Session:
         with torch.no_grad():
             states = self._advance(output, sample, **kwargs)
         self.own_seconds += perf_counter() - started
-        if self.finished is not None and self.report is not None and self.tally is not None:
-            done, self.report.seconds = self.finished, perf_counter() - self.started
+        done = None if self.rounds is None else self.rounds.finished
+        if done is not None and self.report is not None and self.tally is not None:
+            self.report.seconds = perf_counter() - self.started
             self.report.target_seconds = self.report.seconds - self.own_seconds
             self.tally.close(self.report, states, done.calls, done.evaluations)
             self.handle.pipe.foresample_report = self.report
@@ -255,36 +243,38 @@ class Session:
                 return self.call.x
         assert self.rounds is not None
         assert self.chain is not None
-        prediction = self.chain.denoise(self.call.x, output, self.call.step)
-        try:
-            self.call = self.rounds.send(prediction)
-        except StopIteration as end:
-            self.done, self.finished = True, end.value
-            return end.value.x
+        self.rounds.answer(self.chain.predict(self.call.x, output, self.call.step))
+        if self.rounds.finished is not None:
+            self.done = True
+            return self.rounds.finished.x
+        assert self.rounds.call is not None
+        self.call = self.rounds.call
         return self.call.x
 
     def _begin(self, x: Tensor, eta: float = 0.0, use_clipped_model_output: bool = False, **_: Any) -> Call:
         handle, self.images = self.handle, len(x)
-        read = schedulers.read(
+        read = scheduler_chain(
             handle.scheduler, eta=eta, use_clipped=use_clipped_model_output, start=self.start
         )
         self.chain = read.to(x.device, torch.float32)
-        target = SchedulerTarget(self.chain, x.shape[1:], _unreachable)
-        settings = Settings(
-            handle.drafter, handle.window, handle.block, handle.recycle, last_draftable(self.chain.std)
-        )
+        target = ChainTarget(self.chain, x.shape[1:], _unreachable)
+        last = last_draftable(self.chain.std)
+        how = Speculation(handle.drafter, handle.window, handle.block, handle.recycle, last, Packed())
         seeds = self.seeds(len(x)).to(x.device)
         steps = len(self.chain.std)
         self.report = Report(f"{handle.drafter}", steps, len(x), handle.window, slots=len(x))
         self.tally, self.started = Tally(handle.window, steps, x.device), perf_counter()
         rows = begin(target, handle.drafter, handle.window, seeds, x=x.float())
-        self.rounds = all_rounds(target, rows, settings, self.tally, _InOrder(self, steps))
-        return next(self.rounds)
+        self.rounds = HandedRounds(target, rows, how, self.tally, _InOrder(self, steps))
+        assert self.rounds.call is not None
+        return self.rounds.call
 
     def scale(self, sample: Tensor) -> Tensor:
         """scale_model_input, for states at different steps; `sample` may hold several copies of them."""
         assert self.chain is not None
         assert self.call is not None
+        if self.chain.scale is None:
+            return sample
         step = self.call.step.repeat(len(sample) // len(self.call.step))
         return (per_row(self.chain.scale, step, sample) * sample).to(sample.dtype)
 
@@ -299,6 +289,7 @@ class Session:
             return
         states = next(iter(arguments.values()))
         copies = len(states) // len(self.call.x)
+        assert self.chain.time is not None
         time = (self.chain.time[self.call.step] * self.time_scale).repeat(copies)
         arguments["timestep"] = time.to(received.dtype) if isinstance(received, Tensor) else time
         offset = self.images * torch.arange(copies, device=states.device).repeat_interleave(len(self.call.row))
@@ -336,7 +327,7 @@ class _InOrder:
     def _report(self, step: int, latents: Tensor) -> None:
         session = self.session
         assert session.callback is not None
-        assert session.chain is not None
+        assert session.chain is not None and session.chain.time is not None
         given = latents.clone()
         answer = session.callback(session.handle.pipe, step, session.chain.time[step], {"latents": given})
         changed = (answer or {}).get("latents", given)
@@ -413,7 +404,7 @@ def _require_supported(scheduler: Any) -> None:
         vars(trial).pop(name, None)
     dynamic = {"mu": 1.0} if trial.config.get("use_dynamic_shifting", False) else {}
     trial.set_timesteps(4, **dynamic)
-    schedulers.read(trial, eta=1.0)
+    scheduler_chain(trial, eta=1.0)
 
 
 def _unreachable(x: Tensor, time: Tensor, row: Tensor) -> Tensor:

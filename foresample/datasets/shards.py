@@ -32,9 +32,11 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from foresample.contracts import NO_FAULT, Target, fault_error
-from foresample.engine import Engine, Finished
-from foresample.noise import seeds_of
+from foresample.contracts import Target
+from foresample.core.noise import seeds_of
+from foresample.engine import Engine
+from foresample.engine.slots import Finished
+from foresample.faults import NO_FAULT, end_error, fault_error, fault_step
 
 _WRITING = 2  # full shards that may wait for the disk before drawing does
 
@@ -78,7 +80,7 @@ class Failure:
     index: int
     seed: int
     step: int
-    """Where the first number that is none was seen; N if that is the finished sample."""
+    """Where NaN or infinity was first seen; N if that is the finished sample."""
     error: str
 
 
@@ -257,10 +259,8 @@ class _Filling:
         index, fault = int(done.index[i]), int(done.fault[i])
         seed = int(self.seeds[index - self.index[0]])
         if fault == NO_FAULT:
-            error = f"sample {index} ended as NaN or infinity: look at target.mean at the last steps"
-            return Failure(index, seed, self.steps, error)
-        step = fault if fault > NO_FAULT else -2 - fault
-        return Failure(index, seed, step, str(fault_error(fault, index)))
+            return Failure(index, seed, self.steps, str(end_error(index)))
+        return Failure(index, seed, fault_step(fault), str(fault_error(fault, index)))
 
     def write(self) -> Entry:
         """All there is of it, as its file; a file that has it all already stays."""
@@ -302,7 +302,7 @@ def draw_shards(engine: Engine, plan: Plan, numbers: Iterator[int], worker: int 
 
     with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
         try:
-            for done in engine.flow(parts()):
+            for done in engine.draw(parts()):
                 done = Finished(*(value.cpu() for value in vars(done).values()))
                 number = done.index // plan.shard
                 for n in set(number.tolist()):

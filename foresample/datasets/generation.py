@@ -11,7 +11,7 @@ lack that are torn, corrupt or short of samples is drawn, the others are kept. O
 A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
 lists it by index, seed and step. The next run tries again.
 
-Shards are drawn by `draw_shards`, here in this process; `cluster` has it run by many workers on Ray.
+Shards are drawn by `shards.draw_shards`, here in this process; `cluster` has it run by many workers on Ray.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from foresample.check import SamplesLaw, samples_law
 from foresample.contracts import Target, at_least_one, require_target, seed_number
-from foresample.engine import Engine
-from foresample.noise import seeds_of
-from foresample.shards import (
+from foresample.core.noise import seeds_of
+from foresample.datasets.shards import (
     Entry,
     Failure,
     Plan,
@@ -47,6 +45,9 @@ from foresample.shards import (
     read_shard,
     write_atomically,
 )
+from foresample.engine import Engine
+from foresample.provenance import provenance
+from foresample.selftest import SamplesLaw, samples_law
 
 Factory = Callable[[], Target]
 """Makes the target where it is needed; it can be pickled, so that a worker can do so."""
@@ -99,7 +100,7 @@ class Dataset:
         return None if law is None else SamplesLaw(**law)
 
 
-class Crew(Protocol):
+class Workers(Protocol):
     """Those who draw: this process, or workers on Ray."""
 
     def describe(self) -> dict[str, Any]:
@@ -112,8 +113,8 @@ class Crew(Protocol):
         """Compare the finished dataset with so many sequential samples."""
 
 
-class Hand:
-    """One process with one engine: the crew of a plain run, and each worker of a cluster."""
+class LocalWorker:
+    """One process with one engine: all there is in a plain run, and each worker of a cluster."""
 
     def __init__(self, target: Target | Factory, engine: Mapping[str, Any]) -> None:
         made = target if isinstance(target, Target) or not callable(target) else target()
@@ -127,7 +128,7 @@ class Hand:
             "steps": len(std),
             "dtype": str(std.dtype).removeprefix("torch."),
             "std": hashlib.sha256(std.cpu().view(torch.uint8).numpy().data).hexdigest()[:16],
-            "window": self.engine.settings.window,
+            "window": self.engine.how.window,
             "method": re.sub(r" at 0x[0-9a-f]+", "", self.engine.method),
         }
 
@@ -137,7 +138,7 @@ class Hand:
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         seeds = seeds_of(plan.seed, sequential, plan.count)  # those behind the dataset's
         samples = _samples(plan.path(number) for number in range(plan.shards))
-        return samples_law(self.engine.target, samples, seeds, self.engine.capacity)
+        return samples_law(self.engine.target, samples, seeds, self.engine.slots)
 
 
 def generate(
@@ -184,13 +185,13 @@ def generate(
     turns = None if labels is None else tuple(int(label) for label in labels)
     if turns is not None and not turns:
         raise ValueError("labels is empty: give one or more, which are taken in turn, or leave it out")
-    with _locked(folder), _crew(target, how, ray, cpus, folder) as crew:
+    with _locked(folder), _workers(target, how, ray, cpus, folder) as workers:
         settings = {
             "count": count,
             "shard": shard,
             "seed": seed_number(seed),
             "labels": None if turns is None else list(turns),
-            **crew.describe(),
+            **workers.describe(),
             **(about or {}),
         }
         settings = json.loads(json.dumps(settings))
@@ -200,10 +201,10 @@ def generate(
         try:
             for _ in range(2):  # what breaks is tried twice
                 if todo := run.unfinished():
-                    for news in crew.draw(plan, todo):
+                    for news in workers.draw(plan, todo):
                         run.note(news)
             if law and not run.unfinished():
-                run.manifest["law"] = asdict(crew.law(plan, min(law, count)))
+                run.manifest["law"] = asdict(workers.law(plan, min(law, count)))
         except BaseException:
             with suppress(OSError):  # without the last word of the manifest, the shards still say it all
                 run.close()
@@ -212,7 +213,7 @@ def generate(
     return Dataset(folder, run.manifest)
 
 
-def inspect(out: str | Path) -> Dataset:
+def inspect_dataset(out: str | Path) -> Dataset:
     """What a folder holds, every shard verified. Writes nothing; a run may be under way."""
     folder = Path(out)
     manifest = _read_manifest(folder)
@@ -262,9 +263,9 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _crew(
+def _workers(
     target: Target | Factory, how: Mapping[str, Any], ray: str | None, cpus: int | None, folder: Path
-) -> AbstractContextManager[Crew]:
+) -> AbstractContextManager[Workers]:
     if ray is None:
         if cpus is not None:
             raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
@@ -273,14 +274,14 @@ def _crew(
         raise TypeError(
             "on Ray every worker makes its own target: pass a function that does, not the target itself"
         )
-    from foresample.cluster import cluster
+    from foresample.datasets.cluster import cluster
 
     return cluster(ray, target, how, None if cpus is None else at_least_one("cpus", cpus), folder)
 
 
 @contextmanager
-def _alone(target: Target | Factory, how: Mapping[str, Any]) -> Iterator[Hand]:
-    yield Hand(target, how)
+def _alone(target: Target | Factory, how: Mapping[str, Any]) -> Iterator[LocalWorker]:
+    yield LocalWorker(target, how)
 
 
 def _survey(plan: Plan, numbers: Iterable[int]) -> dict[int, Entry]:
@@ -363,8 +364,6 @@ class _Run:
     """A run under way: which shards there are, and what the manifest says of it."""
 
     def __init__(self, plan: Plan, manifest: dict[str, Any], progress: Callable[[Status], None] | None) -> None:
-        from foresample.bench import provenance
-
         self.plan, self.progress = plan, progress
         self.entries = _survey(plan, range(plan.shards))
         self.found, _ = self.written = self._totals()

@@ -30,11 +30,12 @@ import torch
 from torch import Tensor
 from torch.special import erfcx, ndtri
 
-_SMALL = 0.5  # below this mismatch, differences of Φ are taken as integrals over their width
-_FAR = 40.0  # φ(40) = 0 in float64: thresholds are not followed further out than this
-_NEWTON_STEPS = 8
-_TINY = torch.finfo(torch.float64).tiny
-_ULP = 2.0**-53  # spacing of float64 below 1
+SMALL = 0.5  # below this mismatch, differences of Φ are taken as integrals over their width
+BEYOND = 40.0  # φ(40) = 0 in float64: thresholds are not followed further out than this
+NEWTON_STEPS = 8
+NEAR = 0.75  # above this survival level, Newton starts close to the threshold
+TINY = torch.finfo(torch.float64).tiny
+ULP = 2.0**-53  # spacing of float64 below 1
 
 
 def normal_cdf(x: Tensor) -> Tensor:
@@ -55,12 +56,12 @@ def threshold(mismatch: Tensor, log_p: Tensor) -> Tensor:
 
 def surplus(mismatch: Tensor, log_p: Tensor) -> Tensor:
     """S = ∫ (p·target − draft)₊ = p Φ̄(t − δ) − Φ̄(t)."""
-    t = threshold(mismatch, log_p).clamp(max=_FAR)
-    narrow = mismatch.clamp(max=_SMALL)
+    t = threshold(mismatch, log_p).clamp(max=BEYOND)
+    narrow = mismatch.clamp(max=SMALL)
     small = _density(t) * _mills_drop(t - narrow, narrow)
     t = threshold(mismatch, log_p)
     large = log_p.exp() * normal_cdf(mismatch - t) - normal_cdf(-t)
-    value = torch.where(mismatch < _SMALL, small, large.clamp(min=0.0))
+    value = torch.where(mismatch < SMALL, small, large.clamp(min=0.0))
     return torch.where(log_p < 0, value, torch.erf(mismatch / (2 * math.sqrt(2))))
 
 
@@ -85,12 +86,12 @@ def tilted_cdf(s: Tensor, mismatch: Tensor, log_p: Tensor) -> Tensor:
     strictly inside, so that Φ⁻¹ and the residual of it are finite. Where c = 0 nothing is ever rejected and
     Φ(s) is returned: nothing moves.
     """
-    narrow = mismatch.clamp(max=_SMALL)
+    narrow = mismatch.clamp(max=SMALL)
     small = narrow * _integral(lambda u: _density(s.unsqueeze(-1) - narrow.unsqueeze(-1) * u), s.device)
-    between = torch.where(mismatch < _SMALL, small, normal_cdf(s) - normal_cdf(s - mismatch))
+    between = torch.where(mismatch < SMALL, small, normal_cdf(s) - normal_cdf(s - mismatch))
     c = deficit(mismatch, log_p)
     value = (between - torch.expm1(log_p) * normal_cdf(s - mismatch)) / c
-    return torch.where(c > 0, value, normal_cdf(s)).clamp(_TINY, 1 - _ULP)
+    return torch.where(c > 0, value, normal_cdf(s)).clamp(TINY, 1 - ULP)
 
 
 def residual(level: Tensor, mismatch: Tensor, log_p: Tensor) -> Tensor:
@@ -106,14 +107,14 @@ def residual(level: Tensor, mismatch: Tensor, log_p: Tensor) -> Tensor:
     t = threshold(mismatch, log_p)
     S = surplus(mismatch, log_p)
     a = t - mismatch
-    aim = (level * S).clamp(min=_TINY).log() - log_p
-    w_right = -ndtri(aim.exp().clamp(_TINY, 1 - _ULP))
+    aim = (level * S).clamp(min=TINY).log() - log_p
+    w_right = -ndtri(aim.exp().clamp(TINY, 1 - ULP))
     # Near the threshold the survival function is S − φ(t) δ y²/2 + …, which gives a closer start.
     y_near = 1.2 * (2 * (1 - level) * S / (_density(t) * mismatch)).sqrt()
-    y_right = (w_right - a).clamp(min=_TINY)
-    near = (level > 0.75) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1)
+    y_right = (w_right - a).clamp(min=TINY)
+    near = (level > NEAR) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1)
     y = torch.where(near, y_near, y_right)
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(NEWTON_STEPS):
         w = a + y
         fall = torch.expm1(-mismatch * y)
         bracket = _mills_difference(w, mismatch) - _mills(w + mismatch) * fall
@@ -144,8 +145,8 @@ def _mills_drop(x: Tensor, width: Tensor) -> Tensor:
 
 def _mills_difference(x: Tensor, width: Tensor) -> Tensor:
     """M(x) − M(x + width), by whichever form keeps its digits."""
-    narrow = width.clamp(max=_SMALL)
-    return torch.where(width < _SMALL, _mills_drop(x, narrow), _mills(x) - _mills(x + width))
+    narrow = width.clamp(max=SMALL)
+    return torch.where(width < SMALL, _mills_drop(x, narrow), _mills(x) - _mills(x + width))
 
 
 @cache

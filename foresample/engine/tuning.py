@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from foresample.contracts import Drafter, Target, require_target
-from foresample.engine import Engine, capture
-from foresample.noise import seeds_of
-from foresample.sequential import Sequential
+from foresample.core.baseline import Sequential
+from foresample.core.noise import seeds_of
+from foresample.core.round import Padded
+from foresample.engine.engine import Engine
+from foresample.kernels.graphs import capture
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
 _SEED = 2**62  # of the samples drawn for measuring, away from those a user draws
@@ -123,13 +125,15 @@ def tune(
         started = _now(target)
         report = engine.sample(seeds_of(_SEED + 1, 2 * slots)).report
         seconds = _now(target) - started
-        round_seconds, calls = seconds / engine.slots.rounds, report.calls_mean
+        rounds = report.rounds / (report.occupancy * report.slots)  # of all slots at once
         # Fixed slots cost the same when they wait; in a long run they do not.
-        sample_seconds = seconds * (report.occupancy if engine.settings.padded else 1.0) / report.count
+        sample_seconds = (
+            seconds * (report.occupancy if isinstance(engine.how.layout, Padded) else 1.0) / report.count
+        )
         gain = steps * step_seconds / slots / sample_seconds
         states = slots * (window + 1)
         alone = call_seconds(target, states, graph=graph)
-        trials.append(Trial(window, states, alone, round_seconds, calls, gain))
+        trials.append(Trial(window, states, alone, seconds / rounds, report.calls_mean, gain))
         engines[window] = engine
         if gain < 0.7 * max(trial.gain for trial in trials):
             break

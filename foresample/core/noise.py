@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from foresample import kernels
-from foresample.contracts import seed_number
+from foresample.contracts import at_least_one, seed_number
 
 START, STEP, TEST, SEED = range(4)
 
@@ -45,6 +45,22 @@ def seeds_of(seed: int, count: int, first: int = 0) -> Tensor:
 def as_seeds(seeds: Sequence[int] | Tensor) -> Tensor:
     """A list of seeds as a tensor, or an error that says which one cannot be a seed."""
     return torch.tensor([seed_number(seed) for seed in seeds], dtype=torch.int64)
+
+
+def resolve_seeds(
+    count: int | None = None, seed: int = 0, seeds: Sequence[int] | Tensor | None = None
+) -> Tensor:
+    """One seed per sample: derived from the run's, or those given."""
+    if seeds is None:
+        if count is None:
+            raise ValueError("say how many samples to draw: count=64, or seeds=[…], one per sample")
+        return seeds_of(seed, at_least_one("count", count))
+    key = as_seeds(seeds)
+    if count is not None and len(key) != count:
+        raise ValueError(f"{len(key)} seeds for count={count} samples: give one seed per sample, or no count")
+    if not len(key):
+        raise ValueError("seeds is empty: give one seed per sample")
+    return key
 
 
 def normal(

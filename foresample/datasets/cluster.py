@@ -1,8 +1,8 @@
 """Shards drawn by many workers on Ray: one actor per GPU, or per so many CPUs.
 
-Each worker is a `Hand` of `generate`: its own process, target and engine, and the same `draw_shards`. It takes
-the next shard from a board when it has a free slot, so fast workers draw more, and writes it itself; only
-numbers travel. If a worker dies, what it had taken and not written goes back to the board and another takes its
+Each worker is a `LocalWorker` of `generation`: its own process, target and engine, and the same `draw_shards`. It takes
+the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only
+numbers travel. If a worker dies, what it had taken and not written goes back to the queue and another takes its
 place. If the driver dies, its workers do, too, and the same command resumes from the files.
 """
 
@@ -17,15 +17,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from foresample.check import SamplesLaw
-from foresample.generate import Factory, Hand
-from foresample.shards import Plan, Progress
+from foresample.datasets.generation import Factory, LocalWorker
+from foresample.datasets.shards import Plan, Progress
+from foresample.selftest import SamplesLaw
 
 _TELL_EVERY = 0.5  # seconds between a worker's words, unless it has written a shard
 _DEATHS = 3  # of each worker's place, before any of them has written a shard since
 
 
-class Board:
+class ShardQueue:
     """Shards to be drawn, and who took which: an actor."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -44,20 +44,20 @@ class Board:
         self.waiting.extendleft(n for n in self.taken.pop(worker, []) if n not in written)
 
 
-class Worker(Hand):
-    """A hand that takes its shards from the board: an actor."""
+class Worker(LocalWorker):
+    """A worker that takes its shards from the queue: an actor."""
 
     def __init__(self, make: Factory, engine: Mapping[str, Any], folder: Path) -> None:
         if not (folder / ".lock").exists():
             raise FileNotFoundError(f"a worker does not see {folder}: choose a folder that all machines share")
         super().__init__(make, engine)
 
-    def work(self, plan: Plan, board: Any, worker: int) -> Iterator[Progress]:
+    def work(self, plan: Plan, queue: Any, worker: int) -> Iterator[Progress]:
         """Draw shards until none is left."""
         import ray
 
         def taken() -> Iterator[int]:
-            while (number := ray.get(board.take.remote(worker))) is not None:
+            while (number := ray.get(queue.take.remote(worker))) is not None:
                 yield number
 
         told = perf_counter()
@@ -71,7 +71,7 @@ class Worker(Hand):
 def cluster(
     address: str, make: Factory, engine: Mapping[str, Any], cpus: int | None, folder: Path
 ) -> Iterator[Cluster]:
-    """A crew on Ray."""
+    """Workers on Ray."""
     try:
         import ray
     except ImportError:
@@ -127,21 +127,20 @@ class Cluster:
 
     def draw(self, plan: Plan, numbers: Iterable[int]) -> Iterator[Progress]:
         ray, plan = self.ray, _shared(plan)
-        board = ray.remote(num_cpus=0)(Board).remote(numbers)
+        queue = ray.remote(num_cpus=0)(ShardQueue).remote(numbers)
         written: set[int] = set()
         deaths = 0
 
         def stream(worker: int) -> Any:
             work = self.workers[worker].work.options(num_returns="streaming")
-            return work.remote(plan, board, worker)
+            return work.remote(plan, queue, worker)
 
         streams = {stream(worker): worker for worker in self.workers}
         while streams:
             (ready, *_), _ = ray.wait(list(streams), num_returns=1)
             try:
-                news = ray.get(next(ready))
-            except StopIteration:
-                del streams[ready]
+                word = next(ready, None)
+                news = None if word is None else ray.get(word)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
             except ray.exceptions.RayActorError as error:
@@ -152,13 +151,16 @@ class Cluster:
                         "Ray's logs; what was written is kept"
                     ) from None
                 worker = streams.pop(ready)
-                ray.get(board.give_back.remote(worker, written))
+                ray.get(queue.give_back.remote(worker, written))
                 yield Progress(worker, 0, 0, ())
                 del self.workers[worker]
                 self.workers[self.started] = self._start()
                 streams[stream(self.started)] = self.started
                 self.started += 1
             else:
+                if news is None:  # this worker is done
+                    del streams[ready]
+                    continue
                 if news.written:
                     written |= {entry.number for entry in news.written}
                     deaths = 0

@@ -1,17 +1,49 @@
-"""What a run cost and how it went."""
+"""What a run tells: the commits of its rounds to those who watch, and at the end what it cost and how it went."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from foresample.speculate import Commit
+from foresample import kernels
+from foresample.contracts import Target, is_multistep
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one round committed, for those who watch a run."""
+
+    sample: Tensor
+    """[R]: index of the sample in the run."""
+    step: Tensor
+    """[R]: the first transition committed."""
+    committed: Tensor
+    """[R]: how many, at least 1; 0 for a slot with nothing to do."""
+    path: Tensor
+    """[R, W+1, *shape]: the round's first state and its drafts."""
+    x: Tensor
+    """[R, *shape]: the last state committed."""
+    mismatch: Tensor
+    """[R, W]: at the drafted transitions step … step + W − 1, 0 where none was examined."""
+    drafted: Tensor
+    """[R]: transitions drafted and examined (`verify.Verdict.length`)."""
+
+    @property
+    def states(self) -> Tensor:
+        """[R, W+1, *shape]: states[r, j] is x_{step + 1 + j}, for j < committed[r]."""
+        states = torch.cat([self.path[:, 1:], self.x.unsqueeze(1)], dim=1)
+        states[torch.arange(len(self.x), device=self.x.device), self.committed - 1] = self.x
+        return states
+
+
+Observer = Callable[[Commit], None]
 
 
 @dataclass
@@ -112,6 +144,10 @@ class Tally:
 
     def count(self, commit: Commit) -> None:
         """One round."""
+        if commit.step.is_cuda and kernels.available():
+            from foresample.kernels.tally import count
+
+            return count(commit, self.lengths, self.drafted, self.mismatch)
         active = commit.committed > 0
         self.lengths.index_add_(0, (commit.committed - 1).clamp(min=0), active.long())
         self.drafted += (active * commit.drafted).sum()
@@ -135,6 +171,22 @@ class Tally:
         report.evaluations_mean = report.evaluations / report.count
         report.speedup = report.steps / report.calls_mean
         return Run(samples, calls, evaluations, report)
+
+
+class TimedTarget:
+    """A target that clocks its own predictions."""
+
+    def __init__(self, target: Target) -> None:
+        self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
+        self.multistep = is_multistep(target)
+        self._predict = target.predict
+        self.seconds = 0.0
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        started = perf_counter()
+        prediction = self._predict(x, step, row)
+        self.seconds += perf_counter() - started
+        return prediction
 
 
 def _plain(value: Any) -> Any:

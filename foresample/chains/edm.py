@@ -25,39 +25,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foresample.targets.affine import AffineTarget, Denoiser, Grid, denoising_target
+from foresample.chains.chain import Chain, Levels, denoising_chain
 
 
-def from_edm(
-    denoiser: Denoiser,
+def edm_chain(
     sigmas: Tensor | Sequence[float],
-    shape: Sequence[int],
     *,
     churn: float,
     s_min: float = 0.0,
     s_max: float = math.inf,
     s_noise: float = 1.0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> AffineTarget:
-    """EDM's stochastic sampler with first-order steps, as a chain on the churned states.
-
-    A plain model(x, sigma) is wrapped as `lambda x, sigma, row: model(x, sigma)`, one that also takes classes
-    as `lambda x, sigma, row: model(x, sigma, labels[row])`. The prediction drafters reuse is what the model
-    returns, the denoised x0.
-
-    Args:
-        denoiser: denoiser(x, sigma, row) -> denoised x0: states [B, *shape], their noise levels [B] (of the
-            churned state) and sample indices [B].
-        sigmas: the schedule's noise levels, [N], falling; the final 0 may be given or left out.
-        shape: of one state.
-        churn: S_churn; a step's level is raised by γ = min(churn/N, √2 − 1).
-        s_min: levels below are not churned.
-        s_max: levels above are not churned.
-        s_noise: scales the noise added.
-        dtype: the chain's.
-        device: the chain's.
-    """
+) -> Chain:
+    """EDM's stochastic sampler with first-order steps, on the churned states; arguments as for `targets.from_edm`."""
     here = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
     if here.ndim == 1 and len(here) > 1 and here[-1] == 0:
         here = here[:-1]
@@ -80,18 +59,15 @@ def from_edm(
         )
     zero = torch.zeros(1, dtype=torch.float64)
     there = torch.cat([here[1:], zero])
-    return denoising_target(
-        denoiser,
-        Grid(torch.ones_like(here), churned, churned.to(dtype), flow=False),
-        shape=torch.Size(shape),
+    return denoising_chain(
+        Levels(torch.ones_like(here), churned, norm=(1 + churned**2).sqrt()),
         state_weight=there / churned,
         x0_weight=1 - there / churned,
         std=torch.cat([added[1:], zero]),
         predicts="x0",
         reuse="x0",
+        time=churned,
         start_scale=math.hypot(here[0], added[0]),
-        dtype=dtype,
-        device=device,
     )
 
 

@@ -1,35 +1,33 @@
-"""The plain sampler: the baseline every figure is measured against, and the oracle of the law."""
+"""The plain sampler: the baseline every figure is measured against, and the oracle of the law.
+
+It imports nothing of what it judges: neither rounds, nor verification, nor drafters, nor the engine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from foresample import kernels
-from foresample import noise as streams
 from foresample.contracts import (
-    NO_FAULT,
-    Affine,
     Target,
-    broken,
+    affine_chain,
     expand,
-    note_fault,
     predict,
-    raise_faults,
-    require_finite,
     require_target,
+    resolve_slots,
     start_states,
     transition_mean,
 )
-from foresample.engine import Observer, Timed, capture, require_cuda, resolve_seeds, resolve_slots
-from foresample.report import Report, Run, Tally
-from foresample.speculate import Commit
+from foresample.core import noise as streams
+from foresample.core.report import Commit, Observer, Report, Run, Tally, TimedTarget
+from foresample.faults import NO_FAULT, broken, note_fault, raise_faults, require_finite
+from foresample.kernels.graphs import capture, require_cuda
 
-_LOOK_EVERY = 64  # steps between looks for a number that is none, on a device where looking means waiting
+_LOOK_EVERY = 64  # steps between looks for NaN and infinity, on a device where looking means waiting
 
 
 class Sequential:
@@ -40,8 +38,8 @@ class Sequential:
         device = target.std.device
         if graph:
             require_cuda(target)
-        self.target, self.slots, self.timed = target, slots, Timed(target)
-        self.fused = kernels.serve(target)
+        self.target, self.slots, self.timed = target, slots, TimedTarget(target)
+        self.fused = affine_chain(target) if kernels.serve(target) else None
         self.row, self.key, self.step, self.fault = (
             torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
         )
@@ -95,12 +93,10 @@ class Sequential:
 
     def _move(self, prediction: Tensor) -> None:
         target, step = self.target, self.step
-        if self.fused:
-            from foresample.kernels.round import transition
+        if self.fused is not None:
+            from foresample.kernels.transition import transition
 
-            return transition(
-                cast(Affine, target), self.x, prediction, self.previous, self.key, step, self.fault
-            )
+            return transition(self.fused, self.x, prediction, self.previous, self.key, step, self.fault)
         network, state = (broken(v.unsqueeze(1)) for v in (prediction, self.x))
         self.fault.copy_(note_fault(self.fault, network, state, step.unsqueeze(1), self.used))
         mean = transition_mean(target, self.x, prediction, step, self.previous)
@@ -127,5 +123,5 @@ def sequential(
 ) -> Run:
     """Draw samples one step after the other: N calls each. Arguments as for `sample`."""
     require_target(target)
-    key = resolve_seeds(count, seed, seeds)
+    key = streams.resolve_seeds(count, seed, seeds)
     return Sequential(target, resolve_slots(slots, len(key)), graph=graph).sample(key, observe)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.special import ndtri
 
-from foresample import coupling
 from foresample.contracts import expand
+from foresample.core import coupling
 
 FAR = 1e5
 """Correcting a state over a gap of δ std costs δ·ε std of rounding: for this δ, in float32, about 0.01 std."""
@@ -56,7 +56,7 @@ def verify(
     has drafted its first `length[r]` transitions only. Blocks of `block` transitions (None: the whole window)
     are verified one after the other until one is not accepted whole.
 
-    A mismatch that is no number, or beyond `FAR`, ends the window before that transition: it could not be
+    A mismatch that is NaN, or beyond `FAR`, ends the window before that transition: it could not be
     kept anyway. It is known before the transition's noise is looked at, so the law is the same.
 
     With `fresh` noise, [R, W, *shape], independent of all else, the examined noise is replaced instead of

@@ -1,0 +1,203 @@
+"""A chain as data: the coefficients of its transitions, one set for each step.
+
+    x_{k+1} = state_weight·x_k + prediction_weight·p_k + previous_weight·p_{k−1} + std·z_k
+
+with p the *prediction*, the quantity a drafter reuses at nearby states. The network is told `time`, sees scale·x
+and returns its output; from it
+
+    x0 or p = from_state·x + from_output·output
+    p       = to_state·x + to_x0·limit(x0)          where the denoised estimate is limited, else p is made at once
+
+`limit` clips or thresholds the denoised estimate. One sampler, DDIM that does not use its clipped output, takes its
+direction from the estimate before it is limited: there p is the unlimited x0, and the mean is not affine in it,
+
+    mean = state_weight·x + prediction_weight·limit(p) + unlimited_weight·p.
+
+The coefficients of a sampler are derived once, in terms of x0 (`denoising_chain`). What the network predicts and
+what is reused is a matter of one table: with x = α x0 + σ ξ, each kind of prediction is c·x + d·x0,
+
+    x0                          c = 0          d = 1
+    eps = ξ                     c = 1/σ        d = −α/σ
+    v   = (α ξ − σ x0)/norm     c = α/(σ norm) d = −norm/σ     norm² = α² + σ², 1 if variance is preserved
+    v   = ξ − x0  (flow)        c = 1/σ        d = −1/σ        (α + σ = 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import expand
+
+Kind = Literal["x0", "eps", "v"]
+Limit = Callable[[Tensor], Tensor]
+"""What is done to denoised estimates, [B, *shape] -> [B, *shape], row by row."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Coefficients [N] of a chain, see the module; those that are None have no part in it."""
+
+    std: Tensor
+    state_weight: Tensor
+    prediction_weight: Tensor
+    previous_weight: Tensor | None = None
+    unlimited_weight: Tensor | None = None
+    time: Tensor | None = None
+    """What the network is told of each step; the step itself if None."""
+    scale: Tensor | None = None
+    from_state: Tensor | None = None
+    from_output: Tensor | None = None
+    to_state: Tensor | None = None
+    to_x0: Tensor | None = None
+    limit: Limit | None = None
+    start_scale: float = 1.0
+    """Std of the Gaussian the chain starts from."""
+    predicts: str = "prediction"
+    """What the network returns, in a word."""
+    reuse: str = "prediction"
+    """What drafters reuse, in a word."""
+
+    @property
+    def multistep(self) -> bool:
+        """Whether the mean also needs the prediction of the step before."""
+        return self.previous_weight is not None
+
+    @property
+    def affine(self) -> bool:
+        """Whether the mean is affine in state and predictions, as kernels need it."""
+        return self.unlimited_weight is None
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Chain:
+        """The same on a device; `time` keeps its dtype, for the network to judge."""
+        moved = {name: value.to(device, dtype) for name, value in self._coefficients().items()}
+        if self.time is not None:
+            moved["time"] = self.time.to(device)
+        return replace(self, **moved)
+
+    def since(self, start: int) -> Chain:
+        """The same from a later step on."""
+        return replace(self, **{name: value[start:] for name, value in self._coefficients().items()})
+
+    def _coefficients(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def predict(self, x: Tensor, output: Tensor, step: Tensor) -> Tensor:
+        """The prediction at states x, [B, *shape], from the network's output there."""
+        value = output
+        if self.from_state is not None and self.from_output is not None:
+            value = per_row(self.from_state, step, x) * x + per_row(self.from_output, step, x) * output.to(
+                x.dtype
+            )
+        if self.limit is not None and self.unlimited_weight is None:
+            value = self.limit(value)
+        if self.to_state is not None and self.to_x0 is not None:
+            value = per_row(self.to_state, step, x) * x + per_row(self.to_x0, step, x) * value
+        return value
+
+    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor | None = None) -> Tensor:
+        """The transition's mean at (x, step), given predictions."""
+        limited = prediction
+        if self.limit is not None and self.unlimited_weight is not None:
+            limited = self.limit(prediction)
+        mean = per_row(self.state_weight, step, x) * x + per_row(self.prediction_weight, step, x) * limited
+        if self.unlimited_weight is not None:
+            mean = mean + per_row(self.unlimited_weight, step, x) * prediction
+        if self.previous_weight is not None and previous is not None:
+            mean = mean + per_row(self.previous_weight, step, x) * previous
+        return mean
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The noise levels a denoising chain visits: x = alpha·x0 + sigma·ξ at each step, all [N], float64."""
+
+    alpha: Tensor
+    sigma: Tensor
+    flow: bool = False
+    """Whether v means ξ − x0 (flow matching)."""
+    norm: Tensor | float = 1.0
+    """√(α² + σ²), for v on states whose variance is not preserved."""
+
+    def kind(self, name: str) -> tuple[Tensor, Tensor]:
+        """(c, d) with which a quantity is c·x + d·x0: the table of the module."""
+        if name == "x0":
+            return torch.zeros_like(self.alpha), torch.ones_like(self.alpha)
+        if name == "eps":
+            return 1 / self.sigma, -self.alpha / self.sigma
+        if name == "v":
+            return (1 if self.flow else self.alpha) / (self.sigma * self.norm), -self.norm / self.sigma
+        raise ValueError(f"a prediction is one of {', '.join(get_args(Kind))}, not {name!r}")
+
+
+def denoising_chain(
+    levels: Levels,
+    *,
+    state_weight: Tensor,
+    x0_weight: Tensor,
+    std: Tensor,
+    predicts: Kind,
+    reuse: Kind,
+    time: Tensor,
+    previous_weight: Tensor | None = None,
+    unlimited_weight: Tensor | None = None,
+    limit: Limit | None = None,
+    scale: Tensor | None = None,
+    start_scale: float = 1.0,
+) -> Chain:
+    """The chain with mean state_weight·x + x0_weight·x0 (+ …), its network predicting one kind and reusing another.
+
+    Weights of earlier and of unlimited estimates are those of x0 and need `reuse="x0"`.
+    """
+    c, d = levels.kind(reuse)
+    c_in, d_in = levels.kind(predicts)
+    if (d == 0).any() or (d_in == 0).any():
+        raise ValueError("eps says nothing of x0 at pure noise (alpha = 0): start the grid below it, or use v")
+    if len(time) != len(std):
+        raise ValueError(f"time has {len(time)} values for {len(std)} steps: give one per step")
+    if reuse != "x0" and (previous_weight is not None or unlimited_weight is not None):
+        raise ValueError(f"this sampler's mean is made of denoised estimates: reuse x0, not {reuse}")
+    chain = Chain(
+        std,
+        state_weight - x0_weight * c / d,
+        x0_weight / d,
+        previous_weight,
+        unlimited_weight,
+        time=time,
+        scale=scale,
+        limit=limit,
+        start_scale=start_scale,
+        predicts=predicts,
+        reuse=reuse,
+    )
+    if limit is not None:
+        chain = replace(chain, from_state=-c_in / d_in, from_output=1 / d_in)
+        return chain if reuse == "x0" else replace(chain, to_state=c, to_x0=d)
+    if predicts == reuse:
+        return chain
+    # reuse = c x + d x0 with x0 = (output − c_in x)/d_in.
+    return replace(chain, from_state=c - d * c_in / d_in, from_output=d / d_in)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Clamps denoised estimates to ±bound."""
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        if not self.bound > 0:
+            raise ValueError(f"clip must be positive, not {self.bound}")
+
+    def __call__(self, x0: Tensor) -> Tensor:
+        return x0.clamp(-self.bound, self.bound)
+
+
+def per_row(values: Tensor, step: Tensor, like: Tensor) -> Tensor:
+    """values[step], shaped to multiply states."""
+    return expand(values[step], like)

@@ -1,0 +1,225 @@
+"""diffusers schedulers as chains of Gaussian transitions.
+
+A scheduler's `step` fuses mean and noise and walks one index for a whole batch. Here its formulas are written
+out as the coefficients of a `Chain`, so that states at different steps can share a call. Tests replay each
+scheduler's own `step` with the same noise. Nothing is imported from diffusers: a scheduler is known by its class's
+name, and read by its attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foresample.chains import vp
+from foresample.chains.chain import Chain, Clip, Kind, Levels, Limit, denoising_chain
+
+_KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v", "flow_prediction": "v"}
+"""diffusers' names of what a network predicts."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a pipeline passes to `step`, and what is asked of the chain."""
+
+    eta: float
+    use_clipped: bool
+    start: int
+    reuse: Kind
+
+
+def scheduler_chain(
+    scheduler: Any, *, eta: float = 0.0, use_clipped: bool = False, start: int = 0, reuse: Kind = "x0"
+) -> Chain:
+    """The chain of a scheduler after `set_timesteps`, from its timestep number `start` on.
+
+    `eta` and `use_clipped` are what a pipeline would pass to DDIM's `step`; `reuse` is what drafters reuse.
+    """
+    name = type(scheduler).__name__
+    if name in _WITHOUT_NOISE:
+        raise ValueError(
+            f"{name} adds no noise, so there is nothing to speculate on; use DDPMScheduler, "
+            "EulerAncestralDiscreteScheduler or DPMSolverMultistepScheduler(algorithm_type='sde-dpmsolver++')"
+        )
+    if name not in _READERS:
+        why = _REFUSED.get(name, "is not known to be a chain of Gaussian transitions with fixed std")
+        raise ValueError(f"{name} {why}; use one of {', '.join(_READERS)}")
+    return _READERS[name](scheduler, Options(eta, use_clipped, start, reuse)).since(start)
+
+
+def _ddpm(scheduler: Any, options: Options) -> Chain:
+    config = scheduler.config
+    if config.variance_type not in ("fixed_small", "fixed_small_log", "fixed_large"):
+        reason = "gives NaN" if config.variance_type == "fixed_large_log" else "has a state-dependent std"
+        raise ValueError(
+            f"DDPMScheduler(variance_type={config.variance_type!r}) {reason}, which has no exact coupling; "
+            "use variance_type='fixed_small'"
+        )
+    time = scheduler.timesteps.cpu()
+    here = scheduler.alphas_cumprod.double().cpu()[time]
+    there = torch.cat([here[1:], torch.ones(1, dtype=torch.float64)])
+    state_weight, x0_weight, std = vp.transition(here, there, 1.0)
+    std = (1 - here / there).sqrt() if config.variance_type == "fixed_large" else std.clamp(min=1e-10)
+    return denoising_chain(
+        vp.levels(here),
+        state_weight=state_weight,
+        x0_weight=x0_weight,
+        std=torch.where(time > 0, std, 0.0),
+        predicts=_predicts(config),
+        reuse=options.reuse,
+        time=time,
+        limit=_limit(scheduler),
+    )
+
+
+def _ddim(scheduler: Any, options: Options) -> Chain:
+    if not options.eta > 0:
+        raise ValueError(
+            "DDIMScheduler with eta=0 adds no noise, so there is nothing to speculate on; pass eta=1.0 to the "
+            "pipeline or use DDPMScheduler"
+        )
+    config, time = scheduler.config, scheduler.timesteps.cpu()
+    levels = scheduler.alphas_cumprod.double().cpu()
+    before = time - config.num_train_timesteps // scheduler.num_inference_steps
+    here = levels[time]
+    there = torch.where(before >= 0, levels[before.clamp(min=0)], float(scheduler.final_alpha_cumprod))
+    towards, x0_weight, std = vp.transition(here, there, options.eta)
+    # The direction, towards·(x − √ᾱ x0), is taken from the estimate before it is limited, unless told otherwise.
+    apart = _limit(scheduler) is not None and not options.use_clipped
+    return denoising_chain(
+        vp.levels(here),
+        state_weight=towards,
+        x0_weight=there.sqrt() if apart else x0_weight,
+        unlimited_weight=-towards * here.sqrt() if apart else None,
+        std=std,
+        predicts=_predicts(config),
+        reuse=options.reuse,
+        time=time,
+        limit=_limit(scheduler),
+    )
+
+
+def _euler_ancestral(scheduler: Any, options: Options) -> Chain:
+    sigmas = scheduler.sigmas.double().cpu()
+    here, there = sigmas[:-1], sigmas[1:]
+    std = (there**2 * (here**2 - there**2) / here**2).clamp(min=0).sqrt()
+    down = (there**2 - std**2).clamp(min=0).sqrt() / here
+    norm = (here**2 + 1).sqrt()
+    kind = scheduler.config.prediction_type
+    if kind not in ("epsilon", "v_prediction"):
+        raise ValueError(f"EulerAncestralDiscreteScheduler does not implement prediction_type={kind!r}")
+    return denoising_chain(
+        Levels(torch.ones_like(here), here, norm=norm),
+        state_weight=down,
+        x0_weight=1 - down,
+        std=std,
+        predicts=_predicts(scheduler.config),
+        reuse=options.reuse,
+        time=scheduler.timesteps.cpu(),
+        scale=1 / norm,
+    )
+
+
+def _dpm_multistep(scheduler: Any, options: Options) -> Chain:
+    config = scheduler.config
+    if config.algorithm_type != "sde-dpmsolver++":
+        raise ValueError(
+            f"DPMSolverMultistepScheduler(algorithm_type={config.algorithm_type!r}) is not supported; "
+            "use algorithm_type='sde-dpmsolver++'"
+        )
+    if config.solver_order > 2:
+        raise ValueError("a third-order solver needs two earlier predictions; use solver_order=2")
+    sigmas = scheduler.sigmas.double().cpu()
+    if config.use_flow_sigmas:
+        alpha, sigma = 1 - sigmas, sigmas
+    else:
+        alpha = (sigmas**2 + 1).rsqrt()
+        sigma = sigmas * alpha
+    log_ratio = alpha.log() - sigma.log()
+    h = log_ratio[1:] - log_ratio[:-1]  # infinite where the chain ends at σ = 0
+    gain = alpha[1:] * -torch.expm1(-2 * h)
+
+    # Second order adds weight · (x0 − previous x0)/r, r being the ratio of the last two steps in log-SNR.
+    steps = len(h)
+    second = torch.zeros_like(h)
+    if config.solver_order == 2:
+        midpoint = config.solver_type == "midpoint"
+        weight = 0.5 * gain if midpoint else alpha[1:] * (torch.expm1(-2 * h) / (2 * h) + 1)
+        second[1:] = weight[1:] * h[1:] / h[:-1]
+        few = config.lower_order_final and steps < 15
+        if config.euler_at_final or few or config.final_sigmas_type == "zero":
+            second[-1] = 0
+        second[options.start] = 0
+    return denoising_chain(
+        Levels(alpha[:-1], sigma[:-1], flow=config.prediction_type == "flow_prediction"),
+        state_weight=sigma[1:] / sigma[:-1] * torch.exp(-h),
+        x0_weight=gain + second,
+        previous_weight=-second if (second != 0).any() else None,
+        std=sigma[1:] * (-torch.expm1(-2 * h)).sqrt(),
+        predicts=_predicts(config),
+        reuse=options.reuse,
+        time=scheduler.timesteps.cpu(),
+        limit=_limit(scheduler),
+    )
+
+
+def _flow_match(scheduler: Any, options: Options) -> Chain:
+    if not scheduler.config.stochastic_sampling:
+        raise ValueError(
+            "FlowMatchEulerDiscreteScheduler adds no noise unless stochastic_sampling=True: "
+            "FlowMatchEulerDiscreteScheduler.from_config(scheduler.config, stochastic_sampling=True)"
+        )
+    sigmas = scheduler.sigmas.double().cpu()
+    here, there = sigmas[:-1], sigmas[1:]
+    return denoising_chain(
+        Levels(1 - here, here, flow=True),
+        state_weight=torch.zeros_like(here),
+        x0_weight=1 - there,
+        std=there,
+        predicts="v",
+        reuse=options.reuse,
+        time=scheduler.timesteps.cpu(),
+    )
+
+
+def _predicts(config: Any) -> Kind:
+    if config.prediction_type not in _KINDS:
+        raise ValueError(f"prediction_type={config.prediction_type!r} is none of {', '.join(_KINDS)}")
+    return _KINDS[config.prediction_type]
+
+
+def _limit(scheduler: Any) -> Limit | None:
+    """What the scheduler does to the denoised estimate, row by row."""
+    config = scheduler.config
+    if config.get("thresholding", False):
+        return scheduler._threshold_sample
+    return Clip(config.clip_sample_range) if config.get("clip_sample", False) else None
+
+
+_READERS: dict[str, Callable[[Any, Options], Chain]] = {
+    "DDPMScheduler": _ddpm,
+    "DDIMScheduler": _ddim,
+    "EulerAncestralDiscreteScheduler": _euler_ancestral,
+    "DPMSolverMultistepScheduler": _dpm_multistep,
+    "FlowMatchEulerDiscreteScheduler": _flow_match,
+}
+_WITHOUT_NOISE = {
+    "EulerDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "FlowMatchHeunDiscreteScheduler",
+    "LMSDiscreteScheduler",
+    "PNDMScheduler",
+    "UniPCMultistepScheduler",
+    "DEISMultistepScheduler",
+    "IPNDMScheduler",
+    "KDPM2DiscreteScheduler",
+    "SASolverScheduler",
+}
+_REFUSED = {
+    "DPMSolverSDEScheduler": "correlates the noise of its two half steps",
+    "ScoreSdeVeScheduler": "has a corrector that depends on norms over the batch",
+    "KDPM2AncestralDiscreteScheduler": "takes two network calls a step, with one noise between them",
+}

@@ -1,0 +1,58 @@
+"""Variance-preserving diffusion: DDPM ancestral sampling and DDIM, on any sub-grid of the schedule.
+
+With x_t = √ᾱ_t x0 + √(1 − ᾱ_t) ξ, the transition from ᾱ_t to the less noisy ᾱ_s is
+
+    std  = η √((1 − ᾱ_s)/(1 − ᾱ_t)) √(1 − ᾱ_t/ᾱ_s)
+    mean = √ᾱ_s x0 + √(1 − ᾱ_s − std²) · (x − √ᾱ_t x0)/√(1 − ᾱ_t).
+
+At η = 1 this is the posterior q(x_s | x_t, x0), i.e. DDPM; at 0 < η < 1, stochastic DDIM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foresample.chains.chain import Chain, Clip, Kind, Levels, denoising_chain
+
+
+def vp_chain(
+    alpha_bar: Tensor | Sequence[float],
+    *,
+    time: Tensor | None = None,
+    eta: float = 1.0,
+    predicts: Kind = "eps",
+    reuse: Kind = "x0",
+    clip: float | None = None,
+) -> Chain:
+    """DDPM (eta = 1) or DDIM on this grid; arguments as for `targets.vp`."""
+    here = torch.as_tensor(alpha_bar, dtype=torch.float64).cpu()
+    if here.ndim != 1 or not ((here > 0) & (here < 1)).all() or not (here.diff() > 0).all():
+        raise ValueError("alpha_bar must rise strictly within (0, 1), from noise to data; flip the schedule?")
+    if not 0 < eta <= 1:
+        raise ValueError(f"eta must be in (0, 1], not {eta}; without noise there is nothing to speculate on")
+    towards, x0_weight, std = transition(here, torch.cat([here[1:], torch.ones(1, dtype=torch.float64)]), eta)
+    return denoising_chain(
+        levels(here),
+        state_weight=towards,
+        x0_weight=x0_weight,
+        std=std,
+        predicts=predicts,
+        reuse=reuse,
+        time=here if time is None else time,
+        limit=None if clip is None else Clip(clip),
+    )
+
+
+def transition(here: Tensor, there: Tensor, eta: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights of x and x0, and std, of the transitions from ᾱ = here to ᾱ = there."""
+    std = eta * ((1 - there) / (1 - here)).clamp(min=0).sqrt() * (1 - here / there).clamp(min=0).sqrt()
+    towards = (1 - there - std**2).clamp(min=0).sqrt() / (1 - here).sqrt()
+    return towards, there.sqrt() - towards * here.sqrt(), std
+
+
+def levels(alpha_bar: Tensor) -> Levels:
+    """x = √ᾱ x0 + √(1 − ᾱ) ξ."""
+    return Levels(alpha_bar.sqrt(), (1 - alpha_bar).sqrt())

@@ -1,0 +1,329 @@
+"""Speculative sampling: one round, in plain PyTorch, on any device.
+
+A round of one row that stands at state x of step k:
+
+    propose   draft    L transitions with guessed predictions and the row's own noise, up to the next step that
+                       cannot be drafted across (a deterministic one, or the last of the chain)
+              call     the states at which to evaluate the target, at once: x and all L drafts
+    settle    verify   how many drafts to keep, up to where one strayed hopelessly, if it did (`verify`)
+              commit   the drafts kept, and one transition more: from the residual if a draft was rejected, else
+                       the exact transition from the last draft, whose prediction the call has just given
+
+So a round commits `accepted + 1` transitions for one call. With nothing to draft from (L = 0) it is a step
+of the sequential sampler; a deterministic transition is the exact one with std 0. Nothing is special-cased.
+
+Between the two halves stands whoever evaluates the target: the engine, or a pipeline's own loop.
+`kernels.round` is this file once more in four kernels, for CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import (
+    Drafter,
+    DrafterMemory,
+    DraftPath,
+    PreviousDraft,
+    Target,
+    expand,
+    is_multistep,
+    start_states,
+    transition_mean,
+)
+from foresample.core import noise as streams
+from foresample.core.report import Commit
+from foresample.core.verify import verify
+from foresample.faults import NO_FAULT, broken, note_fault
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples under way: all that outlives a round. Memory is O(rows × window × state)."""
+
+    sample: Tensor
+    """[R]: index of the sample in the run."""
+    seed: Tensor
+    """[R]"""
+    round: Tensor
+    """[R]: rounds done, each of which was one call."""
+    evaluations: Tensor
+    """[R]: states evaluated."""
+    step: Tensor
+    """[R]: transitions committed; N in a slot with nothing to do."""
+    fault: Tensor
+    """[R]: where a transition first used NaN or infinity, if one did (`faults`)."""
+    x: Tensor
+    """[R, *shape]: the last committed state."""
+    previous: Tensor
+    """[R, *shape]: the prediction at the state before x; only multistep targets look at it."""
+    noise: Tensor
+    """[R, L+1, *shape]: unspent noise of steps step … step + L, i.i.d. N(0, I) given all committed."""
+    memory: DrafterMemory
+    """The drafter's."""
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, in a fixed order."""
+        own = [value for value in vars(self).values() if isinstance(value, Tensor)]
+        return own + [self.memory[name] for name in sorted(self.memory)]
+
+    def map(self, change: Callable[..., Tensor], *others: Rows) -> Rows:
+        """Rows of `change(tensor, *tensors of the others)`."""
+        names = [name for name in vars(self) if name != "memory"]
+        own = {n: change(*(getattr(rows, n) for rows in (self, *others))) for n in names}
+        memory = {n: change(*(rows.memory[n] for rows in (self, *others))) for n in self.memory}
+        return Rows(**own, memory=memory)
+
+
+@dataclass(frozen=True)
+class Call:
+    """States at which the target is to be evaluated, in one batch."""
+
+    x: Tensor
+    """[B, *shape]"""
+    step: Tensor
+    """[B]"""
+    row: Tensor
+    """[B]: index of the sample in the run."""
+    needed: Tensor | None
+    """[R, W+1]: the positions of the window these states are at, in order; None if they are all."""
+
+    @staticmethod
+    def at(states: Tensor, step: Tensor, row: Tensor, needed: Tensor | None) -> Call:
+        """The call at states [R, W+1, *shape], or at those of them needed."""
+        if needed is None:
+            return Call(states.flatten(0, 1).clone(), step.flatten(), row.flatten(), None)
+        return Call(states[needed], step[needed], row[needed], needed)
+
+    def spread(self, predictions: Tensor, states: Tensor) -> Tensor:
+        """The predictions of the call, [B, *shape], at their positions, [R, W+1, *shape]; 0 where there is none."""
+        if self.needed is None:
+            return predictions.view_as(states)
+        spread = torch.zeros_like(states)
+        spread[self.needed] = predictions
+        return spread
+
+
+class Layout(Protocol):
+    """What a round evaluates and draws: all positions of all rows, or those needed."""
+
+    def width(self, length: Tensor, window: int) -> int:
+        """Transitions to draft for rows that can draft `length`, [R], of them."""
+
+    def needed(self, length: Tensor, width: int) -> Tensor | None:
+        """[R, W+1]: the positions to evaluate; None: all."""
+
+    def evaluated(self, length: Tensor, width: int) -> Tensor | int:
+        """How many these are, row by row."""
+
+    def refill(self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int) -> Tensor:
+        """Noise [R, W, *shape] with that of steps [R, W] drawn from the streams where it is new."""
+
+
+class Packed:
+    """Just what is needed. Shapes follow the rows and are read back from the device."""
+
+    def width(self, length: Tensor, window: int) -> int:
+        return max(1, int(length.max()))
+
+    def needed(self, length: Tensor, width: int) -> Tensor | None:
+        return torch.arange(width + 1, device=length.device) <= length.unsqueeze(1)
+
+    def evaluated(self, length: Tensor, width: int) -> Tensor | int:
+        return length + 1
+
+    def refill(self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int) -> Tensor:
+        new = new & (step < steps)
+        seed, step = seed.unsqueeze(1).expand_as(new)[new], step[new]
+        noise[new] = streams.normal(seed, noise.shape[2:], noise.dtype, step=step, draw=torch.zeros_like(step))
+        return noise
+
+
+class Padded:
+    """Everything. Shapes are fixed and nothing is read back, so that rounds can be queued and captured."""
+
+    def width(self, length: Tensor, window: int) -> int:
+        return window
+
+    def needed(self, length: Tensor, width: int) -> Tensor | None:
+        return None
+
+    def evaluated(self, length: Tensor, width: int) -> Tensor | int:
+        return width + 1
+
+    def refill(self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int) -> Tensor:
+        drawn = _stream(seed, step, noise.shape[2:], noise.dtype)
+        return torch.where(expand(new, noise), drawn, noise)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How to speculate."""
+
+    drafter: Drafter
+    window: int
+    block: int | None
+    recycle: bool
+    last: Tensor
+    """[N]: from each step on, the first step not to be drafted across."""
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a round proposes."""
+
+    call: Call
+    states: Tensor
+    """[R, W+1, *shape]: x and its drafts."""
+    mean: Tensor
+    """[R, W, *shape]: where each draft was centred."""
+    step: Tensor
+    """[R, W+1]: of each state."""
+    length: Tensor
+    """[R]: transitions drafted; positions behind hold nothing."""
+
+
+def propose(target: Target, rows: Rows, how: Speculation) -> Draft:
+    """Draft a window for each row, and say where the target is to be evaluated."""
+    steps = len(target.std)
+    first = rows.step.clamp(max=steps - 1)
+    length = torch.minimum(how.drafter.reach(rows.memory, how.window), how.last[first] - first)
+    width = how.layout.width(length, how.window)
+    position = torch.arange(width + 1, device=rows.step.device)
+    step = (first.unsqueeze(1) + position).clamp(max=steps - 1)
+    states, mean = draft_path(target, how.drafter, rows, step, target.std[step])
+    row = rows.sample.unsqueeze(1).expand_as(step)
+    return Draft(Call.at(states, step, row, how.layout.needed(length, width)), states, mean, step, length)
+
+
+def settle(
+    target: Target, rows: Rows, draft: Draft, predictions: Tensor, how: Speculation
+) -> tuple[Rows, Commit]:
+    """Verify and commit, given the target's predictions at the draft's call.
+
+    Law: the committed states continue each row by the target's own chain, and the noise left in the rows is
+    i.i.d. N(0, I), independent of everything committed.
+    """
+    steps, index = len(target.std), torch.arange(len(rows.x), device=rows.x.device)
+    active, step, width = rows.step < steps, draft.step, draft.mean.shape[1]
+    std = target.std[step]
+    predictions = draft.call.spread(predictions, draft.states)
+    target_mean = _target_means(target, rows, draft.states, predictions, step)
+
+    verdict = verify(
+        rows.noise[:, :width],
+        draft.mean,
+        target_mean[:, :-1],
+        std[:, :-1],
+        draft.length,
+        streams.uniform(rows.seed, width, round=rows.round),
+        block=how.block,
+        fresh=None if how.recycle else _redrawn(rows, step[:, :-1]),
+    )
+
+    accepted, examined = verdict.accepted, verdict.length
+    committed = active * (accepted + 1)
+    noise = torch.cat([verdict.noise, rows.noise[:, width:]], dim=1)
+    whole = expand(accepted == examined, rows.x)
+    mean = torch.where(whole, target_mean[index, accepted], draft.mean[index, accepted.clamp(max=width - 1)])
+    x = mean + expand(std[index, accepted], rows.x) * noise[index, accepted]
+
+    # What broke at a draft that strayed is not learned from; it is a fault if a committed transition used it.
+    network, state = broken(predictions), broken(draft.states)
+    lost = (network | state)[index, examined] & (accepted < examined)
+    path = DraftPath(draft.states, predictions, draft.states[:, 1:] - draft.mean, examined - lost.long())
+    used = torch.arange(width + 1, device=step.device) <= accepted.unsqueeze(1)
+    rows_after = replace(
+        rows,
+        round=rows.round + active,
+        evaluations=rows.evaluations + active * how.layout.evaluated(draft.length, width),
+        step=rows.step + committed,
+        fault=note_fault(rows.fault, network, state, step, used),
+        x=x,
+        previous=predictions[index, accepted],
+        noise=_advance(rows, noise, committed, steps, how.layout),
+        memory=how.drafter.learn(rows.memory, path, accepted + 1),
+    )
+    return rows_after, Commit(rows.sample, rows.step, committed, draft.states, x, verdict.mismatch, examined)
+
+
+def draft_path(
+    target: Target, drafter: Drafter, rows: Rows, step: Tensor, std: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The drafted path from x: states [R, W+1, *shape], the first being x, and draft means [R, W, *shape]."""
+    states, means, before, previous = [rows.x], [], None, rows.previous
+    for j in range(step.shape[1] - 1):
+        guess = drafter.guess(rows.memory, states[j], j, step[:, j], rows.sample, before)
+        means.append(transition_mean(target, states[j], guess, step[:, j], previous))
+        before, previous = PreviousDraft(guess, expand(std[:, j], rows.x) * rows.noise[:, j]), guess
+        states.append(means[j] + before.innovation)
+    return torch.stack(states, 1), torch.stack(means, 1)
+
+
+def begin(
+    target: Target,
+    drafter: Drafter,
+    window: int,
+    seed: Tensor,
+    *,
+    sample: Tensor | None = None,
+    x: Tensor | None = None,
+) -> Rows:
+    """Rows at the start of their chains, one per seed: samples 0, 1, …, or those said; at states x if given."""
+    zero = torch.zeros_like(seed)
+    if sample is None:
+        sample = torch.arange(len(seed), device=seed.device)
+    if x is None:
+        unit = streams.normal(seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero)
+        x = start_states(target, unit)
+    position = torch.arange(window + 1, device=seed.device).expand(len(seed), -1)
+    noise = _stream(seed, position, target.shape, x.dtype)
+    x, memory = x.contiguous(), drafter.begin(len(seed), window, x[0])
+    rounds, evaluations, step = (torch.zeros_like(seed) for _ in range(3))
+    fault, previous = zero + NO_FAULT, torch.zeros_like(x)
+    return Rows(sample, seed, rounds, evaluations, step, fault, x, previous, noise, memory)
+
+
+def last_draftable(std: Tensor) -> Tensor:
+    """From each step on, the first that is deterministic or the chain's last."""
+    steps = len(std)
+    stops = torch.where(std == 0, torch.arange(steps, device=std.device), steps - 1)
+    return stops.flip(0).cummin(0).values.flip(0)
+
+
+def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, layout: Layout) -> Tensor:
+    """Unspent noise after `committed` transitions: what is left of the window's, then the stream's next."""
+    position = torch.arange(noise.shape[1], device=noise.device)
+    source = position + committed.unsqueeze(1)
+    index = torch.arange(len(noise), device=noise.device).unsqueeze(1)
+    kept = noise[index, source.clamp(max=noise.shape[1] - 1)]
+    return layout.refill(kept, source >= noise.shape[1], rows.seed, rows.step.unsqueeze(1) + source, steps)
+
+
+def _target_means(target: Target, rows: Rows, states: Tensor, predictions: Tensor, step: Tensor) -> Tensor:
+    """The target's means at all positions, [R, W+1, *shape]."""
+    previous = predictions
+    if is_multistep(target):
+        previous = torch.cat([rows.previous.unsqueeze(1), predictions[:, :-1]], dim=1)
+    flat = (v.flatten(0, 1) for v in (states, predictions, step, previous))
+    return transition_mean(target, *flat).view_as(states)
+
+
+def _redrawn(rows: Rows, step: Tensor) -> Tensor:
+    """Noise for these steps that nobody has seen: the draw of this round."""
+    return _stream(rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round + 1)
+
+
+def _stream(
+    seed: Tensor, step: Tensor, shape: torch.Size, dtype: torch.dtype, draw: Tensor | None = None
+) -> Tensor:
+    """The streams' noise for steps [R, W] of rows [R]: [R, W, *shape]."""
+    draw = torch.zeros_like(seed) if draw is None else draw
+    seed, draw = (v.unsqueeze(1).expand_as(step).flatten() for v in (seed, draw))
+    return streams.normal(seed, shape, dtype, step=step.flatten(), draw=draw).view(*step.shape, *shape)

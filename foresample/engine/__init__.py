@@ -1,0 +1,7 @@
+"""The engine: samples through slots, captured rounds, and the window that is fastest here."""
+
+from foresample.engine.engine import Engine, Sample
+from foresample.engine.sampling import sample, stream
+from foresample.engine.tuning import Tuning, tune
+
+__all__ = ["Engine", "Sample", "Tuning", "sample", "stream", "tune"]

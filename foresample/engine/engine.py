@@ -1,0 +1,152 @@
+"""The engine: many samples through few slots.
+
+Memory is O(slots × window × state), whatever the number of samples and the length of the chain. Each sample has its
+own noise and its own steps: what comes out does not depend on how many slots there are, on the order, or on who sits
+in the slot beside. `slots` has the two ways to keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import Drafter, Target, at_least_one, require_drafter, require_target
+from foresample.core.report import Observer, Report, Run
+from foresample.core.round import Packed, Padded, Speculation, last_draftable
+from foresample.drafters import Replay
+from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order
+from foresample.faults import raise_faults, require_finite
+from foresample.kernels.graphs import require_cuda
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished sample."""
+
+    index: int
+    seed: int
+    x: Tensor
+    """[*shape]"""
+    calls: int
+    evaluations: int
+
+
+class Engine:
+    """Slots for one target, kept between runs: what was compiled and captured once serves every later run.
+
+    Args:
+        target: the chain to sample.
+        window: transitions drafted in a round, L; a call evaluates at most L + 1 states of each sample.
+        slots: samples under way at a time.
+        drafter: where guesses come from; `Replay()` by default.
+        block: transitions verified as one block; the whole window by default. 1 is the per-step test.
+        recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
+        graph: replay rounds as one CUDA graph: no launch overhead, on a target whose network can be captured.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        window: int,
+        slots: int,
+        drafter: Drafter | None = None,
+        block: int | None = None,
+        recycle: bool = True,
+        graph: bool = False,
+    ) -> None:
+        require_target(target)
+        self.slots = at_least_one("slots", slots)
+        window = at_least_one("window", window)
+        block = None if block is None else at_least_one("block", block)
+        drafter = Replay() if drafter is None else drafter
+        require_drafter(drafter)
+        if graph:
+            require_cuda(target)
+        self.target, self.graph = target, graph
+        layout = Padded() if target.std.device.type == "cuda" else Packed()
+        self.how = Speculation(drafter, window, block, recycle, last_draftable(target.std), layout)
+        noise = "recycled" if recycle else "fresh"
+        self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
+        self._under_way: LooseSlots | FixedSlots | None = None
+
+    def finished(self, seeds: Tensor, observe: Observer | None = None, *, first: int = 0) -> Iterator[Finished]:
+        """Samples as they are done, several at a time; sample `first` + i has seeds[i].
+
+        Broken ones come with a fault.
+        """
+        return self.draw([(first + torch.arange(len(seeds)), seeds)], observe, at_most=len(seeds))
+
+    def draw(
+        self,
+        parts: Iterable[tuple[Tensor, Tensor]],
+        observe: Observer | None = None,
+        *,
+        at_most: int | None = None,
+    ) -> Iterator[Finished]:
+        """`finished`, of samples given in parts, (indices, seeds), each asked for when a slot is free for it.
+
+        So slots never run empty between parts, and nobody holds all seeds. `at_most`: how many come, if known.
+        """
+        device, coming = self.target.std.device, iter(parts)
+        slots = self._slots(self.slots if at_most is None else min(self.slots, at_most))
+        waiting: tuple[Tensor, Tensor] | None = None
+        while True:
+            with torch.no_grad():
+                while room := slots.capacity - len(slots):
+                    if waiting is None or not len(waiting[0]):
+                        waiting = next(coming, None)
+                        if waiting is None:
+                            break
+                    index, seeds = waiting
+                    if len(index):
+                        slots.admit(index[:room].to(device), seeds[:room].to(device))
+                    waiting = index[room:], seeds[room:]
+                if not len(slots):
+                    return
+                done = slots.advance(observe)
+            if done is not None:
+                yield done
+
+    def stream(self, seeds: Tensor) -> Iterator[Sample]:
+        """Samples one by one as they are done, in no particular order."""
+        for done in self.finished(seeds):
+            raise_faults(done.fault, done.index)
+            require_finite(done.x, done.index)
+            costs = torch.stack([done.index, done.calls, done.evaluations], 1).tolist()
+            for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
+                yield Sample(index, int(seeds[index]), x, calls, evaluations)
+
+    def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
+        """All samples of these seeds, in order, and what they cost."""
+        started = perf_counter()
+        parts = []
+        for done in self.finished(seeds, observe):
+            raise_faults(done.fault, done.index)
+            parts.append(done)
+        done = in_order(parts)
+        require_finite(done.x, done.index)
+        slots = self._under_way
+        assert slots is not None
+        runner = slots.runner
+        report = Report(self.method, runner.steps, len(seeds), self.how.window, slots=slots.capacity)
+        run = runner.tally.close(report, done.x, done.calls, done.evaluations)
+        report.occupancy = report.rounds / (slots.capacity * slots.rounds)
+        report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
+        return run
+
+    def _slots(self, capacity: int) -> Slots:
+        """Empty slots: new ones, or the fixed ones with what was captured in them."""
+        if isinstance(self.how.layout, Packed):
+            self._under_way = LooseSlots(RoundRunner(self.target, self.how), capacity)
+        elif isinstance(self._under_way, FixedSlots):
+            self._under_way.clear()
+        else:
+            with torch.no_grad():
+                runner = RoundRunner(self.target, self.how)
+                self._under_way = FixedSlots(runner, self.slots, graph=self.graph)
+        return self._under_way

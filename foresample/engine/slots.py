@@ -1,0 +1,259 @@
+"""Slots: places for samples under way, and how they are taken through their rounds.
+
+A slot holds one sample under way. When a sample is done, the next one waiting takes its slot at once, so nobody
+waits for stragglers. Two ways to keep slots, for two kinds of machine:
+
+    loose    on a CPU: rows come and go, a call evaluates just the states needed, every round is looked at
+    fixed    on a GPU: rows stay where they are and every call has the same shape, so that nothing in a round
+             waits for the host and a round can be replayed as a CUDA graph. A round commits at most window + 1
+             transitions, so the host knows how many rounds are certain to be needed before any sample can be
+             done. It queues that many, and only then looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from foresample import kernels
+from foresample.contracts import Target, expand, predict
+from foresample.core import round as plain
+from foresample.core.report import Commit, Observer, Tally, TimedTarget
+from foresample.core.round import Call, Rows, Speculation, begin
+from foresample.drafters import Replay
+from foresample.faults import NO_FAULT, raise_faults
+from foresample.kernels.graphs import capture
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Samples that left their slots after one round, [n] each."""
+
+    index: Tensor
+    x: Tensor
+    """[n, *shape]"""
+    calls: Tensor
+    evaluations: Tensor
+    fault: Tensor
+    """Why the sample was given up, if it was (`faults`)."""
+
+    @staticmethod
+    def of(rows: Rows, index: Tensor) -> Finished:
+        """Those rows."""
+        fields = rows.sample, rows.x, rows.round, rows.evaluations, rows.fault
+        return Finished(*(value[index] for value in fields))
+
+
+def in_order(parts: list[Finished]) -> Finished:
+    """All of them, by their index."""
+    order = torch.cat([part.index for part in parts]).argsort()
+    names = ("index", "x", "calls", "evaluations", "fault")
+    return Finished(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
+
+
+class Round(NamedTuple):
+    """The two halves of a round: the plain ones, or the fused ones."""
+
+    propose: Callable[[Target, Rows, Speculation], Any]
+    settle: Callable[[Target, Rows, Any, Tensor, Speculation], tuple[Rows, Commit]]
+
+
+def round_for(target: Target, how: Speculation) -> Round:
+    """The fused round where it serves, else the plain one."""
+    if how.drafter == Replay() and how.recycle and kernels.serve(target):
+        from foresample.kernels import round as fused
+
+        return Round(fused.propose, fused.settle)
+    return Round(plain.propose, plain.settle)
+
+
+class RoundRunner:
+    """Takes rows through rounds, the calls answered by the target; counts and clocks them."""
+
+    def __init__(self, target: Target, how: Speculation) -> None:
+        self.target, self.how, self.steps = target, how, len(target.std)
+        self.tally = Tally(how.window, self.steps, target.std.device)
+        self.timed = TimedTarget(target)
+        self._round = round_for(target, how)
+
+    def begin(self, sample: Tensor, seed: Tensor) -> Rows:
+        return begin(self.target, self.how.drafter, self.how.window, seed, sample=sample)
+
+    def round(self, rows: Rows) -> tuple[Rows, Commit]:
+        draft = self._round.propose(self.target, rows, self.how)
+        call = draft.call
+        predictions = predict(self.timed, call.x, call.step, call.row)
+        rows, commit = self._round.settle(self.target, rows, draft, predictions, self.how)
+        self.tally.count(commit)
+        return rows, commit
+
+
+class Slots(Protocol):
+    """Rows under way, at most `capacity` of them."""
+
+    runner: RoundRunner
+    capacity: int
+    rounds: int
+
+    def __len__(self) -> int:
+        """Rows under way."""
+
+    def admit(self, sample: Tensor, seed: Tensor) -> None:
+        """Begin these samples, no more than there is room for."""
+
+    def advance(self, observe: Observer | None) -> Finished | None:
+        """A round or several, until a row is done or broken; those that are leave."""
+
+
+class LooseSlots:
+    """Rows come and go; see the module."""
+
+    def __init__(self, runner: RoundRunner, capacity: int) -> None:
+        self.runner, self.capacity = runner, capacity
+        self.rows: Rows | None = None
+        self.rounds = 0
+
+    def __len__(self) -> int:
+        return 0 if self.rows is None else len(self.rows.sample)
+
+    def admit(self, sample: Tensor, seed: Tensor) -> None:
+        rows = self.runner.begin(sample, seed)
+        self.rows = rows if self.rows is None else self.rows.map(lambda *parts: torch.cat(parts), rows)
+
+    def advance(self, observe: Observer | None) -> Finished | None:
+        assert self.rows is not None
+        self.rows, commit = self.runner.round(self.rows)
+        self.rounds += 1
+        if observe is not None:
+            observe(commit)
+        left = (self.rows.step == self.runner.steps) | (self.rows.fault != NO_FAULT)
+        if not left.any():
+            return None
+        finished = Finished.of(self.rows, left.nonzero().squeeze(1))
+        kept = (~left).nonzero().squeeze(1)
+        self.rows = self.rows.map(lambda v: v[kept]) if len(kept) else None
+        return finished
+
+
+class FixedSlots:
+    """Rows stay in place, and rounds are queued without waiting; see the module."""
+
+    def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
+        self.runner, self.capacity, self.most = runner, capacity, runner.how.window + 1
+        device = runner.target.std.device
+        # For each slot: the sample to begin, its seed, and whether to begin it.
+        self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
+        self.rows = runner.begin(self.incoming[0], self.incoming[1]).map(_own)
+        self.graphs = (capture(self._admit, device), capture(self._round, device)) if graph else None
+        self.clear()
+
+    def clear(self) -> None:
+        """Free all slots, and count from the start."""
+        self.runner.tally.clear()
+        self.runner.timed.seconds = 0.0
+        self.left = [0] * self.capacity  # transitions left of the row in each slot; 0: free
+        self.rounds = 0
+        self.rows.step.fill_(self.runner.steps)
+
+    def __len__(self) -> int:
+        return sum(left > 0 for left in self.left)
+
+    def admit(self, sample: Tensor, seed: Tensor) -> None:
+        free = [slot for slot, left in enumerate(self.left) if not left][: len(sample)]
+        incoming = torch.zeros(3, self.capacity, dtype=torch.int64)
+        incoming[:, free] = torch.stack([sample.cpu(), seed.cpu(), torch.ones_like(seed.cpu())])
+        self.incoming.copy_(incoming)
+        self.graphs[0].replay() if self.graphs else self._admit()
+        for slot in free:
+            self.left[slot] = self.runner.steps
+
+    def _admit(self) -> None:
+        sample, seed, begins = self.incoming
+        new, begins = self.runner.begin(sample, seed), begins.bool()
+
+        def replaced(mine: Tensor, other: Tensor) -> Tensor:
+            return mine.copy_(torch.where(expand(begins, mine), other, mine))
+
+        self.rows.map(replaced, new)
+
+    def advance(self, observe: Observer | None) -> Finished | None:
+        if observe is not None:
+            self._round(observe)
+            self.rounds += 1
+            return self._look()
+        certain = min(-(-left // self.most) for left in self.left if left)
+        for _ in range(certain):
+            self.graphs[1].replay() if self.graphs else self._round()
+        self.rounds += certain
+        return self._look()
+
+    def _round(self, observe: Observer | None = None) -> None:
+        after, commit = self.runner.round(self.rows)
+        if observe is not None:  # of the rows under way, in tensors of their own: these are about to change
+            busy = commit.committed.nonzero().squeeze(1)
+            observe(Commit(**{name: value[busy] for name, value in vars(commit).items()}))
+        for mine, new in zip(self.rows.tensors(), after.tensors(), strict=True):
+            if mine is not new:
+                mine.copy_(new)
+
+    def _look(self) -> Finished | None:
+        """The one place that waits for the device."""
+        steps = self.runner.steps
+        step, fault = torch.stack([self.rows.step, self.rows.fault]).tolist()
+        gone = [
+            slot
+            for slot, left in enumerate(self.left)
+            if left and (step[slot] == steps or fault[slot] != NO_FAULT)
+        ]
+        self.left = [steps - step[slot] if left else 0 for slot, left in enumerate(self.left)]
+        if not gone:
+            return None
+        for slot in gone:
+            self.left[slot] = 0
+        index = torch.tensor(gone, device=self.rows.step.device)
+        finished = Finished.of(self.rows, index)
+        self.rows.step.index_fill_(0, index, steps)
+        return finished
+
+
+def _own(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+class HandedRounds:
+    """Rounds of all rows at once, whose calls somebody else answers: a pipeline's own loop.
+
+    As long as `call` is not None, give its predictions to `answer`; then `finished` holds the samples, in order.
+    """
+
+    def __init__(self, target: Target, rows: Rows, how: Speculation, tally: Tally, observe: Observer) -> None:
+        self.target, self.how, self.tally, self.observe = target, how, tally, observe
+        self.finished: Finished | None = None
+        self._round, self._rows, self._parts = round_for(target, how), rows, list[Finished]()
+        self._draft: Any = self._round.propose(target, rows, how)
+
+    @property
+    def call(self) -> Call | None:
+        """The states to evaluate next; None when all rows are at their end."""
+        return None if self.finished is not None else self._draft.call
+
+    def answer(self, predictions: Tensor) -> None:
+        """Settle the round under way, and propose the next."""
+        rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.how)
+        self.tally.count(commit)
+        self.observe(commit)
+        raise_faults(rows.fault, rows.sample)
+        done = rows.step == len(self.target.std)
+        if done.any():
+            self._parts.append(Finished.of(rows, done.nonzero().squeeze(1)))
+            kept = (~done).nonzero().squeeze(1)
+            rows = rows.map(lambda v: v[kept])
+        self._rows = rows
+        if len(rows.sample):
+            self._draft = self._round.propose(self.target, rows, self.how)
+        else:
+            self.finished = in_order(self._parts)

@@ -1,0 +1,71 @@
+"""NaN and infinity: noted inside a round, raised by whoever looks.
+
+Raising inside a round would mean waiting for the device, so a row carries a code instead, [R] int64:
+
+    NO_FAULT             every value used so far was finite
+    k ≥ 0                the network returned NaN or infinity at step k
+    BROKEN_STATE − k     the state at step k was NaN or infinite already
+
+Only this file and the kernels (which import the two constants) know the encoding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+NO_FAULT = -1
+BROKEN_STATE = -2
+
+
+def broken(values: Tensor) -> Tensor:
+    """[R, W]: whether any value of [R, W, *shape] is NaN or infinite."""
+    return ~torch.isfinite(values.flatten(2)).all(2)
+
+
+def note_fault(fault: Tensor, network: Tensor, state: Tensor, step: Tensor, used: Tensor) -> Tensor:
+    """The codes after a round: the first broken value that was used, unless one was noted before.
+
+    All but the codes are [R, W]: whether the network's output and the state are broken, steps, and what was
+    used. Nothing is read back from the device.
+    """
+    wrong = (network | state) & used
+    first = wrong.int().argmax(1, keepdim=True)
+    code = torch.where(state, BROKEN_STATE - step, step).gather(1, first).squeeze(1)
+    return torch.where((fault == NO_FAULT) & wrong.any(1), code, fault)
+
+
+def fault_step(fault: int) -> int:
+    """The step a code speaks of."""
+    return fault if fault > NO_FAULT else BROKEN_STATE - fault
+
+
+def fault_error(fault: int, sample: int) -> FloatingPointError:
+    """What to say of a code."""
+    where = f"at step {fault_step(fault)} of sample {sample}"
+    if fault < NO_FAULT:
+        return FloatingPointError(f"the state {where} is NaN or infinite: look at target.mean and target.std")
+    return FloatingPointError(
+        f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype"
+    )
+
+
+def raise_faults(fault: Tensor, sample: Tensor) -> None:
+    """Raise the first fault of these samples, if there is one."""
+    found = (fault != NO_FAULT).nonzero().flatten().tolist()
+    if found:
+        raise fault_error(int(fault[found[0]]), int(sample[found[0]]))
+
+
+def end_error(sample: int) -> FloatingPointError:
+    """What to say of a sample whose every step was sound, and which is NaN or infinite all the same."""
+    return FloatingPointError(
+        f"sample {sample} ended as NaN or infinity: look at target.mean at the last steps"
+    )
+
+
+def require_finite(samples: Tensor, index: Tensor) -> None:
+    """The last word: no NaN or infinity leaves a run."""
+    wrong = broken(samples.unsqueeze(1)).squeeze(1).nonzero().flatten().tolist()
+    if wrong:
+        raise end_error(int(index[wrong[0]]))

@@ -1,0 +1,74 @@
+"""`accelerate` and `restore`: one line for everything known here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foresample.contracts import Drafter, at_least_one
+from foresample.integrations.pipelines import (
+    AcceleratedPipeline,
+    accelerate_pipeline,
+    is_pipeline,
+    restore_pipeline,
+)
+from foresample.integrations.policies import AcceleratedPolicy, accelerate_policy, is_policy, restore_policy
+
+
+def accelerate(
+    served: Any,
+    window: int = 16,
+    *,
+    drafter: Drafter | None = None,
+    block: int | None = None,
+    recycle: bool = True,
+    batch_pad: bool | int = False,
+) -> AcceleratedPipeline | AcceleratedPolicy:
+    """From now on a diffusers pipeline or a robot policy draws speculatively: the same law, fewer calls in sequence.
+
+    It is used as before; its attribute `foresample_report` tells what the last call cost. `restore`, or leaving the
+    `with` block this was used in, undoes everything:
+
+        with foresample.accelerate(policy):
+            action = policy.select_action(observation)
+
+    A generator passed to it (torch's global one otherwise) seeds each image or plan; they are other draws than the
+    sequential sampler makes of that generator, of one law.
+
+    Args:
+        served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
+            DiffusionPolicy (or its `.diffusion`), or a policy of the diffusion_policy family.
+        window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
+        drafter: as for `sample`.
+        block: as for `sample`.
+        recycle: as for `sample`.
+        batch_pad: for policies, call the network with one number of states always, for torch.compile and CUDA
+            graphs: True means plans × (window + 1), a number means that many. The padding's results are dropped.
+    """
+    window = at_least_one("window", window)
+    block = None if block is None else at_least_one("block", block)
+    if is_policy(served):
+        return accelerate_policy(served, window, drafter, block, recycle, batch_pad)
+    if is_pipeline(served):
+        if batch_pad is not False:
+            raise ValueError("batch_pad is a matter of policies: leave it out for a pipeline")
+        return accelerate_pipeline(served, window, drafter, block, recycle)
+    raise _unknown(served)
+
+
+def restore(served: Any) -> None:
+    """Undo `accelerate`; does nothing to what was not accelerated."""
+    if is_policy(served):
+        restore_policy(served)
+    elif is_pipeline(served):
+        restore_pipeline(served)
+    else:
+        raise _unknown(served)
+
+
+def _unknown(served: Any) -> TypeError:
+    return TypeError(
+        f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
+        "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
+        "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), or "
+        "make a target with foresample.targets"
+    )

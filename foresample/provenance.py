@@ -1,0 +1,54 @@
+"""Where a saved result comes from: command, commit, versions, machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__version__ = "0.1.0"
+
+
+def provenance() -> dict[str, Any]:
+    """What a saved result must say of its origin.
+
+    The commit is that of the checkout this file lies in, None outside of one; `-dirty` if tracked files differ from
+    it, other than results, which runs write themselves. GIT_COMMIT overrides it.
+    """
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "command": re.sub(r" --out[ =]\S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "commit": os.environ.get("GIT_COMMIT") or _commit(),
+        "versions": {
+            "foresample": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "gpu": device,
+        },
+    }
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        told = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=here)
+        return told.stdout.strip()
+
+    try:
+        if git("ls-files", Path(__file__).name) == "":  # somebody else's repository around an installed package
+            return None
+        changed = git("status", "--porcelain", "-uno", ":/", ":(top,exclude)benchmarks/results")
+        return git("describe", "--always") + ("-dirty" if changed else "")
+    except OSError:  # no git here
+        return None

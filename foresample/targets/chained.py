@@ -1,0 +1,229 @@
+"""A target is a chain and a network.
+
+`ChainTarget` joins the two; the functions make one of a denoiser for each family of chains. Each takes
+denoiser(x, time, row): states [B, *shape], what the chain tells the network of their steps [B], and the index of the
+sample each state belongs to [B], to look up its class or prompt; it returns [B, *shape].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresample.chains import (
+    Chain,
+    Kind,
+    edm_chain,
+    flow_chain,
+    langevin_chain,
+    scheduler_chain,
+    vp_chain,
+)
+from foresample.chains.chain import per_row
+
+Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""denoiser(x, time, row): states [B, *shape], their times [B] and sample indices [B] -> [B, *shape]."""
+
+
+@dataclass(frozen=True)
+class ChainTarget:
+    """A chain walked with a network; see `foresample.Target`."""
+
+    chain: Chain
+    """On the device and in the dtype it is to run in (`Chain.to`)."""
+    shape: torch.Size
+    network: Denoiser
+    """network(scale·x, time, row) -> what the chain says it predicts."""
+    start_states: Tensor | None = None
+    """[R, *shape]: where to start, instead of at noise."""
+
+    @property
+    def std(self) -> Tensor:
+        return self.chain.std
+
+    @property
+    def multistep(self) -> bool:
+        return self.chain.multistep
+
+    def start(self, noise: Tensor) -> Tensor:
+        return self.chain.start_scale * noise if self.start_states is None else self.start_states
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        chain = self.chain
+        seen = x if chain.scale is None else per_row(chain.scale, step, x) * x
+        output = self.network(seen, step if chain.time is None else chain.time[step], row)
+        return chain.predict(x, output, step)
+
+    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor | None = None) -> Tensor:
+        return self.chain.mean(x, prediction, step, previous)
+
+
+def vp(
+    denoiser: Denoiser,
+    alpha_bar: Tensor | Sequence[float],
+    shape: Sequence[int],
+    *,
+    time: Tensor | None = None,
+    eta: float = 1.0,
+    predicts: Kind = "eps",
+    reuse: Kind = "x0",
+    clip: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> ChainTarget:
+    """DDPM (eta = 1) or DDIM sampling with a denoiser.
+
+    Args:
+        denoiser: denoiser(x, time, row) -> what `predicts` names.
+        alpha_bar: ᾱ at the states the chain visits, [N], rising from noise to data; the last transition
+            goes to ᾱ = 1 and is deterministic.
+        shape: of one state.
+        time: what the network is told of each step, [N]; ᾱ itself by default.
+        eta: noise of the chain, 0 < eta ≤ 1.
+        predicts: what the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
+        reuse: what drafters reuse.
+        clip: clamp the denoised estimate to ±clip.
+        dtype: the chain's.
+        device: the chain's.
+    """
+    chain = vp_chain(alpha_bar, time=time, eta=eta, predicts=predicts, reuse=reuse, clip=clip)
+    return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
+
+
+def flow(
+    denoiser: Denoiser,
+    sigmas: Tensor | Sequence[float],
+    shape: Sequence[int],
+    *,
+    churn: float,
+    time: Tensor | None = None,
+    predicts: Kind = "v",
+    reuse: Kind = "v",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> ChainTarget:
+    """Stochastic flow matching with a velocity network (or any other denoiser).
+
+    Args:
+        denoiser: denoiser(x, time, row) -> what `predicts` names.
+        sigmas: noise levels of the states the chain visits, [N], falling within (0, 1]; the last transition
+            goes to 0.
+        shape: of one state.
+        churn: ε, how much noise the chain adds.
+        time: what the network is told of each step, [N]; σ itself by default.
+        predicts: what the network returns: "x0", "eps" or "v" (= ξ − x0).
+        reuse: what drafters reuse.
+        dtype: the chain's.
+        device: the chain's.
+    """
+    chain = flow_chain(sigmas, churn=churn, time=time, predicts=predicts, reuse=reuse)
+    return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
+
+
+def from_edm(
+    denoiser: Denoiser,
+    sigmas: Tensor | Sequence[float],
+    shape: Sequence[int],
+    *,
+    churn: float,
+    s_min: float = 0.0,
+    s_max: float = math.inf,
+    s_noise: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> ChainTarget:
+    """EDM's stochastic sampler with first-order steps, as a chain on the churned states.
+
+    A plain model(x, sigma) is wrapped as `lambda x, sigma, row: model(x, sigma)`, one that also takes classes
+    as `lambda x, sigma, row: model(x, sigma, labels[row])`. The prediction drafters reuse is what the model
+    returns, the denoised x0.
+
+    Args:
+        denoiser: denoiser(x, sigma, row) -> denoised x0: states [B, *shape], their noise levels [B] (of the
+            churned state) and sample indices [B].
+        sigmas: the schedule's noise levels, [N], falling; the final 0 may be given or left out.
+        shape: of one state.
+        churn: S_churn; a step's level is raised by γ = min(churn/N, √2 − 1).
+        s_min: levels below are not churned.
+        s_max: levels above are not churned.
+        s_noise: scales the noise added.
+        dtype: the chain's.
+        device: the chain's.
+    """
+    chain = edm_chain(sigmas, churn=churn, s_min=s_min, s_max=s_max, s_noise=s_noise)
+    assert chain.time is not None
+    chain = replace(chain, time=chain.time.to(dtype))
+    return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
+
+
+def langevin(
+    score: Denoiser,
+    shape: Sequence[int],
+    *,
+    step_size: float | Tensor,
+    steps: int | None = None,
+    start_scale: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> ChainTarget:
+    """A Langevin chain; its prediction is the score.
+
+    Args:
+        score: score(x, step, row) -> ∇ log density, [B, *shape].
+        shape: of one state.
+        step_size: h, one number or one per step, [N].
+        steps: N, with a single step size.
+        start_scale: std of the Gaussian the chain starts from.
+        dtype: the chain's.
+        device: the chain's.
+    """
+    chain = langevin_chain(step_size, steps, start_scale=start_scale)
+    return ChainTarget(chain.to(device, dtype), torch.Size(shape), score)
+
+
+def from_scheduler(
+    scheduler: Any,
+    denoiser: Denoiser,
+    shape: Sequence[int],
+    *,
+    eta: float = 1.0,
+    reuse: Kind = "x0",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> ChainTarget:
+    """A diffusers scheduler's sampler around your own network: the law of its own `step`, loop and all.
+
+    For example, for a U-Net that predicts noise:
+
+        scheduler = DDPMScheduler(clip_sample=True)
+        scheduler.set_timesteps(100)
+        target = targets.from_scheduler(scheduler, lambda x, t, row: unet(x, t).sample, (3, 32, 32))
+
+    The chain starts at N(0, init_noise_sigma²), as pipelines do. A scheduler without an exact coupling is refused
+    with a sentence.
+
+    Args:
+        scheduler: a stochastic scheduler of diffusers, after `set_timesteps`.
+        denoiser: denoiser(x, time, row) -> what the scheduler's `prediction_type` names; x is scaled as
+            `scale_model_input` scales it, time is the scheduler's timestep, one a state.
+        shape: of one state.
+        eta: what would be passed to DDIM's `step`; other schedulers have no use for it.
+        reuse: what drafters reuse: "x0", "v" or "eps".
+        dtype: the chain's, whatever the network runs in.
+        device: the chain's.
+    """
+    if getattr(scheduler, "num_inference_steps", None) is None:
+        raise ValueError("the scheduler has no timesteps yet: call scheduler.set_timesteps(steps) first")
+    chain = scheduler_chain(scheduler, eta=eta, reuse=reuse)
+    chain = replace(chain, start_scale=float(scheduler.init_noise_sigma))
+    return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
+
+
+def _cast(denoiser: Denoiser) -> Denoiser:
+    """Its output in the chain's dtype: a half-precision network is fine."""
+    return lambda x, time, row: denoiser(x, time, row).to(x.dtype)
