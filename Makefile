@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: demo report test lint clean
+.PHONY: demo report results-check test quick lint clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,15 +16,22 @@ demo: $(STAMP)
 	$(BIN)/foresample bench mixture --out out
 
 report: $(STAMP)
-	$(BIN)/foresample report --out out/report.html
+	$(BIN)/python -m benchmarks.report --out out/report.html
+
+results-check: $(STAMP)
+	$(BIN)/python -m benchmarks.checks
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10
+
+quick: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not (slow or law or ray or browser or gpu)"
 
 clean:
 	rm -rf $(VENV) out

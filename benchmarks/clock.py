@@ -14,7 +14,6 @@ python -m benchmarks.clock plot
 from __future__ import annotations
 
 import gc
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,12 +25,28 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.models import RESULTS, save
+from benchmarks.results import (
+    RESULTS,
+    Growth,
+    GrowthRow,
+    GrowthSettings,
+    Latency,
+    LatencyRow,
+    LatencySettings,
+    MemoryRow,
+    MemorySettings,
+    RoundShare,
+    ThroughputRow,
+    ThroughputSettings,
+    load,
+    save,
+)
 from foresample import pretrained
-from foresample.engine import FixedSlots, capture
-from foresample.core.noise import seeds_of
-from foresample.pretrained import Pretrained
 from foresample.core.baseline import Sequential
+from foresample.core.noise import seeds_of
+from foresample.engine.slots import FixedSlots
+from foresample.kernels.graphs import capture
+from foresample.pretrained import Pretrained
 from foresample.targets import ChainTarget
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -74,10 +89,10 @@ def latency(
     """One sample at a time: milliseconds a sample, and where a round's time goes."""
     source = _load(model, compiled=not eager)
     seeds = seeds_of(seed, samples)
-    rows: list[dict[str, Any]] = []
-    rounds: list[dict[str, Any]] = []
+    rows: list[LatencyRow] = []
+    rounds: list[RoundShare] = []
     mode = "eager" if eager else "graph"
-    settings = {"model": model.name, "network": "bfloat16", "mode": mode, "samples": samples, "seed": seed}
+    settings = LatencySettings(model=model.name, network="bfloat16", mode=mode, samples=samples, seed=seed)
     path = out / f"{model.resolve().name}-latency-{mode}.json"
     for length in steps:
         target = source.target(length)
@@ -89,31 +104,21 @@ def latency(
             else:
                 seconds, calls = _each(fs.Engine(target, window=size, slots=1, graph=not eager), seeds)
             (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
-            rows.append(
-                {
-                    "steps": length,
-                    "window": size,
-                    "calls": calls,
-                    "ms": ms,
-                    "ms_error": error,
-                    "gain": base_ms / ms,
-                }
-            )
-            print(
-                "{steps:5d} window {window:3d}: {calls:7.1f} calls {ms:8.2f} ms {gain:6.2f}x".format(**rows[-1])
-            )
-            save(path, settings, rows=rows, rounds=rounds)
+            gain = base_ms / ms
+            rows.append(LatencyRow(steps=length, window=size, calls=calls, ms=ms, ms_error=error, gain=gain))
+            print(f"{length:5d} window {size:3d}: {calls:7.1f} calls {ms:8.2f} ms {gain:6.2f}x")
+            save(path, "latency", settings, rows=rows, rounds=rounds)
     if not eager:
         target = source.target(1000)
         for size in (0, *window):
-            rounds.append(_round_share(target, size))
-            print("window {window}: round {round_us:.0f} us, network {network_us:.0f} us".format(**rounds[-1]))
-            save(path, settings, rows=rows, rounds=rounds)
+            rounds.append(share := _round_share(target, size))
+            print(f"window {size}: round {share.round_us:.0f} us, network {share.network_us:.0f} us")
+            save(path, "latency", settings, rows=rows, rounds=rounds)
         tunings = [_tuning(source.target(length), 1, window) for length in steps]
-        save(path, settings, rows=rows, rounds=rounds, tunings=tunings)
+        save(path, "latency", settings, rows=rows, rounds=rounds, tunings=tunings)
 
 
-def _round_share(target: ChainTarget, window: int, repeats: int = 20) -> dict[str, Any]:
+def _round_share(target: ChainTarget, window: int, repeats: int = 20) -> RoundShare:
     """Microseconds of a round and of the network alone on as many states, replayed in turn; window 0 is the
     sequential sampler."""
     key = seeds_of(0, repeats).cuda()
@@ -147,14 +152,14 @@ def _round_share(target: ChainTarget, window: int, repeats: int = 20) -> dict[st
             end.synchronize()
             times[name].append(1e3 * start.elapsed_time(end) / certain)
     (round_us, round_error), (network_us, network_error) = (_mean(times[n]) for n in ("round", "network"))
-    return {
-        "window": window,
-        "round_us": round_us,
-        "round_us_error": round_error,
-        "network_us": network_us,
-        "network_us_error": network_error,
-        "share": 1 - network_us / round_us,
-    }
+    return RoundShare(
+        window=window,
+        round_us=round_us,
+        round_us_error=round_error,
+        network_us=network_us,
+        network_us_error=network_error,
+        share=1 - network_us / round_us,
+    )
 
 
 @app.command()
@@ -170,15 +175,11 @@ def throughput(
     """Many samples through few slots, against fixed batches of as many."""
     source = _load(model, compiled=True)
     seeds = seeds_of(seed, samples)
-    settings = {
-        "model": model.name,
-        "network": "bfloat16",
-        "window": window,
-        "slots": slots,
-        "samples": samples,
-    }
-    rows: list[dict[str, Any]] = []
-    tunings: list[dict[str, Any]] = []
+    settings = ThroughputSettings(
+        model=model.name, network="bfloat16", window=window, slots=slots, samples=samples
+    )
+    rows: list[ThroughputRow] = []
+    tunings: list[fs.Tuning] = []
     for length in steps:
         target = source.target(length)
         plain = Sequential(target, slots, graph=True)
@@ -188,20 +189,21 @@ def throughput(
         _, sequential = _clocked(plain.sample, seeds[:slots])
         run, flowing = _clocked(engine.sample, seeds)
         batches, fixed = _clocked(_one_by_one, engine, seeds.split(slots))
-        row = {
-            "steps": length,
-            "calls": run.report.calls_mean,
-            "occupancy": run.report.occupancy,
-            "fixed_occupancy": sum(batch.report.occupancy for batch in batches) / len(batches),
-            "samples_per_second": samples / flowing,
-            "fixed_samples_per_second": samples / fixed,
-            "sequential_samples_per_second": slots / sequential,
-            "gain_over_fixed": fixed / flowing,
-        }
+        row = ThroughputRow(
+            steps=length,
+            calls=run.report.calls_mean,
+            occupancy=run.report.occupancy,
+            fixed_occupancy=sum(batch.report.occupancy for batch in batches) / len(batches),
+            samples_per_second=samples / flowing,
+            fixed_samples_per_second=samples / fixed,
+            sequential_samples_per_second=slots / sequential,
+            gain_over_fixed=fixed / flowing,
+        )
         rows.append(row)
-        print(json.dumps(row), flush=True)
+        print(row, flush=True)
         tunings.append(_tuning(target, slots, [window]))
-        save(out / f"{model.resolve().name}-throughput.json", settings, rows=rows, tunings=tunings)
+        path = out / f"{model.resolve().name}-throughput.json"
+        save(path, "throughput", settings, rows=rows, tunings=tunings)
 
 
 def _one_by_one(engine: fs.Engine, batches: Sequence[Tensor]) -> list[fs.Run]:
@@ -228,8 +230,8 @@ def memory(
 ) -> None:
     """Peak device memory of a stream, over chain lengths and numbers of samples."""
     source = _load(model, compiled=False)
-    rows: list[dict[str, Any]] = []
-    settings = {"model": model.name, "network": "bfloat16", "slots": slots, "window": window}
+    rows: list[MemoryRow] = []
+    settings = MemorySettings(model=model.name, network="bfloat16", slots=slots, window=window)
     for length, count in [(s, samples[0]) for s in steps] + [(steps[0], c) for c in samples[1:]]:
         target = source.target(length)
         gc.collect()
@@ -237,9 +239,9 @@ def memory(
         torch.cuda.reset_peak_memory_stats()
         done = sum(1 for _ in fs.stream(target, count, window=window, slots=slots, graph=True))
         peak = torch.cuda.max_memory_allocated() / 2**20
-        rows.append({"steps": length, "samples": done, "peak_mib": peak})
+        rows.append(MemoryRow(steps=length, samples=done, peak_mib=peak))
         print(rows[-1])
-        save(out / f"{model.resolve().name}-memory.json", settings, rows=rows)
+        save(out / f"{model.resolve().name}-memory.json", "memory", settings, rows=rows)
 
 
 @app.command()
@@ -254,24 +256,24 @@ def growth(
 ) -> None:
     """Calls against the number of steps, and the exponent of their growth."""
     source = _load(model, compiled=False)
-    rows: list[dict[str, Any]] = []
-    settings = {"model": model.name, "network": "bfloat16", "window": window, "samples": samples, "seed": seed}
+    rows: list[GrowthRow] = []
+    settings = GrowthSettings(model=model.name, network="bfloat16", window=window, samples=samples, seed=seed)
     for length in steps:
         report = fs.sample(source.target(length), samples, window=window, seed=seed, slots=slots).report
-        rows.append({"steps": length, "calls": report.calls_mean, "calls_error": report.calls_error})
+        rows.append(GrowthRow(steps=length, calls=report.calls_mean, calls_error=report.calls_error))
         print(rows[-1], flush=True)
-    x, y = (torch.tensor([float(row[k]) for row in rows]).log() for k in ("steps", "calls"))
+    x, y = torch.tensor([(row.steps, row.calls) for row in rows]).log().T
     x, y = x - x.mean(), y - y.mean()
     exponent = float((x * y).sum() / (x * x).sum())
     print(f"calls ~ N^{exponent:.3f}")
-    save(out / f"{model.resolve().name}-growth.json", settings, rows=rows, exponent=exponent)
+    save(out / f"{model.resolve().name}-growth.json", "growth", settings, rows=rows, exponent=exponent)
 
 
-def _tuning(target: ChainTarget, slots: int, windows: list[int]) -> dict[str, Any]:
+def _tuning(target: ChainTarget, slots: int, windows: list[int]) -> fs.Tuning:
     """What `foresample.tune` measures and advises."""
     tuning = fs.tune(target, slots=slots, windows=windows, graph=True)
     print(tuning.advice, flush=True)
-    return {**json.loads(tuning.to_json()), "advice": tuning.advice}
+    return tuning
 
 
 @app.command("tests")
@@ -289,9 +291,8 @@ def gpu_tests(out: Out = RESULTS) -> None:
                 (self.passed if report.passed else self.failed).append(report.nodeid)
 
     log = Log()
-    files = [f"tests/test_{name}.py" for name in ("kernels", "diffusers")]
-    pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", *files], plugins=[log])
-    save(out / "gpu-tests.json", {}, passed=log.passed, failed=log.failed)
+    pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"], plugins=[log])
+    save(out / "gpu-tests.json", "gpu-tests", {}, passed=log.passed, failed=log.failed)
 
 
 @app.command()
@@ -302,16 +303,14 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    latencies, grown = (
-        json.loads((RESULTS / f"cifar10-{name}.json").read_text()) for name in ("latency-graph", "growth")
-    )
+    latencies, grown = load(Latency, "cifar10-latency-graph"), load(Growth, "cifar10-growth")
     figure, (clock, calls) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     colours = {100: "#9fb8d0", 250: "#2f6690", 1000: "crimson"}
-    for steps in sorted({row["steps"] for row in latencies["rows"]}):
-        rows = [row for row in latencies["rows"] if row["steps"] == steps and row["window"]]
-        windows = [row["window"] for row in rows]
-        errors = [row["gain"] * row["ms_error"] / row["ms"] for row in rows]
-        gains = [row["gain"] for row in rows]
+    for steps in sorted({row.steps for row in latencies.rows}):
+        rows = [row for row in latencies.rows if row.steps == steps and row.window]
+        windows = [row.window for row in rows]
+        errors = [row.gain * row.ms_error / row.ms for row in rows]
+        gains = [row.gain for row in rows]
         clock.errorbar(
             windows, gains, errors, marker="o", capsize=3, color=colours[steps], label=f"{steps} steps"
         )
@@ -321,19 +320,16 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock
     clock.set_xticks(windows)
     clock.legend(frameon=False, loc=(0.02, 0.54))
 
-    x = torch.tensor([float(row["steps"]) for row in grown["rows"]])
-    y = torch.tensor([row["calls"] for row in grown["rows"]])
-    fit = torch.exp(y.log().mean() + grown["exponent"] * (x.log() - x.log().mean()))
+    x, y = torch.tensor([(row.steps, row.calls) for row in grown.rows]).T
+    fit = torch.exp(y.log().mean() + grown.exponent * (x.log() - x.log().mean()))
     theory = y[0] * (x / x[0]) ** (2 / 3)
     calls.plot(x, x, color="grey", linewidth=1, linestyle=":", label="sequential: N")
     calls.plot(x, theory, color="#9fb8d0", linestyle="--", label="self-speculation theory: N^(2/3)")
-    calls.plot(x, fit, color="crimson", linewidth=1, label=f"fit: N^{grown['exponent']:.2f}")
-    errors = [row["calls_error"] for row in grown["rows"]]
+    calls.plot(x, fit, color="crimson", linewidth=1, label=f"fit: N^{grown.exponent:.2f}")
+    errors = [row.calls_error for row in grown.rows]
     calls.errorbar(x, y, errors, color="crimson", marker="o", linestyle="", capsize=3, label="measured")
     calls.set(xlabel="steps of the chain, N", ylabel="network calls a sample", xscale="log", yscale="log")
-    calls.set_title(
-        f"Calls against chain length, window {grown['settings']['window']}", loc="left", fontsize=10
-    )
+    calls.set_title(f"Calls against chain length, window {grown.settings.window}", loc="left", fontsize=10)
     ticks, marks = [int(v) for v in x.tolist()], [10, 20, 50, 100, 200, 500, 1000]
     calls.set_xticks(ticks, labels=[str(v) for v in ticks], minor=False)
     calls.set_yticks(marks, labels=[str(v) for v in marks], minor=False)

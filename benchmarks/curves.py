@@ -7,6 +7,7 @@ python -m benchmarks.curves wells
 python -m benchmarks.curves policy
 python -m benchmarks.curves fashion --device cuda
 python -m benchmarks.curves cifar10 --device cuda
+python -m benchmarks.curves redraw
 
 The terms are the *verification batch*: the states of one sample that one call may evaluate. A chain that gets
 its prediction free of charge drafts one state fewer than the batch, for the first state is evaluated too; one
@@ -15,31 +16,41 @@ A window wider than the chain is cut.
 
 Everybody is tuned by the same rule: on pilot seeds, which are not those measured, each method takes the
 prediction that is better for it to reuse, and each tree the best of several shapes (`shapes`). Results are
-saved row by row, and a run with the same settings at the same commit goes on where the last one was cut.
+saved row by row, and a run with the same settings at the same commit goes on where the last one was cut. `redraw`
+measures nothing: it draws the pictures of all saved curves again.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.models import RESULTS, save
 from benchmarks.peers import asd, blocks, dgrs, nodes, rass, reflection
+from benchmarks.results import (
+    RESULTS,
+    CurvePoint,
+    Curves,
+    CurveSettings,
+    QualityCost,
+    label,
+    load,
+    read,
+    save,
+)
 from foresample import pretrained
-from foresample.bench import provenance
 from foresample.contracts import Target
-from foresample.targets import Kind, langevin
+from foresample.provenance import provenance
+from foresample.targets import Kind, from_scheduler, langevin
 
 BATCHES = (5, 9, 16, 33, 64, 128, 200)
 PILOT_SEED = 900_000
@@ -79,20 +90,20 @@ def tree(peer: Callable[..., Any]) -> Draw:
 
 METHODS: dict[str, Draw] = {
     "default": ours(),
-    "replay without secant": ours(drafter=fs.Replay(secant=False)),
-    "reflection, head": chain(reflection, "head"),
-    "reflection, parent": chain(reflection, "parent"),
-    "reflection, nearest": chain(reflection, "nearest"),
-    "blocks, parent": chain(blocks, "parent"),
-    "blocks, nearest": chain(blocks, "nearest"),
-    "ASD": lambda target, count, seed, states, shape: asd(
+    "replay-block": ours(drafter=fs.Replay(secant=False)),
+    "reflection-head": chain(reflection, "head"),
+    "reflection-parent": chain(reflection, "parent"),
+    "reflection-nearest": chain(reflection, "nearest"),
+    "blocks-parent": chain(blocks, "parent"),
+    "blocks-nearest": chain(blocks, "nearest"),
+    "asd": lambda target, count, seed, states, shape: asd(
         target, count, seed=seed, lookahead=drafts(target, states) + 1
     ),
-    "D-GRS": tree(dgrs),
-    "RASS": tree(rass),
+    "dgrs": tree(dgrs),
+    "rass": tree(rass),
 }
-OURS = ("default", "replay without secant")
-TREES = ("D-GRS", "RASS")
+OURS = ("default", "replay-block")
+TREES = ("dgrs", "rass")
 SHARE = 4
 """Trees, which take long here, draw a quarter of the samples, but ten if there are as many."""
 
@@ -173,7 +184,6 @@ def wells(steps: int, device: str, half: bool) -> Problem:
 
 def policy(steps: int, device: str, half: bool) -> Problem:
     """Plans of the handwriting policy, at moments spread over the demonstrations."""
-    from foresample.chains import schedulers
     from recipes import lasa
 
     planner = lasa.load().to(device)
@@ -182,13 +192,13 @@ def policy(steps: int, device: str, half: bool) -> Problem:
     told = planner.condition(data.position[every], data.velocity[every], data.shape[every]).to(device)
     scheduler = planner.diffusion.noise_scheduler
     scheduler.set_timesteps(steps)
-    chain = schedulers.read(scheduler).to(device, torch.float32)
     shape = torch.Size([planner.config.horizon, planner.config.action_dim])
 
     def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         return planner.diffusion.unet(x, time, global_cond=told[row % len(told)])
 
-    return Problem("Robot policy (handwriting)", {"x0": schedulers.SchedulerTarget(chain, shape, network)})
+    target = from_scheduler(scheduler, network, shape, device=device)
+    return Problem("Robot policy (handwriting)", {"x0": target})
 
 
 def pictures(folder: Path, name: str, steps: int, device: str, half: bool) -> Problem:
@@ -213,27 +223,6 @@ PROBLEMS: dict[str, tuple[Callable[[int, str, bool], Problem], int]] = {
 # ------------------------------------------------------------------ measuring
 
 
-@dataclass(frozen=True)
-class Point:
-    """One method at one verification batch: means over samples and their standard errors."""
-
-    method: str
-    exact: bool
-    states: int
-    samples: int
-    calls: float
-    calls_error: float
-    evaluations: float
-    evaluations_error: float
-    seconds: float
-    """A sample, drawn alone, or together with the others of its part, whose error it is then."""
-    seconds_error: float
-    speedup: float
-    speedup_error: float
-    reuse: str
-    shape: str | None = None
-
-
 def measure(
     method: str,
     states: int,
@@ -244,7 +233,7 @@ def measure(
     seed: int,
     part: int,
     alone: int = 0,
-) -> Point:
+) -> CurvePoint:
     """Draw `count` samples in parts, on the clock; or put that on so many samples that are drawn alone."""
 
     def clocked(size: int, seed: int) -> tuple[Tensor, Tensor, float]:
@@ -263,20 +252,24 @@ def measure(
         clocked(1, PILOT_SEED)  # the first of its shape may have something to compile
         seconds = tuple(clocked(1, seed + i)[-1] for i in range(alone))
     mean, error = with_error(torch.cat(calls))
-    steps = len(target.std)
-    return Point(
-        method,
-        True,
-        states,
-        count,
-        mean,
-        error,
-        *with_error(torch.cat(evaluations)),
-        *with_error(torch.tensor(seconds, dtype=torch.float64)),
-        steps / mean,
-        steps / mean * error / mean,
-        reuse,
-        None if shape is None else "-".join(map(str, shape)),
+    states_mean, states_error = with_error(torch.cat(evaluations))
+    seconds_mean, seconds_error = with_error(torch.tensor(seconds, dtype=torch.float64))
+    speedup = len(target.std) / mean
+    return CurvePoint(
+        method=method,
+        exact=True,
+        states=states,
+        samples=count,
+        calls=mean,
+        calls_error=error,
+        evaluations=states_mean,
+        evaluations_error=states_error,
+        seconds=seconds_mean,
+        seconds_error=seconds_error,
+        speedup=speedup,
+        speedup_error=speedup * error / mean,
+        reuse=reuse,
+        shape=None if shape is None else "-".join(map(str, shape)),
     )
 
 
@@ -299,7 +292,7 @@ def tuned(
     def cost(reuse: str, shape: Shape | None, count: int = pilots, method: str = method) -> float:
         return measure(method, states, targets[reuse], reuse, shape, count, PILOT_SEED, part).calls
 
-    kinds = ["x0"] if method == "ASD" and "x0" in targets else list(targets)
+    kinds = ["x0"] if method == "asd" and "x0" in targets else list(targets)
     cold = targets[kinds[0]].std.device.type != "cpu"
     if method not in TREES and len(kinds) == 1 and not cold:
         return kinds[0], None
@@ -309,64 +302,65 @@ def tuned(
     reuse = min(kinds, key=lambda kind: cost(kind, candidates[0])) if len(kinds) > 1 else kinds[0]
     if len(candidates) == 1:
         return reuse, candidates[0]
-    quick = {shape: cost(reuse, shape, max(1, pilots // 4), "D-GRS") for shape in candidates}
+    quick = {shape: cost(reuse, shape, max(1, pilots // 4), "dgrs") for shape in candidates}
     return reuse, min(sorted(candidates, key=quick.__getitem__)[:3], key=lambda shape: cost(reuse, shape))
 
 
-def saved_rows(path: Path, settings: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows and commands of a run that was cut: same settings, commit and machine; else none."""
+Cut = TypeVar("Cut", Curves, QualityCost)
+
+
+def begun(kind: type[Cut], path: Path, settings: object) -> Cut | None:
+    """A run that was cut, to go on with: same settings, commit and machine."""
     if not path.exists():
-        return [], []
-    saved, here = json.loads(path.read_text()), provenance()
-    if saved["settings"] != settings or any(saved[k] != here[k] for k in ("commit", "machine")):
+        return None
+    saved, here = load(kind, path.stem, path.parent), provenance()
+    if (saved.settings, saved.commit, asdict(saved.machine)) != (settings, here["commit"], here["machine"]):
         print(f"{path.name} is of other settings, another commit or machine: starting over")
-        return [], []
-    return saved["rows"], saved["commands"]
+        return None
+    return saved
 
 
 def curves(
     path: Path,
     problem: Problem,
-    settings: dict[str, Any],
+    settings: CurveSettings,
     methods: Sequence[str],
     batches: Sequence[int],
-    *,
-    part: int,
-) -> list[dict[str, Any]]:
+) -> list[CurvePoint]:
     """Measure what is not in the file yet, batch by batch, and save each row as soon as it is there."""
-    rows, commands = saved_rows(path, settings)
+    cut = begun(Curves, path, settings)
+    rows, commands = (cut.rows, cut.commands) if cut else ([], [])
     commands = list(dict.fromkeys([*commands, provenance()["command"]]))
-    count, seed, pilots = (settings[k] for k in ("samples", "seed", "pilots"))
-    steps = settings["steps"]
+    count, part, steps = settings.samples, settings.part, settings.steps
     todo = [("sequential", 1), *((method, states) for states in batches for method in methods)]
     for method, states in todo:
-        if any(row["method"] == method and row["states"] == states for row in rows):
+        if any(row.method == method and row.states == states for row in rows):
             continue
-        same = [row for row in rows if row["method"] == method and min(row["states"], states) >= steps]
+        same = [row for row in rows if row.method == method and min(row.states, states) >= steps]
         if same and method not in TREES:  # the window covers the chain already
-            row = {**same[0], "states": states}
+            row = replace(same[0], states=states)
         else:
             began = perf_counter()
             reuse, shape = next(iter(problem.targets)), None
             if method != "sequential":
-                reuse, shape = tuned(method, states, problem.targets, pilots, part)
+                reuse, shape = tuned(method, states, problem.targets, settings.pilots, part)
             size = max(min(count, 10), count // SHARE) if method in TREES else count
             target, size = problem.targets[reuse], part if method == "sequential" else size
-            row = asdict(measure(method, states, target, reuse, shape, size, seed, part, settings["alone"]))
+            row = measure(method, states, target, reuse, shape, size, settings.seed, part, settings.alone)
             print(line(row), f" [{perf_counter() - began:.0f} s]", flush=True)
         rows.append(row)
-        save(path, settings, commands=commands, rows=rows)
+        save(path, "curves", settings, commands=commands, rows=rows)
     return rows
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: CurvePoint) -> str:
     """A row to look at while it runs."""
-    told = "{states:4d} {method:22s} {speedup:6.2f} ± {speedup_error:.2f}  {calls:7.2f} calls "
-    told += "{evaluations:8.1f} evaluations {seconds:8.4f} s  {reuse}"
-    return told.format(**row) + (f" {row['shape'][:24]}" if row["shape"] else "")
+    told = f"{row.states:4d} {row.method:22s} {row.speedup:6.2f} ± {row.speedup_error:.2f}  {row.calls:7.2f} calls "
+    told += f"{row.evaluations:8.1f} evaluations {row.seconds:8.4f} s  {row.reuse}"
+    return told + (f" {row.shape[:24]}" if row.shape else "")
 
 
-def picture(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
+def picture(path: Path, settings: CurveSettings, rows: Sequence[CurvePoint]) -> None:
     """Calls, evaluations and seconds of a sample against the states a call, one line a method."""
     import matplotlib
 
@@ -379,15 +373,15 @@ def picture(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
     colours = dict(zip(METHODS, ["crimson", *others], strict=True))
     for axes, quantity in zip(panels, ("calls", "evaluations", "seconds"), strict=True):
         for name, colour in colours.items():
-            mine = [row for row in rows if row["method"] == name]
+            mine = [row for row in rows if row.method == name]
             if not mine:
                 continue
-            mine.sort(key=lambda row: row["states"])
+            mine.sort(key=lambda row: row.states)
             axes.errorbar(
-                [row["states"] for row in mine],
-                [row[quantity] for row in mine],
-                [row[f"{quantity}_error"] for row in mine],
-                label=name,
+                [row.states for row in mine],
+                [getattr(row, quantity) for row in mine],
+                [getattr(row, f"{quantity}_error") for row in mine],
+                label=label(name),
                 color=colour,
                 linewidth=2.6 if name == "default" else 1.3,
                 linestyle="-" if name in OURS else "--" if name in TREES else ":",
@@ -396,67 +390,81 @@ def picture(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
                 capsize=2,
             )
         for row in rows:
-            if row["method"] == "sequential":
-                axes.axhline(row[quantity], color="grey", linewidth=1)
+            if row.method == "sequential":
+                axes.axhline(getattr(row, quantity), color="grey", linewidth=1)
         axes.set(xscale="log", yscale="log", xlabel="states a call", ylabel=f"{quantity} a sample")
-        ticks = sorted({row["states"] for row in rows if row["method"] != "sequential"})
+        ticks = sorted({row.states for row in rows if row.method != "sequential"})
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.suptitle(f"{title} (grey: sequential)")
+    where = "" if settings.device == "cpu" else ", on a GPU"
+    figure.suptitle(f"{settings.target}, {settings.steps} steps{where} (grey: sequential)")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
+def redraw(folder: Path) -> None:
+    """Draw the pictures of all saved curves again."""
+    for saved in read(folder).of(Curves):
+        picture(saved.path.with_suffix(".png"), saved.settings, saved.rows)
+        print(f"wrote {saved.path.with_suffix('.png')}")
+
+
 def split(text: str | None, known: Sequence[Any], kind: Callable[[str], Any] = str) -> list[Any]:
-    """A comma-separated choice; all of what is known by default. Method names have commas: use ; for them."""
-    if text is None:
-        return list(known)
-    return [kind(part.strip()) for part in text.split(";" if kind is str else ",")]
+    """A comma-separated choice; all of what is known by default."""
+    return list(known) if text is None else [kind(part.strip()) for part in text.split(",")]
+
+
+def choose(text: str | None, known: Sequence[str]) -> list[str]:
+    """Methods by their keys; all by default."""
+    chosen = split(text, known)
+    if unknown := [method for method in chosen if method not in known]:
+        raise typer.BadParameter(f"no method {unknown[0]!r}; there are: {', '.join(known)}")
+    return chosen
 
 
 def main(
-    target: Annotated[str, typer.Argument(help=", ".join(PROBLEMS))],
+    target: Annotated[str, typer.Argument(help=f"{', '.join(PROBLEMS)}; or redraw.")],
     steps: Annotated[int | None, typer.Option(help="Of the chain; each target has its usual number.")] = None,
     samples: Annotated[int, typer.Option(help="Measured for each method and batch.")] = 100,
     pilots: Annotated[int, typer.Option(help="Samples that tune a method, of other seeds.")] = 16,
     part: Annotated[int, typer.Option(help="Samples drawn together.")] = 25,
     alone: Annotated[int, typer.Option(help="Samples drawn alone, on the clock; 0: clock the parts.")] = 0,
     seed: int = 0,
-    methods: Annotated[str | None, typer.Option(help="Names, separated by semicolons; all by default.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Separated by commas; all by default.")] = None,
     batches: Annotated[str | None, typer.Option(help="States a call, separated by commas.")] = None,
     half: Annotated[bool, typer.Option(help="Run a trained network in bfloat16.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for the result file and the picture.")] = RESULTS,
 ) -> None:
     """Measure one target and save `curves-<target>-T<steps>.json` (`…-cuda.json` on a GPU)."""
+    if target == "redraw":
+        return redraw(out)
     if target not in PROBLEMS:
         raise typer.BadParameter(f"target is one of {', '.join(PROBLEMS)}, not {target!r}")
-    chosen: list[str] = split(methods, list(METHODS))
-    if unknown := [name for name in chosen if name not in METHODS]:
-        raise typer.BadParameter(f"no method {unknown[0]!r}; there are: {'; '.join(METHODS)}")
+    chosen = choose(methods, list(METHODS))
     make, usual = PROBLEMS[target]
     steps = steps or usual
     problem = make(steps, device, half)
-    settings = {
-        "target": problem.name,
-        "steps": steps,
-        "reuse": list(problem.targets),
-        "samples": samples,
-        "seed": seed,
-        "pilots": pilots,
-        "part": part,
-        "alone": alone,
-        "device": device,
-        "half": half,
-    }
+    settings = CurveSettings(
+        problem=target,
+        target=problem.name,
+        steps=steps,
+        reuse=list(problem.targets),
+        samples=samples,
+        seed=seed,
+        pilots=pilots,
+        part=part,
+        alone=alone,
+        device=device,
+        half=half,
+    )
     path = out / f"curves-{target}-T{steps}{'' if device == 'cpu' else f'-{device}'}.json"
-    rows = curves(path, problem, settings, chosen, cast(list[int], split(batches, BATCHES, int)), part=part)
-    where = "" if device == "cpu" else ", on a GPU"
-    picture(path.with_suffix(".png"), f"{problem.name}, {steps} steps{where}", rows)
+    rows = curves(path, problem, settings, chosen, split(batches, BATCHES, int))
+    picture(path.with_suffix(".png"), settings, rows)
 
 
 if __name__ == "__main__":

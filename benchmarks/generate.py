@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 import foresample as fs
-from benchmarks.models import RESULTS, save
+from benchmarks.results import RESULTS, GenerateLawSettings, GenerateMemoryRow, OverheadRow, save
 from foresample import pretrained
 from foresample.core.noise import seeds_of
 from foresample.targets import ChainTarget
@@ -35,11 +35,11 @@ def mixture(dim: int, steps: int) -> ChainTarget:
     return fs.GaussianMixture.of_draft_trees(dim).flow(steps, 0.1)
 
 
-TARGETS: dict[str, tuple[Callable[[], ChainTarget], dict[str, Any]]] = {
-    "mixture, d = 2, 16 steps": (lambda: mixture(2, 16), {"count": 10_000, "window": 8, "slots": 256}),
-    "mixture, d = 500, 30 steps": (lambda: mixture(500, 30), {"count": 500, "window": 8, "slots": 64}),
-    "Fashion-MNIST, 25 steps": (lambda: pretrained.load().target(25), {"count": 20, "window": 6, "slots": 10}),
-}
+TARGETS: list[tuple[str, Callable[[], ChainTarget], dict[str, Any]]] = [
+    ("mixture, d = 2, 16 steps", lambda: mixture(2, 16), {"count": 10_000, "window": 8, "slots": 256}),
+    ("mixture, d = 500, 30 steps", lambda: mixture(500, 30), {"count": 500, "window": 8, "slots": 64}),
+    ("Fashion-MNIST, 25 steps", lambda: pretrained.load().target(25), {"count": 20, "window": 6, "slots": 10}),
+]
 
 
 class Clock:
@@ -48,10 +48,10 @@ class Clock:
     On the wall, and of this thread on the processor.
     """
 
-    def __init__(self, flow: Callable[..., Iterator[Any]]) -> None:
-        self.original, self.seconds, self.cpu_seconds = flow, 0.0, 0.0
+    def __init__(self, draw: Callable[..., Iterator[Any]]) -> None:
+        self.original, self.seconds, self.cpu_seconds = draw, 0.0, 0.0
 
-    def flow(self, engine: fs.Engine, parts: Iterable[Any], *more: Any, **named: Any) -> Iterator[Any]:
+    def draw(self, engine: fs.Engine, parts: Iterable[Any], *more: Any, **named: Any) -> Iterator[Any]:
         yield from self._clocked(self.original(engine, self._clocked(iter(parts), -1), *more, **named), 1)
 
     def _clocked(self, iterator: Iterator[Any], sign: int) -> Iterator[Any]:
@@ -75,9 +75,9 @@ def overhead(repeats: int = 5, shard: int = 1000, out: Out = RESULTS) -> None:
     (where the thread that writes counts, too); the median of repeats. Beside: a dataset against the engine
     alone, in turn, the fastest of each; other work on the machine disturbs this one.
     """
-    rows: list[dict[str, Any]] = []
-    original = fs.Engine.flow
-    for name, (make, how) in TARGETS.items():
+    rows: list[OverheadRow] = []
+    original = fs.Engine.draw
+    for name, make, how in TARGETS:
         target, count = make(), how["count"]
         size = min(shard, count // 5)
         alone, whole, inside, inside_cpu = [], [], [], []
@@ -88,29 +88,29 @@ def overhead(repeats: int = 5, shard: int = 1000, out: Out = RESULTS) -> None:
                 pass
             alone.append(perf_counter() - started)
             clock = Clock(original)
-            fs.Engine.flow = lambda *a, clock=clock, **n: clock.flow(*a, **n)  # type: ignore[method-assign]
+            fs.Engine.draw = lambda *a, clock=clock, **n: clock.draw(*a, **n)  # type: ignore[method-assign]
             with tempfile.TemporaryDirectory(dir=out) as folder:
                 started, cpu = perf_counter(), process_time()
                 fs.generate(target, out=folder, shard=size, progress=lambda status: None, **how)
                 whole.append(perf_counter() - started)
                 cpu = process_time() - cpu
-            fs.Engine.flow = original  # type: ignore[method-assign]
+            fs.Engine.draw = original  # type: ignore[method-assign]
             inside.append(whole[-1] / clock.seconds - 1)
             inside_cpu.append(cpu / clock.cpu_seconds - 1)
-        row = {
-            "target": name,
+        row = OverheadRow(
+            target=name,
             **how,
-            "shard": size,
-            "engine_seconds": min(alone),
-            "dataset_seconds": min(whole),
-            "beside": min(whole) / min(alone) - 1,
-            "inside": median(inside),
-            "inside_cpu": median(inside_cpu),
-        }
+            shard=size,
+            engine_seconds=min(alone),
+            dataset_seconds=min(whole),
+            beside=min(whole) / min(alone) - 1,
+            inside=median(inside),
+            inside_cpu=median(inside_cpu),
+        )
         rows.append(row)
-        told = "{target}: {inside:.2%} inside ({inside_cpu:.2%} of the processor), {beside:+.2%} beside"
-        print(told.format(**row), flush=True)
-    save(out / "generate-overhead.json", {"repeats": repeats}, rows=rows)
+        told = f"{row.inside:.2%} inside ({row.inside_cpu:.2%} of the processor), {row.beside:+.2%} beside"
+        print(f"{name}: {told}", flush=True)
+    save(out / "generate-overhead.json", "generate-overhead", {"repeats": repeats}, rows=rows)
 
 
 @app.command()
@@ -135,14 +135,15 @@ def _drawn(dim: int, steps: int, count: int, window: int, slots: int, law: int) 
 def memory(steps: int = 8, window: int = 6, slots: int = 128, out: Out = RESULTS) -> None:
     """Peak resident memory over the size of the dataset, for small samples and large ones."""
     settings = {"steps": steps, "window": window, "slots": slots, "shard": 1000}
-    rows: list[dict[str, Any]] = []
+    rows: list[GenerateMemoryRow] = []
     for dim, count in ((2, 20_000), (2, 160_000), (512, 8_000), (512, 40_000)):
         (run,) = _drawn(dim, steps, count, window, slots, 0)["runs"]
+        peak, seconds = run["peak_mib"], run["seconds"]
         mib = count * dim * 8 / 2**20
-        row = {"dim": dim, "count": count, "samples_mib": mib, "peak_mib": run["peak_mib"]}
-        rows.append({**row, "seconds": run["seconds"]})
-        print(rows[-1], flush=True)
-        save(out / "generate-memory.json", settings, rows=rows)
+        row = GenerateMemoryRow(dim=dim, count=count, samples_mib=mib, peak_mib=peak, seconds=seconds)
+        rows.append(row)
+        print(row, flush=True)
+        save(out / "generate-memory.json", "generate-memory", settings, rows=rows)
 
 
 @app.command()
@@ -158,7 +159,7 @@ def law(
     """A large dataset of a closed-form target in one run, its law against sequential samples."""
     manifest = _drawn(dim, steps, count, window, slots, sequential)
     (run,) = manifest["runs"]
-    settings = {"dim": dim, "steps": steps, "window": window, "slots": slots, "count": count}
+    settings = GenerateLawSettings(dim=dim, steps=steps, window=window, slots=slots, count=count)
     result = {
         "law": manifest["law"],
         "costs": manifest["costs"],
@@ -168,7 +169,7 @@ def law(
         "peak_mib": run["peak_mib"],
     }
     print(result)
-    save(out / "generate-law.json", settings, **result)
+    save(out / "generate-law.json", "generate-law", settings, **result)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python -m benchmarks.models quality --device cuda
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,22 +17,31 @@ from tqdm import tqdm
 
 import foresample as fs
 import recipes.data
+from benchmarks.results import (
+    RESULTS,
+    CallsRow,
+    CallsSettings,
+    Distance,
+    PictureRun,
+    QualitySettings,
+    save,
+)
 from foresample import pretrained
-from foresample.bench import Row, provenance
+from foresample.cli.bench import METHODS, row_of
 from foresample.core.noise import seeds_of
 from foresample.pretrained.classifier import load_classifier
 from foresample.targets import Kind
 
 app = typer.Typer(add_completion=False, help=__doc__)
-RESULTS = Path(__file__).parent / "results"
 
-METHODS: dict[str, tuple[Kind, dict[str, Any]]] = {
-    "default, v reused": ("v", {}),
-    "default, x0 reused": ("x0", {}),
-    "replay without secant, v reused": ("v", {"drafter": fs.Replay(secant=False)}),
-    "reflection, nearest, x0 reused": ("x0", {"drafter": fs.Frozen("nearest"), "block": 1}),
-    "block, parent, fresh noise, x0 reused": ("x0", {"drafter": fs.Frozen("parent"), "recycle": False}),
-}
+COMPARED: tuple[tuple[str, Kind], ...] = (
+    ("default", "v"),
+    ("default", "x0"),
+    ("replay-block", "v"),
+    ("reflection-nearest", "x0"),
+    ("block-parent-fresh", "x0"),
+)
+"""Methods of `foresample bench`, and what each reuses."""
 
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
@@ -53,18 +61,17 @@ def calls(
 ) -> None:
     """Speed-up in calls for chains of several lengths, methods side by side from the same seeds."""
     source = pretrained.load(model, device, torch.bfloat16 if half else torch.float32)
-    rows: list[dict[str, Any]] = []
+    rows: list[CallsRow] = []
     name = name or f"{model.resolve().name}-calls-w{window}{'-bf16' if half else ''}"
-    settings = {"model": model.name, "window": window, "count": count, "seed": seed, "half": half}
+    settings = CallsSettings(model=model.name, window=window, count=count, seed=seed, half=half)
     for length in steps:
-        for method, (reuse, arguments) in METHODS.items():
+        for method, reuse in COMPARED:
             target = source.target(length, reuse=reuse)
-            run = fs.sample(target, count, window=window, seed=seed, **arguments)
-            rows.append({"steps": length, **asdict(Row.of(method, window, run))})
-            print(
-                "{steps:5d}  {method:40s} {speedup:6.2f} ± {speedup_error:.2f}".format(**rows[-1]), flush=True
-            )
-            save(out / f"{name}.json", settings, rows=rows)
+            run = fs.sample(target, count, window=window, seed=seed, **METHODS[method])
+            row = CallsRow(steps=length, reuse=reuse, **asdict(row_of(method, window, run)))
+            print(f"{length:5d}  {row.label:40s} {row.speedup:6.2f} ± {row.speedup_error:.2f}", flush=True)
+            rows.append(row)
+            save(out / f"{name}.json", "calls", settings, rows=rows)
 
 
 @app.command()
@@ -89,10 +96,10 @@ def quality(
     target = source.target(steps)
     images, _ = recipes.data.load("fashion-mnist", data, train=False)
     features = {"real": features_of(judge, images.to(device).float() / 127.5 - 1)}
-    agreement, costs = {}, {}
+    runs: dict[str, PictureRun] = {}
     for method in ("sequential", "speculative"):
         for repeat in range(repeats):
-            key = f"{method} {repeat}"
+            key = f"{method}-{repeat}"
             seeds = seeds_of(1000 * (method == "speculative") + repeat, count)
             parts, spent = [], []
             for part in tqdm(seeds.split(batch), desc=key):
@@ -105,21 +112,20 @@ def quality(
             pictures = torch.cat(parts)
             asked = (torch.arange(count) % batch % len(source.labels)).to(device)
             answers = torch.cat([judge(p).argmax(1) for p in pictures.split(1000)])
-            agreement[key] = float((answers == asked).double().mean())
-            costs[key] = sum(spent) / len(spent)
+            agreement = float((answers == asked).double().mean())
+            runs[key] = PictureRun(sampler=method, calls=sum(spent) / len(spent), agreement=agreement)
             features[key] = features_of(judge, pictures)
     names = list(features)
     distances = [
-        {"a": a, "b": b, "distance": frechet_distance(features[a], features[b])}
+        Distance(a=a, b=b, distance=frechet_distance(features[a], features[b]))
         for i, a in enumerate(names)
         for b in names[i + 1 :]
     ]
-    settings = {"steps": steps, "window": window, "count": count, "half": half}
+    settings = QualitySettings(steps=steps, window=window, count=count, half=half)
     for row in distances:
-        print(f"{row['a']:>14s}  {row['b']:14s} {row['distance']:.4f}")
-    print("agreement", agreement, "calls", costs)
-    path = out / f"{model.resolve().name}-quality.json"
-    save(path, settings, distances=distances, agreement=agreement, calls=costs)
+        print(f"{row.a:>14s}  {row.b:14s} {row.distance:.4f}")
+    print(runs)
+    save(out / f"{model.resolve().name}-quality.json", "quality", settings, runs=runs, distances=distances)
 
 
 @torch.no_grad()
@@ -136,11 +142,6 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
     root = vectors * values.clamp(min=0).sqrt() @ vectors.T
     cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
     return float((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross)
-
-
-def save(path: Path, settings: dict[str, Any], **results: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**provenance(), "settings": settings, **results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Both policies draw with different random numbers, so quality is compared in law:
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -22,12 +21,11 @@ import torch
 import typer
 from torch import Tensor
 
-from foresample.bench import provenance
+import foresample as fs
+from benchmarks.results import RESULTS, Mean, PlanClock, PolicyRow, PValues, save
 from foresample.selftest import ks_two_sample
-from foresample.integrations.policies import accelerate_policy
 from recipes import lasa
 
-RESULTS = Path(__file__).parent / "results"
 PLANS_A_DRAWING = 14  # of 8 velocities: 112 points for demonstrations of 100
 
 
@@ -78,7 +76,7 @@ def warped_distance(one: Tensor, two: Tensor) -> Tensor:
     return torch.from_numpy(best[:, -1, -1])
 
 
-def latency(policy: lasa.LasaPolicy, paths: Tensor, plans: int, seed: int) -> dict[str, float | None]:
+def latency(policy: lasa.LasaPolicy, paths: Tensor, plans: int, seed: int) -> PlanClock:
     """Milliseconds a plan at batch 1, over the course of demonstrations."""
     generator = torch.Generator().manual_seed(seed)
     data = lasa.moments(paths, policy.config.horizon)
@@ -92,12 +90,12 @@ def latency(policy: lasa.LasaPolicy, paths: Tensor, plans: int, seed: int) -> di
         calls.append(policy.diffusion.num_inference_steps if report is None else report.calls_mean)
         network.append(math.nan if report is None else 1000 * report.target_seconds)
     times, calls, network = times[3:], calls[3:], network[3:]  # the first are slower
-    return {
-        "ms": median(times),
-        "ms_90": sorted(times)[int(0.9 * plans)],
-        "calls": sum(calls) / plans,
-        "network_ms": None if report is None else median(network),
-    }
+    return PlanClock(
+        ms=median(times),
+        ms_90=sorted(times)[int(0.9 * plans)],
+        calls=sum(calls) / plans,
+        network_ms=None if report is None else median(network),
+    )
 
 
 @torch.no_grad()
@@ -119,7 +117,7 @@ def calls_by_steps(policy: lasa.LasaPolicy, paths: Tensor, window: int = 16) -> 
     data = lasa.moments(paths, policy.config.horizon)
     every = slice(None, None, 11)
     full, calls = policy.diffusion.num_inference_steps, {}
-    with accelerate_policy(policy, window):
+    with fs.accelerate(policy, window):
         for steps in (10, 16, 25, 50, full):
             policy.diffusion.num_inference_steps = steps
             generator = torch.Generator().manual_seed(steps)
@@ -130,14 +128,16 @@ def calls_by_steps(policy: lasa.LasaPolicy, paths: Tensor, window: int = 16) -> 
     return calls
 
 
-def same_law(one: Drawing, two: Drawing) -> dict[str, float]:
+def same_law(one: Drawing, two: Drawing) -> PValues:
     """Two-sample Kolmogorov–Smirnov p-values of what was measured (1 against itself)."""
-    pairs = {"distance": (one.distance, two.distance), "to_goal": (one.to_goal, two.to_goal)}
-    return {name: ks_two_sample(a.numpy(), b.numpy()) for name, (a, b) in pairs.items()}
+    return PValues(
+        distance=ks_two_sample(one.distance.numpy(), two.distance.numpy()),
+        to_goal=ks_two_sample(one.to_goal.numpy(), two.to_goal.numpy()),
+    )
 
 
-def with_error(values: Tensor) -> dict[str, float]:
-    return {"mean": float(values.mean()), "error": float(values.std() / math.sqrt(len(values)))}
+def with_error(values: Tensor) -> Mean:
+    return Mean(mean=float(values.mean()), error=float(values.std() / math.sqrt(len(values))))
 
 
 def main(
@@ -150,58 +150,50 @@ def main(
 ) -> None:
     """Closed-loop quality, calls and latency of the sequential and the accelerated policy."""
     policy, paths = lasa.load(), lasa.demonstrations(folder)
-    rows: list[dict[str, Any]] = []
-    drawings: dict[str, Drawing] = {}
+    rows: list[PolicyRow] = []
+    drawings: dict[int | None, Drawing] = {}
     for window in [None, *(windows or [8, 16, 32])]:
-        name = "sequential" if window is None else f"accelerated, window {window}"
-        with nullcontext() if window is None else accelerate_policy(policy, window):
-            drawings[name] = drawing = draw(policy, paths, repeats, 1000 * seed + (window or 0))
+        with nullcontext() if window is None else fs.accelerate(policy, window):
+            drawings[window] = drawing = draw(policy, paths, repeats, 1000 * seed + (window or 0))
             timed = latency(policy, paths, plans, seed)
         rows.append(
-            {
-                "policy": name,
-                "distance": with_error(drawing.distance),
-                "to_goal": with_error(drawing.to_goal),
-                "arrived": with_error((drawing.to_goal < 0.1).double()),
-                "p_values": same_law(drawings["sequential"], drawing),
-                "calls": float(drawing.calls.mean()),
-                "batch_1": timed,
-            }
+            PolicyRow(
+                window=window,
+                distance=with_error(drawing.distance),
+                to_goal=with_error(drawing.to_goal),
+                arrived=with_error((drawing.to_goal < 0.1).double()),
+                p_values=same_law(drawings[None], drawing),
+                calls=float(drawing.calls.mean()),
+                batch_1=timed,
+            )
         )
         print(_line(rows[-1]), flush=True)
     settings = {
         "policy": asdict(policy.config),
         "parameters": sum(p.numel() for p in policy.parameters()),
         "repeats": repeats,
-        "roll_outs": len(drawings["sequential"].paths),
+        "roll_outs": len(drawings[None].paths),
         "plans": plans,
         "seed": seed,
     }
-    out.mkdir(parents=True, exist_ok=True)
     call = {str(states): call_ms(policy, states) for states in (1, 9, 17, 33)}
     print("network call, ms by states:", call)
     fewer = calls_by_steps(policy, paths)
     print("calls a plan by scheduler steps, window 16:", fewer)
-    result = {
-        **provenance(),
-        "settings": settings,
-        "rows": rows,
-        "network_call_ms": call,
-        "calls_by_steps": fewer,
-    }
-    (out / "policy-lasa.json").write_text(json.dumps(result, indent=2) + "\n")
-    picture(out / "policy-lasa.png", paths, drawings)
+    path = out / "policy-lasa.json"
+    save(path, "policy", settings, rows=rows, network_call_ms=call, calls_by_steps=fewer)
+    last = rows[-1]
+    drawn = {"sequential": drawings[None].paths, last.label: drawings[last.window].paths}
+    picture(path.with_suffix(".png"), paths, drawn)
 
 
-def _line(row: dict[str, Any]) -> str:
-    quality = "  ".join(
-        f"{key} {row[key]['mean']:.4f} ± {row[key]['error']:.4f}" for key in ("distance", "to_goal", "arrived")
-    )
-    timed = row["batch_1"]
-    return f"{row['policy']:24s} {quality}  {row['calls']:.1f} calls, batch 1: {timed['ms']:.1f} ms a plan"
+def _line(row: PolicyRow) -> str:
+    means = {"distance": row.distance, "to goal": row.to_goal, "arrived": row.arrived}
+    quality = "  ".join(f"{name} {value.mean:.4f} ± {value.error:.4f}" for name, value in means.items())
+    return f"{row.label:24s} {quality}  {row.calls:.1f} calls, batch 1: {row.batch_1.ms:.1f} ms a plan"
 
 
-def picture(path: Path, paths: Tensor, drawings: dict[str, Drawing]) -> None:
+def picture(path: Path, paths: Tensor, drawn: dict[str, Tensor]) -> None:
     """Demonstrations and roll-outs side by side, one shape a row."""
     import matplotlib
 
@@ -209,8 +201,7 @@ def picture(path: Path, paths: Tensor, drawings: dict[str, Drawing]) -> None:
     import matplotlib.pyplot as plt
 
     shapes = len(paths)
-    shown = ["sequential", next(name for name in reversed(drawings) if name != "sequential")]
-    columns = [("demonstrations", paths), *((name, _by_shape(drawings[name].paths, shapes)) for name in shown)]
+    columns = [("demonstrations", paths), *((name, _by_shape(lines, shapes)) for name, lines in drawn.items())]
     figure, axes = plt.subplots(shapes, 3, figsize=(9, 2.9 * shapes), layout="constrained", squeeze=False)
     for row, shape in enumerate(lasa.SHAPES[:shapes]):
         for (title, lines), axis in zip(columns, axes[row], strict=True):

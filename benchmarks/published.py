@@ -10,10 +10,9 @@ for several windows and chains: GROWTH says what decides it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +20,10 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.peers import PeerRun, blocks, dgrs, nodes, rass, reflection
-from foresample.bench import provenance
+from benchmarks.peers import PeerRun, blocks, dgrs, rass, reflection
+from benchmarks.results import RESULTS, Claim, Gain, PublishedRow, PublishedSettings, Setting, save
 from foresample.contracts import Target
 from foresample.targets import GaussianMixture
-
-RESULTS = Path(__file__).parent / "results"
 
 GROWTH = (
     "The per-step test ends a round when the sum of its mismatches nears 1, however long the window; a block "
@@ -37,8 +34,11 @@ GROWTH = (
 
 UNIFORM = (5, 5, 5)
 """The only uniform tree of 155 nodes that is not a single level: 5 + 25 + 125."""
-SHAPES: dict[tuple[int, ...], str | None] = {
-    UNIFORM: "2.14",
+REFLECTION, TURN, RANK = Claim(low=1.96, high=1.99), Claim(low=2.14, high=2.14), Claim(low=5, high=20)
+BLOCK = Claim(low=None, high=6.3)
+"""Speed-ups of reflection and of D-GRS; what RASS saves on it in calls, and blocks gain in speed, in per cent."""
+SHAPES: dict[tuple[int, ...], Claim | None] = {
+    UNIFORM: TURN,
     (3, 3, 3, 3): None,
     (12, 12): None,
     (38, 1, 1, 1): None,
@@ -48,66 +48,54 @@ SHAPES: dict[tuple[int, ...], str | None] = {
 TREE_PART = 20  # samples at a time: a tree's states are held together
 
 
-@dataclass(frozen=True)
-class Speedup:
-    """One method on one chain."""
-
-    method: str
-    setting: str
-    published: str | None
-    speedup: float
-    error: float
-    calls: float
-    calls_error: float
-    evaluations_a_call: float
-    samples: int
-
-
-@dataclass(frozen=True)
-class Gain:
-    """One method against another, in per cent."""
-
-    method: str
-    against: str
-    setting: str
-    published: str
-    fewer_calls: float
-    faster: float
-    error: float
-    """Of `faster`; that of `fewer_calls` is smaller."""
-
-
 def measure(
     method: str,
-    setting: str,
+    setting: Setting,
     target: Target,
     samples: int,
     peer: Callable[..., PeerRun],
     *,
-    published: str | None = None,
+    published: Claim | None = None,
     part: int = 100,
     **arguments: Any,
-) -> Speedup:
+) -> PublishedRow:
     """Draw samples in parts and say what they cost."""
     runs = [peer(target, part, seed=first, **arguments) for first in range(0, samples, part)]
     calls = torch.cat([run.calls for run in runs]).double()
     evaluations = torch.cat([run.evaluations for run in runs]).double()
     mean, error = _mean(calls)
     speedup = len(target.std) / mean
-    each = float(evaluations.sum() / calls.sum())
-    row = Speedup(method, setting, published, speedup, speedup * error / mean, mean, error, each, len(calls))
+    row = PublishedRow(
+        method=method,
+        setting=setting,
+        published=published,
+        speedup=speedup,
+        error=speedup * error / mean,
+        calls=mean,
+        calls_error=error,
+        evaluations_a_call=float(evaluations.sum() / calls.sum()),
+        samples=len(calls),
+    )
     told = f"(published {published})" if published else ""
-    print(f"{method:22s} {setting:34s} {row.speedup:6.3f} ± {row.error:.3f}  {told}", flush=True)
+    where = setting.tree or f"{setting.chain}, window {setting.window}"
+    print(f"{method:18s} {where:38s} {row.speedup:6.3f} ± {row.error:.3f}  {told}", flush=True)
     return row
 
 
-def gain(one: Speedup, two: Speedup, published: str) -> Gain:
+def gain(one: PublishedRow, two: PublishedRow, published: Claim) -> Gain:
     """`one` against `two`."""
     ratio = two.calls / one.calls
-    error = ratio * math.hypot(one.calls_error / one.calls, two.calls_error / two.calls)
-    figures = (100 * (1 - 1 / ratio), 100 * (ratio - 1), 100 * error)
-    row = Gain(one.method, two.method, one.setting, published, *figures)
-    print("    {:.1f} % fewer calls, {:.1f} ± {:.1f} % faster".format(*figures), f"(published {published})")
+    row = Gain(
+        method=one.method,
+        against=two.method,
+        setting=one.setting,
+        published=published,
+        fewer_calls=100 * (1 - 1 / ratio),
+        faster=100 * (ratio - 1),
+        error=100 * ratio * math.hypot(one.calls_error / one.calls, two.calls_error / two.calls),
+    )
+    told = f"{row.fewer_calls:.1f} % fewer calls, {row.faster:.1f} ± {row.error:.1f} % faster"
+    print(f"    {told} (published {published} %)")
     return row
 
 
@@ -115,45 +103,53 @@ def _mean(values: Tensor) -> tuple[float, float]:
     return float(values.mean()), float(values.std() / math.sqrt(len(values)))
 
 
-def trees(target: Target, samples: int) -> tuple[list[Speedup], list[Gain]]:
+Part = tuple[list[PublishedRow], list[Gain]]
+
+
+def trees(chain: Setting, samples: int) -> Part:
     """The chain of reflections, then trees tried in turn and by rank."""
-    rows, gains = [], []
+    target, rows, gains = target_of(chain), list[PublishedRow](), list[Gain]()
+    shared: dict[str, Any]
     for window in (5, 14):
-        name = f"window {window}, nearest"
+        setting, shared = replace(chain, window=window), {"window": window, "draft": "nearest"}
         rows.append(
             measure(
-                "reflection",
-                name,
+                "reflection-nearest",
+                setting,
                 target,
                 4 * samples,
                 reflection,
-                published="1.96–1.99",
-                window=window,
-                draft="nearest",
+                published=REFLECTION,
+                **shared,
             )
         )
     for children, published in SHAPES.items():
         count = samples if published else samples // 2
-        setting = f"{nodes(children)} nodes, {'-'.join(map(str, children))}"
-        shared: dict[str, Any] = {"children": children, "part": TREE_PART}
-        turn = measure("D-GRS", setting, target, count, dgrs, published=published, **shared)
-        rank = measure("RASS", setting, target, count, rass, **shared)
+        setting = replace(chain, tree="-".join(map(str, children)))
+        shared = {"children": children, "part": TREE_PART}
+        turn = measure("dgrs", setting, target, count, dgrs, published=published, **shared)
+        rank = measure("rass", setting, target, count, rass, **shared)
         rows += [turn, rank]
-        gains.append(gain(rank, turn, "5–20 % fewer calls"))
+        gains.append(gain(rank, turn, RANK))
     return rows, gains
 
 
-def windows(name: str, target: Target, samples: int, sizes: Sequence[int]) -> tuple[list[Speedup], list[Gain]]:
+def windows(chain: Setting, samples: int, sizes: Sequence[int]) -> Part:
     """Block against per-step verification with the Free Drafter."""
-    rows, gains = [], []
+    target, rows, gains = target_of(chain), list[PublishedRow](), list[Gain]()
     for window in sizes:
-        setting = f"{name}, window {window}"
+        setting = replace(chain, window=window)
         shared: dict[str, Any] = {"window": window, "draft": "parent", "part": min(50, samples)}
-        step = measure("per step, parent", setting, target, samples, reflection, **shared)
-        block = measure("blocks, parent", setting, target, samples, blocks, **shared)
+        step = measure("reflection-parent", setting, target, samples, reflection, **shared)
+        block = measure("blocks-parent", setting, target, samples, blocks, **shared)
         rows += [step, block]
-        gains.append(gain(block, step, "up to 6.3 % faster"))
+        gains.append(gain(block, step, BLOCK))
     return rows, gains
+
+
+def target_of(chain: Setting) -> Target:
+    """The mixture of the draft-tree papers."""
+    return GaussianMixture.of_draft_trees(chain.dim).flow(chain.steps, chain.churn)
 
 
 def main(
@@ -161,31 +157,19 @@ def main(
     samples: Annotated[int, typer.Option(help="Of the largest trees; others draw more or fewer.")] = 200,
 ) -> None:
     """Measure all of it and save `published.json`."""
-    mixture = GaussianMixture.of_draft_trees(500)
+    short = Setting(dim=500, churn=0.1, steps=30)
+    many = (5, 9, 14, 30, 50, 100)
     parts = [
-        trees(mixture.flow(30, 0.1), samples),
-        windows("d = 500, ε = 0.1, T = 30", mixture.flow(30, 0.1), 2 * samples, (5, 9, 14, 28)),
-        windows("d = 500, ε = 0.1, T = 300", mixture.flow(300, 0.1), samples // 4, (5, 9, 14, 30, 50, 100)),
-        windows(
-            "d = 64, ε = 0.3, T = 300",
-            GaussianMixture.of_draft_trees(64).flow(300, 0.3),
-            samples // 2,
-            (5, 9, 14, 30, 50, 100),
-        ),
+        trees(short, samples),
+        windows(short, 2 * samples, (5, 9, 14, 28)),
+        windows(replace(short, steps=300), samples // 4, many),
+        windows(Setting(dim=64, churn=0.3, steps=300), samples // 2, many),
     ]
-    result = {
-        **provenance(),
-        "settings": {
-            "samples": samples,
-            "reuse": "v",
-            "target": "mixture of the draft-tree papers, churned flow",
-        },
-        "rows": [asdict(row) for rows, _ in parts for row in rows],
-        "gains": [asdict(row) for _, gains in parts for row in gains],
-        "growth": GROWTH,
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "published.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    settings = PublishedSettings(
+        samples=samples, reuse="v", target="mixture of the draft-tree papers, churned flow"
+    )
+    rows, gains = ([row for part in column for row in part] for column in zip(*parts, strict=True))
+    save(out / "published.json", "published", settings, rows=rows, gains=gains, growth=GROWTH)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ floor depends on it. Few-step solvers solve another equation than the chain, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -21,15 +21,15 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.curves import saved_rows, split
-from benchmarks.models import RESULTS, features_of, frechet_distance, save
+from benchmarks.curves import begun, choose, split
+from benchmarks.models import features_of, frechet_distance
 from benchmarks.peers import Schedule, blocks, ddim, dpmpp_2m, paradigms, reflection
+from benchmarks.results import RESULTS, QualityCost, QualityCostPoint, QualityCostSettings, save
 from foresample import pretrained
-from foresample.bench import provenance
 from foresample.pretrained import Pretrained
 from foresample.pretrained.classifier import load_classifier
+from foresample.provenance import provenance
 
-FLOOR = "sequential"
 Draw = Callable[[Pretrained, int, int, int], Any]
 """draw(model, steps of the chain, count, seed) -> samples, calls and evaluations."""
 
@@ -38,49 +38,49 @@ Draw = Callable[[Pretrained, int, int, int], Any]
 class Method:
     """One way to draw pictures."""
 
+    key: str
     exact: bool
     draw: Draw
+    detail: dict[str, Any] = field(default_factory=dict)
+    """Its window, tolerance or number of steps."""
+
+    def made(self, row: QualityCostPoint) -> bool:
+        """Whether a row is of this method."""
+        return row.method == self.key and all(
+            getattr(row, name) == value for name, value in self.detail.items()
+        )
 
 
-@dataclass(frozen=True)
-class Point:
-    """What a method's pictures cost and how far they are from the sequential sampler's."""
-
-    method: str
-    exact: bool
-    calls: float
-    evaluations: float
-    distance: float
-    seconds: float
-    """A sample."""
-
-
-def methods(window: int, tolerances: tuple[float, ...], few: tuple[int, ...]) -> dict[str, Method]:
+def methods(window: int, tolerances: list[float], few: list[int]) -> list[Method]:
     """All that are compared. The first, of other seeds than the reference, is the floor."""
 
-    def exact(peer: Callable[..., Any], **options: Any) -> Method:
-        return Method(True, lambda m, steps, count, seed: peer(m.target(steps), count, seed=seed, **options))
+    def exact(key: str, peer: Callable[..., Any], **options: Any) -> Method:
+        def draw(m: Pretrained, steps: int, count: int, seed: int) -> Any:
+            return peer(m.target(steps), count, seed=seed, **options)
+
+        return Method(key, True, draw, {"window": options.get("window")})
 
     def picard(tolerance: float) -> Method:
-        options: dict[str, Any] = {"window": window + 1, "tolerance": tolerance}  # as many states a call
-        return Method(
-            False, lambda m, steps, count, seed: paradigms(m.target(steps), count, seed=seed, **options)
-        )
+        def draw(m: Pretrained, steps: int, count: int, seed: int) -> Any:  # as many states a call
+            return paradigms(m.target(steps), count, seed=seed, window=window + 1, tolerance=tolerance)
 
-    def fewer(solver: Callable[..., Any], number: int) -> Method:
-        return Method(
-            False, lambda m, steps, count, seed: solver(Schedule.of_pretrained(m, number), count, seed=seed)
-        )
+        return Method("paradigms", False, draw, {"tolerance": tolerance})
 
-    found = {
-        FLOOR: exact(fs.sequential),
-        f"default, window {window}": exact(fs.sample, window=window),
-        f"reflection, nearest, window {window}": exact(reflection, window=window, draft="nearest"),
-        f"blocks, parent, window {window}": exact(blocks, window=window, draft="parent"),
-    }
-    found |= {f"ParaDiGMS, tolerance {tolerance:g}": picard(tolerance) for tolerance in tolerances}
-    found |= {f"DDIM, {number} steps": fewer(ddim, number) for number in few}
-    return found | {f"DPM-Solver++ 2M, {number} steps": fewer(dpmpp_2m, number) for number in few}
+    def fewer(key: str, solver: Callable[..., Any], number: int) -> Method:
+        def draw(m: Pretrained, steps: int, count: int, seed: int) -> Any:
+            return solver(Schedule.of_pretrained(m, number), count, seed=seed)
+
+        return Method(key, False, draw, {"steps": number})
+
+    return [
+        exact("sequential", fs.sequential),
+        exact("default", fs.sample, window=window),
+        exact("reflection-nearest", reflection, window=window, draft="nearest"),
+        exact("blocks-parent", blocks, window=window, draft="parent"),
+        *(picard(tolerance) for tolerance in tolerances),
+        *(fewer("ddim", ddim, number) for number in few),
+        *(fewer("dpmpp-2m", dpmpp_2m, number) for number in few),
+    ]
 
 
 def draw(
@@ -102,7 +102,7 @@ def main(
     window: Annotated[int, typer.Option(help="Of the exact methods; ParaDiGMS has as many states a call.")] = 8,
     tolerances: Annotated[str, typer.Option(help="Of ParaDiGMS, separated by commas.")] = "0.05,0.1,0.3,1",
     few: Annotated[str, typer.Option(help="Steps of the few-step solvers.")] = "10,20,50",
-    chosen: Annotated[str | None, typer.Option("--methods", help="Names, separated by semicolons.")] = None,
+    chosen: Annotated[str | None, typer.Option("--methods", help="Separated by commas.")] = None,
     seed: int = 0,
     part: Annotated[int, typer.Option(help="Pictures drawn together; a multiple of the classes.")] = 1_000,
     half: Annotated[bool, typer.Option(help="Run the network in bfloat16.")] = False,
@@ -110,36 +110,41 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for the result file.")] = RESULTS,
 ) -> None:
     """Draw with every method and save `quality-cost-fashion.json`, row by row."""
-    known = methods(window, tuple(split(tolerances, (), float)), tuple(split(few, (), int)))
-    names: list[str] = split(chosen, list(known))
-    if unknown := [name for name in names if name not in known]:
-        raise typer.BadParameter(f"no method {unknown[0]!r}; there are: {'; '.join(known)}")
+    known = methods(window, split(tolerances, (), float), split(few, (), int))
+    keys = choose(chosen, list(dict.fromkeys(method.key for method in known)))
     model = pretrained.load(pretrained.EMBEDDED, device, torch.bfloat16 if half else torch.float32)
     judge = load_classifier(pretrained.EMBEDDED.parent / "classifier.safetensors", device)
-    settings = {
-        "target": "Fashion-MNIST",
-        "steps": steps,
-        "count": count,
-        "window": window,
-        "seed": seed,
-        "half": half,
-        "device": device,
-    }
+    settings = QualityCostSettings(
+        target="Fashion-MNIST",
+        steps=steps,
+        count=count,
+        window=window,
+        seed=seed,
+        half=half,
+        device=device,
+    )
     path = out / "quality-cost-fashion.json"
-    rows, commands = saved_rows(path, settings)
+    cut = begun(QualityCost, path, settings)
+    rows, commands = (cut.rows, cut.commands) if cut else ([], [])
     commands = list(dict.fromkeys([*commands, provenance()["command"]]))
-    reference, _, _ = draw(model, judge, known[FLOOR], steps, count, seed, part)
-    for number, (name, method) in enumerate(known.items(), 1):
-        if name not in names or any(row["method"] == name for row in rows):
+    reference, _, _ = draw(model, judge, known[0], steps, count, seed, part)
+    for number, method in enumerate(known, 1):
+        if method.key not in keys or any(method.made(row) for row in rows):
             continue
         began = perf_counter()
         found, calls, evaluations = draw(model, judge, method, steps, count, seed + 1_000_000 * number, part)
-        distance = frechet_distance(reference, found)
-        each = (perf_counter() - began) / count
-        cost = float(calls.mean()), float(evaluations.mean())
-        rows.append(asdict(Point(name, method.exact, *cost, distance, each)))
-        print("{method:34s} {calls:6.1f} calls {distance:8.4f}".format(**rows[-1]), flush=True)
-        save(path, settings, commands=commands, rows=rows)
+        row = QualityCostPoint(
+            method=method.key,
+            **method.detail,
+            exact=method.exact,
+            calls=float(calls.mean()),
+            evaluations=float(evaluations.mean()),
+            distance=frechet_distance(reference, found),
+            seconds=(perf_counter() - began) / count,
+        )
+        rows.append(row)
+        print(f"{row.method:20s} {row.detail:14s} {row.calls:6.1f} calls {row.distance:8.4f}", flush=True)
+        save(path, "quality-cost", settings, commands=commands, rows=rows)
 
 
 if __name__ == "__main__":

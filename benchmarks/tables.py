@@ -6,293 +6,270 @@ page says anything else than the results do.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks.curves import BATCHES
+from benchmarks.curves import BATCHES, OURS, PROBLEMS, TREES
+from benchmarks.results import (
+    MODELS,
+    RESULTS,
+    Calls,
+    ClassifierTraining,
+    CurvePoint,
+    Curves,
+    GenerateLaw,
+    GenerateMemory,
+    GenerateOverhead,
+    Growth,
+    Latency,
+    Memory,
+    Policy,
+    Quality,
+    QualityCost,
+    Throughput,
+    Training,
+    label,
+    load,
+    read,
+)
+from foresample.results import BenchResult, BenchRow
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
+Row = TypeVar("Row")
 
 
-def result(name: str) -> dict[str, Any]:
-    """One saved result."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def _row(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
-    (found,) = [row for row in rows if all(row[k] == v for k, v in wanted.items())]
+def _row(rows: Iterable[Row], **wanted: Any) -> Row:
+    (found,) = [row for row in rows if all(getattr(row, k) == v for k, v in wanted.items())]
     return found
 
 
-def _speedup(row: dict[str, Any]) -> str:
-    return f"{row['speedup']:.2f} ± {row['speedup_error']:.2f}"
+def _speedup(row: BenchRow | CurvePoint) -> str:
+    return f"{row.speedup:.2f} ± {row.speedup_error:.2f}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head, *lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([head, "|---" * len(heads) + "|", *lines])
 
 
 def models() -> str:
     """Trained models: the default against the chains before it."""
-    lines = [
-        "| model | steps | default | nearest, per step | blocks, fresh noise | against the better of these |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, title in (("cifar10", "CIFAR-10"), ("fashion_mnist", "Fashion-MNIST")):
-        rows = result(f"{name}-calls-w50")["rows"]
+    cells = []
+    for name, title in MODELS.items():
+        saved = load(Calls, f"{name}-calls-w50")
         for steps in (100, 250, 1000):
             ours, nearest, blocks = (
-                _row(rows, steps=steps, method=method)
-                for method in (
-                    "default, x0 reused",
-                    "reflection, nearest, x0 reused",
-                    "block, parent, fresh noise, x0 reused",
-                )
+                _row(saved.rows, steps=steps, method=method, reuse="x0")
+                for method in ("default", "reflection-nearest", "block-parent-fresh")
             )
-            ratio = ours["speedup"] / max(nearest["speedup"], blocks["speedup"])
-            cells = (
-                title,
-                f"{steps}",
-                f"**{_speedup(ours)}**",
-                _speedup(nearest),
-                _speedup(blocks),
-                f"{ratio:.2f}×",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            ratio = ours.speedup / max(nearest.speedup, blocks.speedup)
+            told = [_speedup(row) for row in (ours, nearest, blocks)]
+            cells.append([title, f"{steps}", f"**{told[0]}**", *told[1:], f"{ratio:.2f}×"])
+    heads = [
+        "model",
+        "steps",
+        "default",
+        "nearest, per step",
+        "blocks, fresh noise",
+        "against the better of these",
+    ]
+    return _table(heads, cells)
 
 
 def mixture() -> str:
     """The closed-form benchmark."""
-    lines = [
-        "| chain | reused | window | default | nearest, per step | blocks, fresh noise |",
-        "|---|---|---|---|---|---|",
-    ]
+    cells = []
     cases = [("d500-T30", w, r) for r in ("v", "x0") for w in (5, 14)]
     cases += [("d500-T300", 50, "v"), ("d500-T300", 50, "x0"), ("d64-T300", 50, "v")]
     for chain, window, reuse in cases:
-        saved = result(f"mixture-{chain}-{reuse}")
-        settings = saved["settings"]
-        title = f"d = {settings['dim']}, ε = {settings['churn']:g}, {settings['steps']} steps"
+        saved = load(BenchResult, f"mixture-{chain}-{reuse}")
+        settings = saved.settings
+        title = f"d = {settings.dim}, ε = {settings.churn:g}, {settings.steps} steps"
         ours, nearest, blocks = (
-            _row(saved["rows"], window=window, method=method)
-            for method in ("replay, block, secant", "reflection, nearest", "block, parent, fresh noise")
+            _speedup(_row(saved.rows, window=window, method=method))
+            for method in ("default", "reflection-nearest", "block-parent-fresh")
         )
-        cells = (title, reuse, f"{window}", f"**{_speedup(ours)}**", _speedup(nearest), _speedup(blocks))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells.append([title, reuse, f"{window}", f"**{ours}**", nearest, blocks])
+    return _table(["chain", "reused", "window", "default", "nearest, per step", "blocks, fresh noise"], cells)
 
 
 def quality() -> str:
     """Are the pictures the same?"""
-    saved = result("fashion_mnist-quality")
-    groups: dict[str, list[float]] = {}
-    for row in saved["distances"]:
-        pair = " and ".join(sorted(name.split()[0] for name in (row["a"], row["b"])))
-        groups.setdefault(pair, []).append(row["distance"])
-    lines = ["| Fréchet distance between | values |", "|---|---|"]
-    for pair, values in groups.items():
-        lines.append(f"| {pair} | {', '.join(f'{v:.4f}' for v in values)} |")
-    agreement = saved["agreement"]
-    calls = [v for k, v in saved["calls"].items() if k.startswith("speculative")]
-    told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in agreement.items())
-    settings = saved["settings"]
-    lines += [
-        "",
-        f"{settings['count']} samples a run, {settings['steps']} steps, window {settings['window']}: "
-        f"{settings['steps']} calls a sample sequentially, {sum(calls) / len(calls):.1f} speculatively. "
-        f"Pictures in which the classifier sees the label asked for: {told}.",
+    saved = load(Quality, "fashion_mnist-quality")
+    told = ", ".join(f"{run.replace('-', ' ')} {100 * r.agreement:.1f} %" for run, r in saved.runs.items())
+    calls = [run.calls for run in saved.runs.values() if run.sampler == "speculative"]
+    settings = saved.settings
+    distances = [
+        (" and ".join(pair), ", ".join(f"{v:.4f}" for v in values)) for pair, values in saved.pairs.items()
     ]
-    return "\n".join(lines)
+    return (
+        _table(["Fréchet distance between", "values"], distances)
+        + f"\n\n{settings.count} samples a run, {settings.steps} steps, window {settings.window}: "
+        f"{settings.steps} calls a sample sequentially, {sum(calls) / len(calls):.1f} speculatively. "
+        f"Pictures in which the classifier sees the label asked for: {told}."
+    )
 
 
 def policy() -> str:
     """Closed-loop behaviour and latency of the robot policy."""
-    lines = [
-        "| policy | network calls a plan | distance to the nearest demonstration "
-        "| distance to the goal at the end | ms a plan, batch 1 (in the network) |",
-        "|---|---|---|---|---|",
-    ]
-    for row in result("policy-lasa")["rows"]:
-        behaviour = (f"{row[k]['mean']:.4f} ± {row[k]['error']:.4f}" for k in ("distance", "to_goal"))
-        clock = row["batch_1"]
-        inside = "" if clock["network_ms"] is None else f" ({clock['network_ms']:.0f})"
-        cells = (row["policy"], f"{row['calls']:.1f}", *behaviour, f"{clock['ms']:.0f}{inside}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    cells = []
+    for row in load(Policy, "policy-lasa").rows:
+        behaviour = (f"{value.mean:.4f} ± {value.error:.4f}" for value in (row.distance, row.to_goal))
+        inside = "" if row.batch_1.network_ms is None else f" ({row.batch_1.network_ms:.0f})"
+        cells.append([row.label, f"{row.calls:.1f}", *behaviour, f"{row.batch_1.ms:.0f}{inside}"])
+    heads = ["policy", "network calls a plan", "distance to the nearest demonstration"]
+    heads += ["distance to the goal at the end", "ms a plan, batch 1 (in the network)"]
+    return _table(heads, cells)
 
 
 def latency() -> str:
     """One sample at a time on a GPU."""
-    lines = ["| steps | sequential | window | calls | ms a sample | faster |", "|---|---|---|---|---|---|"]
-    eager = result("cifar10-latency-eager")
-    for saved, mode in ((result("cifar10-latency-graph"), ""), (eager, ", eager")):
-        rows = saved["rows"]
-        for steps in sorted({row["steps"] for row in rows}):
-            base = _row(rows, steps=steps, window=0)["ms"]
-            ours = [row for row in rows if row["steps"] == steps and row["window"]]
-            best = max(row["gain"] for row in ours)
+    cells = []
+    for mode, note in (("graph", ""), ("eager", ", eager")):
+        rows = load(Latency, f"cifar10-latency-{mode}").rows
+        for steps in sorted({row.steps for row in rows}):
+            base = _row(rows, steps=steps, window=0).ms
+            ours = [row for row in rows if row.steps == steps and row.window]
+            best = max(row.gain for row in ours)
             for row in ours:
-                gain = f"{row['gain']:.2f}×"
-                cells = (
-                    f"{steps}{mode}",
-                    f"{base:.0f} ms",
-                    f"{row['window']}",
-                    f"{row['calls']:.1f}",
-                    f"{row['ms']:.1f} ± {row['ms_error']:.1f}",
-                    f"**{gain}**" if row["gain"] == best else gain,
+                gain, ms = f"{row.gain:.2f}×", f"{row.ms:.1f} ± {row.ms_error:.1f}"
+                faster = f"**{gain}**" if row.gain == best else gain
+                cells.append(
+                    [f"{steps}{note}", f"{base:.0f} ms", f"{row.window}", f"{row.calls:.1f}", ms, faster]
                 )
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return _table(["steps", "sequential", "window", "calls", "ms a sample", "faster"], cells)
 
 
 def clock() -> str:
     """The best window at each chain length."""
-    lines = ["| steps | sequential | foresample | faster |", "|---|---|---|---|"]
-    for name, mode in (("cifar10-latency-graph", ""), ("cifar10-latency-eager", ", both eager")):
-        rows = result(name)["rows"]
-        for steps in sorted({row["steps"] for row in rows}):
+    cells = []
+    for mode, note in (("graph", ""), ("eager", ", both eager")):
+        rows = load(Latency, f"cifar10-latency-{mode}").rows
+        for steps in sorted({row.steps for row in rows}):
             base = _row(rows, steps=steps, window=0)
-            best = max((row for row in rows if row["steps"] == steps), key=lambda row: row["gain"])
-            ours = f"{best['ms']:.0f} ms (window {best['window']})"
-            lines.append(f"| {steps}{mode} | {base['ms']:.0f} ms | {ours} | **{best['gain']:.1f}×** |")
-    return "\n".join(lines)
+            best = max((row for row in rows if row.steps == steps), key=lambda row: row.gain)
+            ours = f"{best.ms:.0f} ms (window {best.window})"
+            cells.append([f"{steps}{note}", f"{base.ms:.0f} ms", ours, f"**{best.gain:.1f}×**"])
+    return _table(["steps", "sequential", "foresample", "faster"], cells)
 
 
 def rounds() -> str:
     """Where the time of a round goes."""
-    lines = ["| window | a round | the network alone | all else |", "|---|---|---|---|"]
-    for row in result("cifar10-latency-graph")["rounds"]:
-        cells = (
-            f"{row['window']}" if row["window"] else "none: the sequential sampler",
-            f"{row['round_us']:.0f} µs",
-            f"{row['network_us']:.0f} µs",
-            f"{100 * row['share']:.1f} %",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    cells = [
+        [
+            f"{row.window}" if row.window else "none: the sequential sampler",
+            f"{row.round_us:.0f} µs",
+            f"{row.network_us:.0f} µs",
+            f"{100 * row.share:.1f} %",
+        ]
+        for row in load(Latency, "cifar10-latency-graph").rounds
+    ]
+    return _table(["window", "a round", "the network alone", "all else"], cells)
 
 
 def throughput() -> str:
     """Many samples through few slots."""
-    saved = result("cifar10-throughput")
-    settings = saved["settings"]
-    lines = [
-        f"| steps | slots occupied | in fixed batches of {settings['slots']} | samples a second, slots "
-        "| fixed batches | sequential |",
-        "|---|---|---|---|---|---|",
+    saved = load(Throughput, "cifar10-throughput")
+    settings = saved.settings
+    cells = [
+        [
+            f"{row.steps}",
+            f"{100 * row.occupancy:.1f} %",
+            f"{100 * row.fixed_occupancy:.1f} %",
+            f"{row.samples_per_second:.0f} ({row.gain_over_fixed:.2f}× fixed)",
+            f"{row.fixed_samples_per_second:.0f}",
+            f"**{row.sequential_samples_per_second:.0f}**",
+        ]
+        for row in saved.rows
     ]
-    for row in saved["rows"]:
-        cells = (
-            f"{row['steps']}",
-            f"{100 * row['occupancy']:.1f} %",
-            f"{100 * row['fixed_occupancy']:.1f} %",
-            f"{row['samples_per_second']:.0f} ({row['gain_over_fixed']:.2f}× fixed)",
-            f"{row['fixed_samples_per_second']:.0f}",
-            f"**{row['sequential_samples_per_second']:.0f}**",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    advice = "; ".join(f"“{tuning['advice']}”" for tuning in saved["tunings"])
-    lines += [
-        "",
-        f"{settings['samples']} samples, window {settings['window']}. What `tune` says of it: {advice}.",
-    ]
-    return "\n".join(lines)
+    heads = ["steps", "slots occupied", f"in fixed batches of {settings.slots}", "samples a second, slots"]
+    advice = "; ".join(f"“{tuning.advice}”" for tuning in saved.tunings)
+    told = f"{settings.samples} samples, window {settings.window}. What `tune` says of it: {advice}."
+    return f"{_table([*heads, 'fixed batches', 'sequential'], cells)}\n\n{told}"
 
 
 def growth() -> str:
     """Calls against the length of the chain."""
-    saved = result("cifar10-growth")
-    rows, settings = saved["rows"], saved["settings"]
-    calls = " | ".join(f"{row['calls']:.1f} ± {row['calls_error']:.1f}" for row in rows)
-    return "\n".join(
-        [
-            f"| steps | {' | '.join(str(row['steps']) for row in rows)} |",
-            f"|---|{'---|' * len(rows)}",
-            f"| calls | {calls} |",
-            "",
-            f"The fit over all of them: calls ∝ N^{saved['exponent']:.3f} (window {settings['window']}, "
-            f"{settings['samples']} samples each, bfloat16).",
-        ]
+    saved = load(Growth, "cifar10-growth")
+    calls = ["calls", *(f"{row.calls:.1f} ± {row.calls_error:.1f}" for row in saved.rows)]
+    return (
+        _table(["steps", *(f"{row.steps}" for row in saved.rows)], [calls])
+        + f"\n\nThe fit over all of them: calls ∝ N^{saved.exponent:.3f} (window {saved.settings.window}, "
+        f"{saved.settings.samples} samples each, bfloat16)."
     )
 
 
 def memory() -> str:
     """Peak device memory of a stream."""
-    saved = result("cifar10-memory")
-    told = ", ".join(
-        f"{row['peak_mib']:.0f} MiB ({row['steps']} steps, {row['samples']} samples)" for row in saved["rows"]
-    )
-    settings = saved["settings"]
-    return f"{settings['slots']} slots, window {settings['window']}, three engines one after the other: {told}."
+    saved = load(Memory, "cifar10-memory")
+    told = ", ".join(f"{r.peak_mib:.0f} MiB ({r.steps} steps, {r.samples} samples)" for r in saved.rows)
+    settings = saved.settings
+    return f"{settings.slots} slots, window {settings.window}, three engines one after the other: {told}."
 
 
 def overhead() -> str:
     """What drawing a dataset costs beyond the engine's own work."""
-    lines = [
-        "| target | samples, slots | beyond the engine, on the clock | of processor time | beside the engine |",
-        "|---|---|---|---|---|",
+    cells = [
+        [
+            row.target,
+            f"{row.count}, {row.slots}",
+            f"{100 * row.inside:.2f} %",
+            f"{100 * row.inside_cpu:.2f} %",
+            f"{100 * row.beside:+.1f} %",
+        ]
+        for row in load(GenerateOverhead, "generate-overhead").rows
     ]
-    for row in result("generate-overhead")["rows"]:
-        shares = (f"{100 * row[k]:.2f} %" for k in ("inside", "inside_cpu"))
-        beside = f"{100 * row['beside']:+.1f} %"
-        cells = (row["target"], f"{row['count']}, {row['slots']}", *shares, beside)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    heads = ["target", "samples, slots", "beyond the engine, on the clock", "of processor time"]
+    return _table([*heads, "beside the engine"], cells)
 
 
 def dataset() -> str:
     """A large dataset: its law, and the memory it took."""
-    saved, rows = result("generate-law"), result("generate-memory")["rows"]
-    law, settings = saved["law"], saved["settings"]
-    verdict = "passes" if law["passed"] else "FAILS"
-    lines = [
-        f"{law['samples']} samples of the mixture, d = {settings['dim']}, {settings['steps']} steps, at once: "
-        f"{saved['seconds']:.0f} s, {saved['peak_mib']:.0f} MiB at most. The law check {verdict}: "
-        f"{law['tests']} tests against {law['sequential']} sequential samples at joint level {law['level']:g}, "
-        f"smallest p-value {law['smallest_p']:.2g}.",
-        "",
-        "| dimension | samples | their size, MiB | peak memory, MiB |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| {r['dim']} | {r['count']} | {r['samples_mib']:.1f} | {r['peak_mib']:.0f} |" for r in rows]
-    return "\n".join(lines)
+    saved, rows = load(GenerateLaw, "generate-law"), load(GenerateMemory, "generate-memory").rows
+    law, settings = saved.law, saved.settings
+    verdict = "passes" if law.passed else "FAILS"
+    told = (
+        f"{law.samples} samples of the mixture, d = {settings.dim}, {settings.steps} steps, at once: "
+        f"{saved.seconds:.0f} s, {saved.peak_mib:.0f} MiB at most. The law check {verdict}: "
+        f"{law.tests} tests against {law.sequential} sequential samples at joint level {law.level:g}, "
+        f"smallest p-value {law.smallest_p:.2g}."
+    )
+    cells = [[f"{r.dim}", f"{r.count}", f"{r.samples_mib:.1f}", f"{r.peak_mib:.0f}"] for r in rows]
+    return f"{told}\n\n{_table(['dimension', 'samples', 'their size, MiB', 'peak memory, MiB'], cells)}"
 
 
 def devices() -> str:
     """One sample on k devices, predicted from the latency measured on one."""
-    saved = result("cifar10-latency-graph")
-    curve = sorted((row["window"] + 1, row["network_us"]) for row in saved["rounds"])
+    saved = load(Latency, "cifar10-latency-graph")
+    curve = sorted((row.window + 1, row.network_us) for row in saved.rounds)
 
     def network(states: int) -> float:
         """Microseconds of a call, linear between the measured points."""
         (low, slow), (high, fast) = next(pair for pair in pairwise(curve) if states <= pair[1][0])
         return slow + (fast - slow) * max(0, states - low) / (high - low)
 
-    shares = (1, 2, 4, 8)
-    lines = [
-        f"| steps | window | {' | '.join(f'{k} device' + 's' * (k > 1) for k in shares)} |",
-        "|---|---|" + "---|" * len(shares),
-    ]
-    for row in saved["rows"]:
-        window = row["window"]
+    shares, cells = (1, 2, 4, 8), []
+    for row in saved.rows:
+        window = row.window
         if not window:
             continue
-        base = _row(saved["rows"], steps=row["steps"], window=0)
-        other = _row(saved["rounds"], window=window)
-        saving = [row["calls"] * (other["network_us"] - network(-(-(window + 1) // k))) / 1e3 for k in shares]
-        gains = (f"{base['ms'] / (row['ms'] - saved_ms):.2f}×" for saved_ms in saving)
-        lines.append(f"| {row['steps']} | {window} | {' | '.join(gains)} |")
-    return "\n".join(lines)
+        base = _row(saved.rows, steps=row.steps, window=0)
+        other = _row(saved.rounds, window=window)
+        saving = [row.calls * (other.network_us - network(-(-(window + 1) // k))) / 1e3 for k in shares]
+        gains = (f"{base.ms / (row.ms - saved_ms):.2f}×" for saved_ms in saving)
+        cells.append([f"{row.steps}", f"{window}", *gains])
+    return _table(["steps", "window", *(f"{k} device" + "s" * (k > 1) for k in shares)], cells)
 
 
 def policy_quality() -> str:
     """Did they arrive, and do the tests see a difference?"""
-    rows = result("policy-lasa")["rows"]
-    arrived = min(row["arrived"]["mean"] for row in rows)
-    smallest = min(p for row in rows for p in row["p_values"].values())
+    rows = load(Policy, "policy-lasa").rows
+    arrived = min(row.arrived.mean for row in rows)
+    smallest = min(p for row in rows for p in (row.p_values.distance, row.p_values.to_goal))
     return (
         f"{'All' if arrived == 1 else f'At least {100 * arrived:.1f} % of the'} roll-outs of the {len(rows)} "
         "policies come to rest within 0.1 of the goal. Two-sample Kolmogorov–Smirnov tests of both distances "
@@ -302,21 +279,15 @@ def policy_quality() -> str:
 
 def policy_steps() -> str:
     """Calls of a plan where the scheduler takes fewer steps."""
-    calls = result("policy-lasa")["calls_by_steps"]
-    lines = [" | ".join(["| steps", *calls]), "|---" * (len(calls) + 1)]
-    lines.append(" | ".join(["| calls", *(f"{value:.1f}" for value in calls.values())]))
-    return "\n".join(f"{line} |" for line in lines).replace("--- |", "---|")
+    calls = load(Policy, "policy-lasa").calls_by_steps
+    return _table(["steps", *calls], [["calls", *(f"{value:.1f}" for value in calls.values())]])
 
 
 def policy_costs() -> str:
     """Where a plan's time goes on one core."""
-    saved = result("policy-lasa")
-    call = saved["network_call_ms"]
-    own = [
-        (row["batch_1"]["ms"] - row["batch_1"]["network_ms"]) / row["batch_1"]["calls"]
-        for row in saved["rows"]
-        if row["batch_1"]["network_ms"] is not None
-    ]
+    saved = load(Policy, "policy-lasa")
+    call, clocks = saved.network_call_ms, [row.batch_1 for row in saved.rows]
+    own = [(c.ms - c.network_ms) / c.calls for c in clocks if c.network_ms is not None]
     return (
         f"On this CPU a round costs {min(own):.1f} to {max(own):.1f} ms of the sampler's own arithmetic, a "
         f"network call {call['1']:.1f} ms with one state and {call['17']:.1f} ms, "
@@ -326,7 +297,7 @@ def policy_costs() -> str:
 
 def training() -> str:
     """How the two models were trained."""
-    saved = [result(f"training-{name}") for name in ("fashion-mnist", "cifar10")]
+    saved = [load(Training, f"training-{name}") for name in ("fashion-mnist", "cifar10")]
     folders = (
         "`foresample/pretrained/fashion_mnist`, inside the package",
         "`assets/cifar10`, in the repository only",
@@ -334,11 +305,11 @@ def training() -> str:
     data = "60 000 pictures 28×28, not mirrored", "50 000 pictures 32×32, mirrored at random"
     table = {
         "folder": folders,
-        "parameters, size": [f"{_spaced(r['parameters'])}, {r['bytes'] / 1e6:.1f} MB" for r in saved],
+        "parameters, size": [f"{_spaced(r.parameters)}, {r.bytes / 1e6:.1f} MB" for r in saved],
         "data": data,
-        "training": [f"{r['steps']} steps of {r['batch']}, {r['seconds']:.0f} s" for r in saved],
-        "loss (MSE of v), training": [f"{r['loss']:.3f}" for r in saved],
-        "loss, 2000 held-out pictures": [f"{r['test_loss']:.3f}" for r in saved],
+        "training": [f"{r.steps} steps of {r.batch}, {r.seconds:.0f} s" for r in saved],
+        "loss (MSE of v), training": [f"{r.loss:.3f}" for r in saved],
+        "loss, 2000 held-out pictures": [f"{r.test_loss:.3f}" for r in saved],
         "quality": ("below", "by eye: see the sheet"),
     }
     lines = ["| | Fashion-MNIST | CIFAR-10 |", "|---|---|---|"]
@@ -347,22 +318,21 @@ def training() -> str:
 
 def classifier() -> str:
     """How good the judge is."""
-    saved = result("training-classifier")
+    saved = load(ClassifierTraining, "training-classifier")
     return (
-        f"A six-layer convolutional network ({saved['parameters'] / 1e6:.2f} M parameters, "
-        f"{saved['bytes'] / 1e6:.1f} MB, `foresample/pretrained/classifier.safetensors`), "
-        f"{100 * saved['test_accuracy']:.1f} % correct on the test pictures of Fashion-MNIST."
+        f"A six-layer convolutional network ({saved.parameters / 1e6:.2f} M parameters, "
+        f"{saved.bytes / 1e6:.1f} MB, `foresample/pretrained/classifier.safetensors`), "
+        f"{100 * saved.test_accuracy:.1f} % correct on the test pictures of Fashion-MNIST."
     )
 
 
 def response() -> str:
     """What following the noise beyond the horizon gave, on a model not used to choose it."""
-    before, after = (
-        result(name)["rows"] for name in ("earlier/cifar10-calls-w50-gain-only", "cifar10-calls-w50")
-    )
+    names = ("earlier/cifar10-calls-w50-gain-only", "cifar10-calls-w50")
+    files = [load(Calls, name) for name in names]
     moves = []
     for steps in (1000, 250, 100):
-        old, new = (_row(rows, steps=steps, method="default, x0 reused") for rows in (before, after))
+        old, new = (_row(saved.rows, steps=steps, method="default", reuse="x0") for saved in files)
         moves.append(f"from {_speedup(old)} to {_speedup(new)} at {steps}")
     return (
         f"On the CIFAR-10 model, which was not used for the choice, it moved the speed-up {moves[0]} steps, "
@@ -377,104 +347,91 @@ def _spaced(number: int) -> str:
 
 # ------------------------------------------------------------------ side by side with everybody else
 
-OURS = ("default", "replay without secant", "sequential")
-CHAINS = (
-    *("mixture-T30", "mixture-T300", "langevin-T200", "wells-T100", "policy-T100"),
-    *("fashion-T100-cuda", "cifar10-T100-cuda"),
-)
-"""Chains that are compared at equal states a call, in the order of the page."""
 LEAD = (5, 64)
 """The verification batches at which the default must be ahead of every exact peer."""
 
 
-def curve_files() -> dict[str, dict[str, Any]]:
-    """Results at equal states a call, by the name of their file."""
-    return {name: result(name) for name in (f"curves-{chain}" for chain in CHAINS)}
+def curve_files() -> list[Curves]:
+    """Results at equal states a call, in the order of the problems."""
+    order = list(PROBLEMS)
+    return sorted(read(RESULTS).of(Curves), key=lambda saved: order.index(saved.settings.problem))
 
 
-def batches(rows: list[dict[str, Any]]) -> list[int]:
+def peers(rows: Iterable[CurvePoint]) -> list[CurvePoint]:
+    """Those of exact methods that are not ours."""
+    return [row for row in rows if row.method not in (*OURS, "sequential")]
+
+
+def batches(rows: Sequence[CurvePoint]) -> list[int]:
     """States a call at which the default and every peer of the file were measured."""
-    peers = {row["method"] for row in rows} - set(OURS)
-    measured = {(row["method"], row["states"]) for row in rows}
-    sizes = {row["states"] for row in rows if row["method"] == "default"}
-    return sorted(n for n in sizes if all((peer, n) in measured for peer in peers))
+    others = {row.method for row in peers(rows)}
+    measured = {(row.method, row.states) for row in rows}
+    sizes = {row.states for row in rows if row.method == "default"}
+    return sorted(n for n in sizes if all((peer, n) in measured for peer in others))
 
 
-def best_peer(rows: list[dict[str, Any]], states: int) -> dict[str, Any]:
+def best_peer(rows: Sequence[CurvePoint], states: int) -> CurvePoint:
     """The exact peer with the fewest calls."""
-    peers = [row for row in rows if row["states"] == states and row["method"] not in OURS]
-    return min(peers, key=lambda row: row["calls"])
+    return min((row for row in peers(rows) if row.states == states), key=lambda row: row.calls)
 
 
-def lead(rows: list[dict[str, Any]], states: int) -> tuple[float, float]:
+def lead(rows: Sequence[CurvePoint], states: int) -> tuple[float, float]:
     """Calls of the best peer over the default's, and the standard error."""
     ours, peer = _row(rows, method="default", states=states), best_peer(rows, states)
-    ratio = peer["calls"] / ours["calls"]
-    return ratio, ratio * math.hypot(*(row["calls_error"] / row["calls"] for row in (ours, peer)))
+    ratio = peer.calls / ours.calls
+    return ratio, ratio * math.hypot(*(row.calls_error / row.calls for row in (ours, peer)))
 
 
-def _lead(rows: list[dict[str, Any]], states: int) -> str:
+def _lead(rows: Sequence[CurvePoint], states: int) -> str:
     return "{:.3f} ± {:.3f}×".format(*lead(rows, states))
 
 
-def _title(saved: dict[str, Any]) -> str:
-    where = " (GPU)" if saved["settings"]["device"] == "cuda" else ""
-    return f"{saved['settings']['target']}, {saved['settings']['steps']} steps{where}"
+def _title(saved: Curves) -> str:
+    where = " (GPU)" if saved.settings.device == "cuda" else ""
+    return f"{saved.settings.target}, {saved.settings.steps} steps{where}"
 
 
 def curves_lead() -> str:
     """Where the default is ahead, and by how much."""
-    low, high = LEAD
-    lines = [
-        f"| chain | smallest lead from {low} to {high} states a call | over | largest lead | over |",
-        "|---|---|---|---|---|",
-    ]
-    for saved in curve_files().values():
-        rows = saved["rows"]
+    (low, high), cells = LEAD, []
+    for saved in curve_files():
+        rows = saved.rows
         sizes = [n for n in batches(rows) if low <= n <= high]
-        cells = [_title(saved)]
+        line = [_title(saved)]
         for pick in (min, max):
             n = pick(sizes, key=lambda states: lead(rows, states)[0])
-            cells += [f"{_lead(rows, n)} at {n}", best_peer(rows, n)["method"]]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            line += [f"{_lead(rows, n)} at {n}", label(best_peer(rows, n).method)]
+        cells.append(line)
+    heads = ["chain", f"smallest lead from {low} to {high} states a call", "over", "largest lead", "over"]
+    return _table(heads, cells)
 
 
 def curves() -> str:
     """Speed-ups of all methods over the verification batch, one table a chain."""
-    return "\n\n".join(_curves(name, saved) for name, saved in curve_files().items())
+    return "\n\n".join(_curves(saved) for saved in curve_files())
 
 
-def _curves(name: str, saved: dict[str, Any]) -> str:
-    rows, settings = saved["rows"], saved["settings"]
-    sizes = sorted({row["states"] for row in rows if row["method"] != "sequential"})
-    lines = [
-        f"**{_title(saved)}** ({settings['samples']} samples, trees {_drawn(rows)}, "
-        f"pilots {settings['pilots']}; [file](../benchmarks/results/{name}.json), "
-        f"[picture](../benchmarks/results/{name}.png))",
-        "",
-        f"| states a call | {' | '.join(map(str, sizes))} |",
-        "|---" * (len(sizes) + 1) + "|",
-    ]
-    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "sequential"):
-        mine = {row["states"]: row for row in rows if row["method"] == method}
+def _curves(saved: Curves) -> str:
+    rows, settings = [row for row in saved.rows if row.method != "sequential"], saved.settings
+    sizes = sorted({row.states for row in rows})
+    drawn = sorted({row.samples for row in rows if row.shape})
+    cells = []
+    for method in dict.fromkeys(row.method for row in rows):
+        mine = {row.states: _speedup(row) for row in rows if row.method == method}
         bold = "**" if method == "default" else ""
-        cells = [f"{bold}{_speedup(mine[n])}{bold}" if n in mine else "" for n in sizes]
-        lines.append(f"| {bold}{method}{bold} | {' | '.join(cells)} |")
+        told = [f"{bold}{mine[n]}{bold}" if n in mine else "" for n in sizes]
+        cells.append([f"{bold}{label(method)}{bold}", *told])
     whole = batches(rows)
-    leads = (_lead(rows, n) if n in whole else "" for n in sizes)
-    lines.append(f"| default over the best peer | {' | '.join(leads)} |")
-    for method in ("D-GRS", "RASS"):
-        chosen = {row["states"]: row["shape"] for row in rows if row["method"] == method}
+    cells.append(["default over the best peer", *(_lead(rows, n) if n in whole else "" for n in sizes)])
+    for method in TREES:
+        chosen = {row.states: _tree(row.shape) for row in rows if row.method == method and row.shape}
         if chosen:
-            cells = [_tree(chosen[n]) if n in chosen else "" for n in sizes]
-            lines.append(f"| tree of {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _drawn(rows: list[dict[str, Any]]) -> str:
-    drawn = {row["samples"] for row in rows if row["shape"]}
-    return ", ".join(map(str, sorted(drawn))) if drawn else "none"
+            cells.append([f"tree of {label(method)}", *(chosen.get(n, "") for n in sizes)])
+    where = f"../benchmarks/results/{saved.name}"
+    return (
+        f"**{_title(saved)}** ({settings.samples} samples, trees {', '.join(map(str, drawn)) or 'none'}, "
+        f"pilots {settings.pilots}; [file]({where}.json), [picture]({where}.png))\n\n"
+    ) + _table(["states a call", *map(str, sizes)], cells)
 
 
 def _tree(shape: str) -> str:
@@ -487,52 +444,48 @@ def _tree(shape: str) -> str:
 def curves_behind() -> str:
     """Where some peer needs fewer calls than the default."""
     lines = []
-    for saved in curve_files().values():
-        rows = saved["rows"]
+    for saved in curve_files():
+        rows = saved.rows
         behind = [n for n in batches(rows) if lead(rows, n)[0] <= 1]
-        told = [f"{best_peer(rows, n)['method']} at {n} states a call ({_lead(rows, n)})" for n in behind]
-        ours = min((row for row in rows if row["method"] == "default"), key=_calls)
-        peer = min((row for row in rows if row["method"] not in OURS), key=_calls)
+        told = [f"{label(best_peer(rows, n).method)} at {n} states a call ({_lead(rows, n)})" for n in behind]
+        ours = min((row for row in rows if row.method == "default"), key=lambda row: row.calls)
+        peer = min(peers(rows), key=lambda row: row.calls)
         if told:
             lines.append(
                 f"* {_title(saved)}: {'; '.join(told)}. At any number of states, the fewest calls are "
-                f"{ours['calls']:.2f} of the default at {ours['states']}, and {peer['calls']:.2f} of "
-                f"{peer['method']} at {peer['states']}."
+                f"{ours.calls:.2f} of the default at {ours.states}, and {peer.calls:.2f} of "
+                f"{label(peer.method)} at {peer.states}."
             )
     return "\n".join(lines) or "Nowhere, at the numbers of states measured."
 
 
-def _calls(row: dict[str, Any]) -> float:
-    return row["calls"]
-
-
 def curves_cost() -> str:
     """What the calls cost: evaluations and seconds of a sample at three verification batches."""
-    lines = [
-        "| chain | states a call | calls: default, best peer | evaluations: default, best peer "
-        "| ms: sequential, default, best peer | best peer |",
-        "|---|---|---|---|---|---|",
-    ]
-    for saved in curve_files().values():
-        rows = saved["rows"]
+    cells = []
+    for saved in curve_files():
+        rows = saved.rows
         plain = _row(rows, method="sequential")
         for n in sorted({5, 16, 64}.intersection(batches(rows))):
-            ours, peer = _row(rows, method="default", states=n), best_peer(rows, n)
-            cells = [_title(saved), f"{n}"]
-            for key, digits in (("calls", 2), ("evaluations", 1)):
-                pair = ((row[key], row[f"{key}_error"]) for row in (ours, peer))
-                cells.append(", ".join(f"{mean:.{digits}f} ± {error:.{digits}f}" for mean, error in pair))
-            seconds = (row["seconds"] for row in (plain, ours, peer))
-            cells.append(", ".join(f"{1e3 * s:.1f}" for s in seconds))
-            lines.append(f"| {' | '.join(cells)} | {peer['method']} |")
-    return "\n".join(lines)
+            both = ours, peer = _row(rows, method="default", states=n), best_peer(rows, n)
+            cells.append(
+                [
+                    _title(saved),
+                    f"{n}",
+                    ", ".join(f"{row.calls:.2f} ± {row.calls_error:.2f}" for row in both),
+                    ", ".join(f"{row.evaluations:.1f} ± {row.evaluations_error:.1f}" for row in both),
+                    ", ".join(f"{1e3 * row.seconds:.1f}" for row in (plain, ours, peer)),
+                    label(peer.method),
+                ]
+            )
+    heads = ["chain", "states a call", "calls: default, best peer", "evaluations: default, best peer"]
+    return _table([*heads, "ms: sequential, default, best peer", "best peer"], cells)
 
 
 def curves_missing() -> str:
     """What has not been measured."""
     lines = []
-    for saved in curve_files().values():
-        there = batches(saved["rows"])
+    for saved in curve_files():
+        there = batches(saved.rows)
         if missing := [str(n) for n in BATCHES if n not in there]:
             lines.append(f"* {_title(saved)}: not with every peer at {' and '.join(missing)} states a call.")
     return "\n".join(lines) or "Everything above was run at every number of states a call."
@@ -540,23 +493,24 @@ def curves_missing() -> str:
 
 def quality_cost() -> str:
     """The lossy methods' distance to the sequential law against their calls."""
-    if not (RESULTS / "quality-cost-fashion.json").exists():
-        return "(Not measured yet: `python -m benchmarks.quality_cost --device cuda`.)"
-    saved = result("quality-cost-fashion")
-    settings, rows = saved["settings"], saved["rows"]
-    floor = _row(rows, method="sequential")
-    lines = [
-        f"{settings['target']}, {settings['steps']} steps, {settings['count']} pictures of each method:",
-        "",
-        "| method | exact | calls | evaluations | distance to the sequential law | over the floor |",
-        "|---|---|---|---|---|---|",
-    ]
+    saved = load(QualityCost, "quality-cost-fashion")
+    settings, rows = saved.settings, saved.rows
+    floor, cells = _row(rows, method="sequential"), []
     for row in rows:
-        name = f"{row['method']}, other seeds: the floor" if row is floor else row["method"]
-        cells = [name, "yes" if row["exact"] else "no", f"{row['calls']:.1f}", f"{row['evaluations']:.0f}"]
-        cells += [f"{row['distance']:.4f}", f"{row['distance'] / floor['distance']:.2f}×"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        detail = "other seeds: the floor" if row is floor else row.detail
+        cells.append(
+            [
+                f"{label(row.method)}, {detail}",
+                "yes" if row.exact else "no",
+                f"{row.calls:.1f}",
+                f"{row.evaluations:.0f}",
+                f"{row.distance:.4f}",
+                f"{row.distance / floor.distance:.2f}×",
+            ]
+        )
+    heads = ["method", "exact", "calls", "evaluations", "distance to the sequential law", "over the floor"]
+    told = f"{settings.target}, {settings.steps} steps, {settings.count} pictures of each method:"
+    return f"{told}\n\n{_table(heads, cells)}"
 
 
 FIGURES: dict[str, Callable[[], str]] = {

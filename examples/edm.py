@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.targets.edm import from_edm, karras_sigmas
 
 
 class Preconditioned(torch.nn.Module):
@@ -34,9 +33,9 @@ def main(steps: int = 64, count: int = 64) -> fs.Run:
     torch.manual_seed(0)
     model = Preconditioned(size=16, classes=10)
     labels = torch.arange(count) % 10
-    target = from_edm(
+    target = fs.targets.from_edm(
         lambda x, sigma, row: model(x, sigma, labels[row]),
-        karras_sigmas(steps),
+        fs.targets.karras_sigmas(steps),
         shape=(16,),
         churn=40,  # with s_min … s_noise, EDM's settings for ImageNet-64
         s_min=0.05,

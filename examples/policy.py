@@ -5,7 +5,7 @@
 The policy has the interface of LeRobot's; with LeRobot installed the same three lines accelerate its own:
 
     policy = DiffusionPolicy.from_pretrained("lerobot/diffusion_pusht")
-    accelerate_policy(policy, window=16)
+    foresample.accelerate(policy, window=16)
     action = policy.select_action(observation)
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresample.integrations.policies import accelerate_policy
+import foresample
 from recipes import lasa
 
 
@@ -37,7 +37,7 @@ def main(plans: int = 14) -> list[int]:
     start = torch.tensor([[0.72, 0.66]])  # where the demonstrations of the first shape begin
     path, calls = draw(policy, start, plans)
     print(f"sequential   {sum(calls)} network calls for {plans} plans, the pen ends at {path[-1].tolist()}")
-    with accelerate_policy(policy, window=16):
+    with foresample.accelerate(policy, window=16):
         path, calls = draw(policy, start, plans)
     print(f"accelerated  {sum(calls)} network calls for {plans} plans, the pen ends at {path[-1].tolist()}")
     return calls

@@ -51,6 +51,9 @@ class Finding:
     question: str
     passed: bool
     detail: str
+    tests: int | None = None
+    """Of the law: how many."""
+    smallest_p: float | None = None
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,7 @@ def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level:
             smallest, worst = p_value, name
     passed = smallest >= level / tests
     detail = f"{tests} tests at joint level {level:g}, smallest p-value {smallest:.1e} ({worst})"
-    return Finding("law", passed, detail)
+    return Finding("law", passed, detail, tests, smallest)
 
 
 def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -> list[tuple[str, float]]:

@@ -116,6 +116,7 @@ def main(
     save(model, path)
     shipped = load_classifier(path, device)  # judged as it is shipped, after rounding to fp16
     summary = {
+        "kind": "training-classifier",
         "parameters": sum(p.numel() for p in shipped.parameters()),
         "bytes": path.stat().st_size,
         "epochs": epochs,

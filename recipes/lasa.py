@@ -203,7 +203,7 @@ def fetch(folder: Path = DATA) -> Path:
 
 def demonstrations(folder: Path | None = None, shapes: tuple[str, ...] = SHAPES) -> Tensor:
     """Paths [shape, demonstration, POINTS, 2], each shape scaled into [−1, 1], its goal where it was drawn."""
-    from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io import loadmat
 
     path = fetch() if folder is None else folder
     paths = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from foresample.pictures import grid
+from foresample.cli.pictures import grid
 
 
 def contact_sheet(images: Tensor, path: Path, columns: int) -> None:

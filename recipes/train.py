@@ -296,6 +296,7 @@ def finish(
     labels = torch.arange(10, device=device).repeat_interleave(10)
     pictures.contact_sheet(draw(ema, scheduler, labels, steps=100, seed=1), out / "samples.png", columns=10)
     summary = {
+        "kind": "training",
         "model": recipe.name,
         "parameters": sum(p.numel() for p in ema.parameters()),
         "bytes": size,

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -15,12 +16,38 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
 def find_chromium() -> str | None:
     """The browser's path, if there is one."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+def in_a_browser(test: Any) -> Any:
+    """Marks a test that opens a page."""
+    reason = "needs Chromium: apt-get install chromium"
+    return pytest.mark.browser(pytest.mark.skipif(find_chromium() is None, reason=reason)(test))
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """What the page's script is given."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def plots_of(text: str) -> dict[str, dict[str, Any]]:
+    """The plots of a page by their ids."""
+    return {plot["id"]: plot for plot in data_of(text)["plots"]}
+
+
+def values(plot: dict[str, Any], series: str) -> list[tuple[Any, float, float | None]]:
+    """(x, y, error) of every point of a series."""
+    (found,) = [s for s in plot["series"] if s["name"] == series]
+    return [(point["x"], point["y"], point["error"]) for point in found["points"]]
 
 
 class Browser:
@@ -128,6 +155,17 @@ class Browser:
         if "exceptionDetails" in told:
             raise RuntimeError(str(told["exceptionDetails"]))
         return told["result"].get("value")
+
+    def drawn(self) -> dict[str, int]:
+        """How many series every figure of the page shows; none of them with a broken coordinate."""
+        assert not self.run(
+            "[...document.querySelectorAll('svg *')].some("
+            "e => [...e.attributes].some(a => /NaN|undefined|Infinity/.test(a.value)))"
+        )
+        return self.run(
+            "Object.fromEntries([...document.querySelectorAll('figure.plot')].map("
+            "f => [f.id, f.querySelectorAll('.canvas [data-series]').length]))"
+        )
 
     def move_mouse(self, x: float, y: float) -> None:
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

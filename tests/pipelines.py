@@ -1,4 +1,7 @@
-"""Tiny but real diffusers pipelines with random weights, built from configs; nothing is downloaded."""
+"""Tiny but real diffusers pipelines with random weights, built from configs, and calls of them.
+
+Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import diffusers
 import torch
+from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 
@@ -159,3 +163,47 @@ def flux(scheduler: Any = None) -> Any:
 def _quiet(pipe: Any) -> Any:
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+# ------------------------------------------------------------------ calls of them
+
+
+def generators(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(count)]
+
+
+def embeddings(count: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "prompt_embeds": torch.randn(count, 5, 16, generator=generator),
+        "pooled_prompt_embeds": torch.randn(count, 16, generator=generator),
+    }
+
+
+def negative(count: int) -> dict[str, Tensor]:
+    return {f"negative_{name}": -value for name, value in embeddings(count).items()}
+
+
+SIZE = {"num_inference_steps": 12, "height": 8, "width": 8, "output_type": "latent"}
+PROMPTS = {"prompt": ["a cat", "dog"], "negative_prompt": ["x", "y z"], "num_images_per_prompt": 2} | SIZE
+DDIM = {"clip_sample": False, "steps_offset": 1, "set_alpha_to_one": False}
+DPM = {"algorithm_type": "sde-dpmsolver++"}
+PIPELINES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "stable diffusion, DDPM": (stable_diffusion, PROMPTS),
+    "stable diffusion, DDIM": (
+        lambda folder: stable_diffusion(folder, diffusers.DDIMScheduler(**DDIM)),
+        PROMPTS | {"eta": 1.0},
+    ),
+    "stable diffusion, DPM++ 2M SDE": (
+        lambda folder: stable_diffusion(folder, diffusers.DPMSolverMultistepScheduler(**DPM)),
+        PROMPTS,
+    ),
+    "stable diffusion, rescaled guidance": (stable_diffusion, PROMPTS | {"guidance_rescale": 0.5}),
+    "stable diffusion, no guidance": (stable_diffusion, PROMPTS | {"guidance_scale": 1.0}),
+    "stable diffusion XL, Euler ancestral": (stable_diffusion_xl, PROMPTS),
+    "stable diffusion 3, flow": (
+        lambda folder: stable_diffusion_3(),
+        SIZE | embeddings(4) | negative(4),
+    ),
+    "flux, flow": (lambda folder: flux(), SIZE | embeddings(4)),
+}

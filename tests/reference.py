@@ -1,6 +1,6 @@
 """Block verification written a second time, straight from the formulas, and ways to get it wrong.
 
-Row by position instead of vectorised, scipy instead of the stable forms of `foresample.coupling`, root finding
+Row by position instead of vectorised, scipy instead of the stable forms of `foresample.core.coupling`, root finding
 by bisection: slow to fool, good for mismatches that are neither tiny nor huge. With `bug` it makes one of the
 mistakes that the law suite must catch.
 """
@@ -12,7 +12,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from foresample import verify as ours
+from foresample.core import verify as ours
 
 BUGS = (
     "redraw from the target",  # on rejection, ignoring the residual
@@ -37,12 +37,12 @@ def verify(
     fresh: Tensor | None = None,
     bug: str | None = None,
 ) -> ours.Verdict:
-    """Same contract as `foresample.verify.verify`."""
+    """Same contract as `foresample.core.verify.verify`."""
     assert bug is None or bug in BUGS
     rows, width = noise.shape[:2]
     block = block or width
     z, gap = noise.flatten(2).numpy(), (target_mean - draft_mean).flatten(2).numpy()
-    with np.errstate(over="ignore", invalid="ignore"):  # what is no number ends the window
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN or infinity ends the window
         size = np.linalg.norm(gap, axis=2)
     n = length.numpy().copy()
     for row in range(rows):

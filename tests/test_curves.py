@@ -1,24 +1,24 @@
-"""Comparisons on equal terms: nobody gets more states a call than the others, and what the saved files say."""
+"""Comparisons on equal terms: nobody gets more states a call than the others. (What they found: benchmarks/checks.)"""
 
 from __future__ import annotations
 
-import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from torch import Tensor
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import foresample as fs
-from benchmarks import curves, quality_cost, tables
+from benchmarks import curves, quality_cost
+from benchmarks.checks import stale
 from benchmarks.curves import BATCHES, METHODS, PROBLEMS, TREES, Problem, measure, shapes, tuned
 from benchmarks.peers import nodes
-from benchmarks.tables import RESULTS
-from tests.chains import CHAINS, flow, mixture
-
-FILES = tables.curve_files()
+from benchmarks.results import Curves, CurveSettings, QualityCost, load, read
+from tests.small_chains import CHAINS, flow, mixture
 
 
 class Watched:
@@ -84,30 +84,34 @@ def test_pilots_choose_what_is_better() -> None:
     """Between a good prediction to reuse and a useless one, the good one; and a tree of the candidates."""
     grid = torch.linspace(0.02, 0.98, 14, dtype=torch.float64)
     good, bad = mixture().vp(grid, reuse="x0"), mixture().vp(grid, reuse="eps")
-    for method in ("default", "reflection, nearest", "D-GRS"):
+    for method in ("default", "reflection-nearest", "dgrs"):
         reuse, shape = tuned(method, 9, {"eps": bad, "x0": good}, 40, 40)
         assert reuse == "x0"
         assert shape is None or shape in shapes(9, 14)
-    assert tuned("ASD", 9, {"eps": bad, "x0": good}, 1, 1) == ("x0", None)
+    assert tuned("asd", 9, {"eps": bad, "x0": good}, 1, 1) == ("x0", None)
 
 
 def test_curves_are_saved_row_by_row_and_go_on_where_they_were_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = Problem("small", {"v": flow("v"), "x0": flow("x0")})
-    settings = {
-        "target": "small",
-        "steps": 16,
-        "reuse": ["v", "x0"],
-        "samples": 12,
-        "seed": 0,
-        "pilots": 4,
-        "alone": 2,
-    }
-    path, methods = tmp_path / "curves-small.json", ["default", "blocks, parent", "RASS"]
+    settings = CurveSettings(
+        problem="small",
+        target="small",
+        steps=16,
+        reuse=["v", "x0"],
+        samples=12,
+        seed=0,
+        pilots=4,
+        part=4,
+        alone=2,
+        device="cpu",
+        half=False,
+    )
+    path, methods = tmp_path / "curves-small.json", ["default", "blocks-parent", "rass"]
     asked: list[tuple[str, int]] = []
 
-    def counted(method: str, states: int, *arguments: object) -> tuple[str, None]:
+    def counted(method: str, states: int, *arguments: object) -> tuple[str, curves.Shape | None]:
         asked.append((method, states))
         if len(asked) == 3:
             raise KeyboardInterrupt
@@ -115,24 +119,25 @@ def test_curves_are_saved_row_by_row_and_go_on_where_they_were_cut(
 
     monkeypatch.setattr(curves, "tuned", counted)
     with pytest.raises(KeyboardInterrupt):
-        curves.curves(path, problem, settings, methods, [5, 20, 64], part=4)
-    assert [row["method"] for row in json.loads(path.read_text())["rows"]] == [
-        "sequential",
-        "default",
-        "blocks, parent",
-    ]
-    rows = curves.curves(path, problem, settings, methods, [5, 20, 64], part=4)
-    assert asked[3:] == [("RASS", 5), ("default", 20), ("blocks, parent", 20), ("RASS", 20), ("RASS", 64)]
-    saved = json.loads(path.read_text())
-    assert saved["rows"] == rows
-    assert {"command", "commit", "versions", "machine"} <= set(saved)
-    wide = [row for row in rows if row["method"] == "default" and row["states"] >= 16]
-    assert wide[0] == {**wide[1], "states": 20}
-    assert [row["samples"] for row in rows if row["method"] == "RASS"] == [10, 10, 10]
-    curves.picture(tmp_path / "curves.png", "small", rows)
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
+        curves.curves(path, problem, settings, methods, [5, 20, 64])
+    cut = load(Curves, "curves-small", tmp_path)
+    assert [row.method for row in cut.rows] == ["sequential", "default", "blocks-parent"]
+    rows = curves.curves(path, problem, settings, methods, [5, 20, 64])
+    assert asked[3:] == [("rass", 5), ("default", 20), ("blocks-parent", 20), ("rass", 20), ("rass", 64)]
+    saved = load(Curves, "curves-small", tmp_path)
+    assert saved.rows == rows
+    assert saved.settings == settings
+    assert saved.command is not None
+    assert saved.commands == [saved.command]
+    assert saved.versions
+    wide = [row for row in rows if row.method == "default" and row.states >= 16]
+    assert wide[0] == replace(wide[1], states=20)
+    assert [row.samples for row in rows if row.method == "rass"] == [10, 10, 10]
+    result = command("redraw", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "curves-small.png").stat().st_size > 10_000
     # Other settings: nothing is taken over.
-    assert curves.saved_rows(path, {**settings, "samples": 9}) == ([], [])
+    assert curves.begun(Curves, path, replace(settings, samples=9)) is None
 
 
 @pytest.mark.parametrize("name", ["mixture", "langevin", "wells", "fashion"])
@@ -156,91 +161,52 @@ def test_the_force_of_the_posterior_is_a_gradient() -> None:
     assert 0.005 * values[-1] < 0.1 * 2
 
 
-def test_the_command_refuses_what_it_does_not_know() -> None:
-    import typer
-
+def command(*arguments: str) -> Result:
     app = typer.Typer()
     app.command()(curves.main)
-    for arguments in (["nothing"], ["mixture", "--methods", "default; magic"]):
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 2
+    return CliRunner().invoke(app, arguments)
 
 
-# ------------------------------------------------------------------ what was measured
+@pytest.mark.parametrize("arguments", [["nothing"], ["mixture", "--methods", "default, magic"]])
+def test_the_command_refuses_what_it_does_not_know(arguments: list[str]) -> None:
+    assert command(*arguments).exit_code == 2
 
 
-def test_there_are_results_of_every_target() -> None:
-    assert {name.split("-")[1] for name in FILES} == set(curves.PROBLEMS)
-    assert {"curves-mixture-T30", "curves-mixture-T300"} <= set(FILES)
+# ------------------------------------------------------------------ how old results are
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_default_is_ahead_of_every_exact_peer_from_5_to_64_states(name: str) -> None:
-    rows, low, high = FILES[name]["rows"], *tables.LEAD
-    sizes = [n for n in tables.batches(rows) if low <= n <= high]
-    assert sizes == [n for n in curves.BATCHES if low <= n <= high]
-    for states in sizes:
-        ours = next(row for row in rows if row["method"] == "default" and row["states"] == states)
-        peers = [row for row in rows if row["method"] not in tables.OURS and row["states"] == states]
-        assert all(ours["calls"] < peer["calls"] for peer in peers), states
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_saved_curves_are_on_equal_terms(name: str) -> None:
-    saved = FILES[name]
-    steps = saved["settings"]["steps"]
-    assert "dirty" not in saved["commit"]
-    assert not any("/" in part for command in saved["commands"] for part in command.split())
-    for row in saved["rows"]:
-        assert row["exact"]
-        assert row["evaluations"] <= row["states"] * row["calls"] * (1 + 1e-9)
-        assert row["speedup"] == pytest.approx(steps / row["calls"])
-        assert row["speedup_error"] == pytest.approx(row["speedup"] * row["calls_error"] / row["calls"])
-        assert row["calls"] >= steps / row["states"]
-        if row["method"] in TREES:
-            assert 1 + nodes(tuple(map(int, row["shape"].split("-")))) <= row["states"]
-        else:
-            assert row["shape"] is None
-        assert row["reuse"] in saved["settings"]["reuse"]
+def test_results_of_a_gpu_are_told_with_what_has_changed_since() -> None:
+    head, *lines = stale.table().splitlines()
+    assert head.split()[:3] == ["GPU", "result", "commit"]
+    assert [line.split()[0] for line in lines] == [r.name for r in read().found if r.machine.gpu]
+    (result, *_) = read().of(Curves)
+    assert stale.changed(replace(result, commit=None)) == "unknown: it names no commit"
+    assert stale.changed(replace(result, commit="no such")) == "unknown: its commit is not in this clone"
 
 
 # ------------------------------------------------------------------ quality against cost
 
 
 def test_quality_against_cost_at_a_tiny_size(tmp_path: Path) -> None:
-    names = [
-        "sequential",
-        "default, window 3",
-        "ParaDiGMS, tolerance 1",
-        "DDIM, 2 steps",
-        "DPM-Solver++ 2M, 2 steps",
-    ]
-    quality_cost.main(
-        steps=4,
-        count=10,
-        window=3,
-        tolerances="1",
-        few="2",
-        chosen=";".join(names),
-        seed=0,
-        part=10,
-        half=False,
-        device="cpu",
-        out=tmp_path,
-    )
-    saved = json.loads((tmp_path / "quality-cost-fashion.json").read_text())
-    rows = {row["method"]: row for row in saved["rows"]}
-    assert list(rows) == names
-    assert rows["sequential"]["calls"] == 4
-    assert [rows[name]["exact"] for name in names] == [True, True, False, False, False]
-    assert rows["DDIM, 2 steps"]["evaluations"] == 2
-    assert all(row["distance"] > 0 for row in rows.values())
-
-
-@pytest.mark.skipif(not (RESULTS / "quality-cost-fashion.json").exists(), reason="not measured yet")
-def test_the_saved_quality_has_its_floor() -> None:
-    rows = tables.result("quality-cost-fashion")["rows"]
-    floor = next(row for row in rows if row["method"] == "sequential")
-    assert floor["exact"]
-    assert any(row["exact"] and row["calls"] < floor["calls"] for row in rows)
-    assert any(not row["exact"] for row in rows)
+    keys = ["sequential", "default", "paradigms", "ddim", "dpmpp-2m"]
+    for chosen in (keys[:2], keys):  # the second goes on where the first was cut
+        quality_cost.main(
+            steps=4,
+            count=10,
+            window=3,
+            tolerances="1",
+            few="2",
+            chosen=",".join(chosen),
+            seed=0,
+            part=10,
+            half=False,
+            device="cpu",
+            out=tmp_path,
+        )
+    rows = load(QualityCost, "quality-cost-fashion", tmp_path).rows
+    assert [row.method for row in rows] == keys
+    assert [row.detail for row in rows] == ["", "window 3", "tolerance 1", "2 steps", "2 steps"]
+    assert [row.exact for row in rows] == [True, True, False, False, False]
+    assert rows[0].calls == 4
+    assert rows[3].evaluations == 2
+    assert all(row.distance > 0 for row in rows)

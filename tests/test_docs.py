@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def blocks(page: Path) -> list[str]:
 
 def test_the_examples_of_extending_run() -> None:
     """With a stand-in for the reader's own network, on the CPU and a smaller window."""
-    names = {
+    names: dict[str, Any] = {
         "torch": torch,
         "fs": fs,
         "network": lambda x, time, labels: 0.1 * x + labels.view(-1, 1, 1, 1),
@@ -41,7 +42,7 @@ def test_the_examples_of_extending_run() -> None:
 
 def test_the_examples_of_generate_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
+    names: dict[str, Any] = {}
     for code in blocks(ROOT / "docs" / "generate.md"):
         exec(code, names)
     assert names["dataset"].complete
@@ -50,14 +51,14 @@ def test_the_examples_of_generate_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_example_of_the_readme_runs() -> None:
-    names: dict = {}
+    names: dict[str, Any] = {}
     for code in blocks(ROOT / "README.md"):
         exec(code.replace("count=64", "count=2").replace("steps=100", "steps=10"), names)
     assert names["run"].speedup > 1
 
 
 def test_the_examples_of_performance_run() -> None:
-    names: dict = {}
+    names: dict[str, Any] = {}
     for code in blocks(ROOT / "docs" / "performance.md"):
         exec(code.replace("steps=20", "steps=6"), names)
     assert names["run"].samples.isfinite().all()

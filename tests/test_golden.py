@@ -10,14 +10,15 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import foresample as fs
 from tests import pipelines
-from tests.chains import CHAINS, worse
-from tests.test_policies import lerobot, lowdim, plan_lerobot, plan_lowdim
+from tests.policies import lerobot, lowdim, plan_lerobot, plan_lowdim
+from tests.small_chains import CHAINS, worse
 
 FILE = Path(__file__).with_name("golden.json")
 
@@ -49,7 +50,7 @@ def chains() -> Iterator[tuple[str, str]]:
         for name, drafter in drafters.items():
             for block in (1, 4, None):
                 for recycle in (True, False):
-                    how = {"drafter": drafter(target), "block": block, "recycle": recycle}
+                    how: dict[str, Any] = {"drafter": drafter(target), "block": block, "recycle": recycle}
                     run = fs.sample(target, 30, window=6, seed=3, **how)
                     yield f"{chain}, {name}, block {block}, {'recycled' if recycle else 'fresh'}", of_run(run)
 
@@ -120,6 +121,7 @@ PARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", PARTS)
 def test_the_bits_are_those_of_the_saved_file(part: str) -> None:

@@ -34,9 +34,9 @@ from benchmarks.peers.common import (
     ratio,
     room,
 )
+from foresample.contracts import Target, at_least_one, expand
 from foresample.core import coupling
 from foresample.core import noise as streams
-from foresample.contracts import Target, at_least_one, expand
 
 Draft = Literal["head", "parent", "nearest"]
 Test = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

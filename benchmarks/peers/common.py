@@ -13,18 +13,18 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from foresample.core import noise as streams
 from foresample.contracts import (
     Target,
     at_least_one,
     expand,
     is_multistep,
     predict,
-    require_finite,
     require_target,
     start_states,
 )
+from foresample.core import noise as streams
 from foresample.core.coupling import log_ratio
+from foresample.faults import require_finite
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.common import Committed, Counted, Observer, PeerRun
-from foresample.core import noise as streams
 from foresample.contracts import Target, at_least_one, expand
+from foresample.core import noise as streams
 
 
 def paradigms(

@@ -139,7 +139,7 @@ def _best_lean(delta: float, count: int) -> np.ndarray:
 
     Where f/φ is huge the quadrature weight is tiny; constraints are scaled by it.
     """
-    from scipy.optimize import linprog  # type: ignore[import-untyped]
+    from scipy.optimize import linprog
 
     s, weight = _quadrature(delta)
     target = torch.exp(-0.5 * (s - delta) ** 2) / math.sqrt(2 * math.pi) * (s[1] - s[0])

@@ -35,8 +35,8 @@ from benchmarks.peers.common import (
     ratio,
     room,
 )
-from foresample.core import coupling
 from foresample.contracts import Target, at_least_one, expand
+from foresample.core import coupling
 
 Test = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """test(s [R, K], δ [R], uniforms [R, K + 2]) -> child kept [R] or −1, residual's coordinate [R]."""

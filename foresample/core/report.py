@@ -92,7 +92,7 @@ class Report:
         """Everything above as JSON; what was never measured is null."""
         values: dict[str, Any] = asdict(self)
         values |= {"accepted_mean": self.accepted_mean, "speedup_error": self.speedup_error}
-        return json.dumps(_plain(values), indent=2)
+        return json.dumps(without_nan(values), indent=2)
 
     def __str__(self) -> str:
         lines = [
@@ -189,10 +189,10 @@ class TimedTarget:
         return prediction
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
+def without_nan(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON has not."""
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: without_nan(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [without_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

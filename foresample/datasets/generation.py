@@ -216,7 +216,7 @@ def generate(
 def inspect_dataset(out: str | Path) -> Dataset:
     """What a folder holds, every shard verified. Writes nothing; a run may be under way."""
     folder = Path(out)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if manifest is None:
         raise FileNotFoundError(f"{folder} holds no manifest.json: not a folder of foresample generate")
     settings = manifest["settings"]
@@ -297,7 +297,8 @@ def _digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The folder's manifest, None if it has none."""
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
@@ -309,14 +310,14 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         raise ValueError(
             f"{path} is corrupt ({error}): move it away and run again; the shards are verified by themselves"
         ) from None
-    return manifest
+    return {"kind": "dataset", **manifest}
 
 
 def _open_manifest(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The folder's manifest, if its settings are ours; a new one if there is none."""
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if manifest is None:
-        return {"settings": settings, "runs": []}
+        return {"kind": "dataset", "settings": settings, "runs": []}
     theirs = manifest["settings"]
     names = [n for n in {**theirs, **settings} if theirs.get(n) != settings.get(n)]
     if names:

@@ -7,7 +7,7 @@ in the slot beside. `slots` has the two ways to keep them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foresample.contracts import Drafter, Target, at_least_one, require_drafter, require_target
+from foresample.core.noise import resolve_seeds
 from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, last_draftable
 from foresample.drafters import Replay
@@ -112,8 +113,9 @@ class Engine:
             if done is not None:
                 yield done
 
-    def stream(self, seeds: Tensor) -> Iterator[Sample]:
+    def stream(self, seeds: Sequence[int] | Tensor) -> Iterator[Sample]:
         """Samples one by one as they are done, in no particular order."""
+        seeds = resolve_seeds(seeds=seeds)
         for done in self.finished(seeds):
             raise_faults(done.fault, done.index)
             require_finite(done.x, done.index)
@@ -121,9 +123,9 @@ class Engine:
             for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
                 yield Sample(index, int(seeds[index]), x, calls, evaluations)
 
-    def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
+    def sample(self, seeds: Sequence[int] | Tensor, observe: Observer | None = None) -> Run:
         """All samples of these seeds, in order, and what they cost."""
-        started = perf_counter()
+        started, seeds = perf_counter(), resolve_seeds(seeds=seeds)
         parts = []
         for done in self.finished(seeds, observe):
             raise_faults(done.fault, done.index)

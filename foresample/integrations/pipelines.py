@@ -327,7 +327,8 @@ class _InOrder:
     def _report(self, step: int, latents: Tensor) -> None:
         session = self.session
         assert session.callback is not None
-        assert session.chain is not None and session.chain.time is not None
+        assert session.chain is not None
+        assert session.chain.time is not None
         given = latents.clone()
         answer = session.callback(session.handle.pipe, step, session.chain.time[step], {"latents": given})
         changed = (answer or {}).get("latents", given)

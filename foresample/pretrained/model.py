@@ -100,7 +100,11 @@ class Recipe:
 
     def labels(self) -> list[int] | None:
         """The classes that samples have in turn."""
-        return self._classes(_labels(self.path, _read_json(self.path / "unet" / "config.json")))
+        return self._classes(self.names())
+
+    def names(self) -> list[str]:
+        """The names of all classes, none for a network without."""
+        return _labels(self.path, _read_json(self.path / "unet" / "config.json"))
 
     def about(self) -> dict[str, Any]:
         """What decides on the samples beside the chain: the network's weights and how they are used."""

@@ -11,7 +11,7 @@ from foresample.targets.chained import (
     vp,
 )
 from foresample.targets.mixture import GaussianMixture
-from foresample.targets.replicated import replicated
+from foresample.targets.replicas import replicated
 
 __all__ = [
     "Chain",

@@ -220,7 +220,8 @@ def from_scheduler(
     if getattr(scheduler, "num_inference_steps", None) is None:
         raise ValueError("the scheduler has no timesteps yet: call scheduler.set_timesteps(steps) first")
     chain = scheduler_chain(scheduler, eta=eta, reuse=reuse)
-    chain = replace(chain, start_scale=float(scheduler.init_noise_sigma))
+    start_scale = float(getattr(scheduler, "init_noise_sigma", 1.0))  # flow matching starts at unit noise
+    chain = replace(chain, start_scale=start_scale)
     return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
 
 

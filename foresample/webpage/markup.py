@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from foresample.webpage.results import Result
+from foresample.results import Origin, Result
 
 Cell = str | float | int | None
 Role = Literal["ours", "exact", "inexact", "reference"]
@@ -36,6 +36,22 @@ class Series:
     points: list[Point]
     role: Role = "exact"
     line: bool = True
+
+
+Row = TypeVar("Row")
+
+
+def by_name(
+    rows: Iterable[Row], name: Callable[[Row], str], point: Callable[[Row], Point], role: Callable[[Row], Role]
+) -> list[Series]:
+    """One series for each name, its points from left to right."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(name(row), []).append(row)
+    return [
+        Series(what, sorted(map(point, own), key=lambda point: point.x), role(own[0]))
+        for what, own in groups.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,22 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Card:
+    """One figure at the head of the page."""
+
+    figure: str
+    what: str
+    where: str
+    """The section it comes from."""
+
+    def html(self) -> str:
+        return (
+            f'<li><a href="#{escape(self.where)}"><b>{escape(self.figure)}</b> '
+            f"<span>{escape(self.what)}</span></a></li>"
+        )
+
+
+@dataclass(frozen=True)
 class Section:
     """A chapter of the page."""
 
@@ -90,8 +122,10 @@ class Section:
     body: list[str]
     plots: list[Plot] = field(default_factory=list)
     """Those whose figures stand in the body."""
-    results: list[Result] = field(default_factory=list)
+    results: Sequence[Result] = ()
     """Where its numbers come from."""
+    short: str = ""
+    """Its title in the contents, if another."""
 
     def html(self) -> str:
         return (
@@ -166,24 +200,21 @@ def picture(path: Path, alt: str, caption: str, *, wide: bool = False) -> str:
 
 def sources(results: Sequence[Result]) -> str:
     """Where numbers come from: file, command, commit, versions and machine of each."""
-    if not results:
-        return ""
     once = {result.name: result for result in results}
-    items = "".join(f"<li>{_origin(result)}</li>" for result in once.values())
-    return f'<footer class="sources"><h3>Sources</h3><ul>{items}</ul></footer>'
+    items = "".join(f"<li>{_origin(r.name, origin)}</li>" for r in once.values() for origin in r.origins)
+    return f'<footer class="sources"><h3>Sources</h3><ul>{items}</ul></footer>' if items else ""
 
 
-def _origin(result: Result) -> str:
-    data = result.data
-    command, versions, machine = (data.get(key) or {} for key in ("command", "versions", "machine"))
-    told = [f"commit {data['commit']}" if data.get("commit") else ""]
-    if isinstance(versions, dict):
-        told += [f"{name} {version}" for name, version in versions.items()]
-    if isinstance(machine, dict):
-        threads = machine.get("threads")
-        told += [str(machine.get("gpu") or ""), str(machine.get("cpu") or "")]
-        told += [f"{threads} thread{'s' if threads != 1 else ''}"] if threads else []
+def _origin(name: str, origin: Origin) -> str:
+    threads = origin.machine.threads
+    told = [
+        f"commit {origin.commit}" if origin.commit else "",
+        *(f"{package} {version}" for package, version in origin.versions.items()),
+        origin.machine.gpu or "",
+        origin.machine.cpu or "",
+        f"{threads} thread{'s' if threads != 1 else ''}" if threads else "",
+    ]
     line = " · ".join(part for part in told if part)
-    note = f" ({data['commit_note']})" if isinstance(data.get("commit_note"), str) else ""
-    ran = f"<code>{escape(str(command))}</code>" if command else "no command was saved with it"
-    return f"<b>{escape(result.name)}.json</b> {ran}<br>{escape(line + note)}"
+    note = f" ({origin.commit_note})" if origin.commit_note else ""
+    ran = f"<code>{escape(origin.command)}</code>" if origin.command else "no command was saved with it"
+    return f"<b>{escape(name)}.json</b> {ran}<br>{escape(line + note)}"

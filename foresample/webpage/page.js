@@ -1,561 +1,326 @@
-"use strict";
-/* Plots as inline SVG, and the recorded run as an animation. All text goes in as text, never as markup. */
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const NS = "http://www.w3.org/2000/svg";
-  document.documentElement.classList.add("scripted");
+/* Plots as inline SVG. All text goes in as text, never as markup. */
+const data = JSON.parse(document.getElementById("data").textContent);
+const NS = "http://www.w3.org/2000/svg";
+document.documentElement.classList.add("scripted");
 
-  const put = (parent, tag, attributes = {}, text) => {
-    const node = document.createElementNS(NS, tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    if (text !== undefined) node.textContent = text;
-    if (parent) parent.append(node);
-    return node;
-  };
-  const make = (parent, tag, name, text) => {
-    const node = document.createElement(tag);
-    if (name) node.className = name;
-    if (text !== undefined) node.textContent = text;
-    if (parent) parent.append(node);
-    return node;
-  };
-  const paper = window.matchMedia("print");
-  const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+const put = (parent, tag, attributes = {}, text) => {
+  const node = document.createElementNS(NS, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== undefined) node.textContent = text;
+  if (parent) parent.append(node);
+  return node;
+};
+const make = (parent, tag, name, text) => {
+  const node = document.createElement(tag);
+  if (name) node.className = name;
+  if (text !== undefined) node.textContent = text;
+  if (parent) parent.append(node);
+  return node;
+};
+const paper = window.matchMedia("print");
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-  /* The same digits as in the tables. */
-  const digits = (value) => {
-    if (typeof value === "string") return value;
-    const size = Math.abs(value);
-    if (size === 0) return "0";
-    if (size < 1e-3) return value.toExponential(1);
-    if (Number.isInteger(value)) return String(value);
-    return value.toFixed(size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 ? 2 : 4);
-  };
-  const plusMinus = (value, error) => {
-    if (!error) return digits(value);
-    const places = clamp(1 - Math.floor(Math.log10(error)), 0, 6);
-    return `${value.toFixed(places)} ± ${error.toFixed(places)}`;
-  };
-  const tickText = (value) => (value === 0 ? "0" : String(Number(value.toPrecision(3))));
+/* The same digits as in the tables. */
+const digits = (value) => {
+  if (typeof value === "string") return value;
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size < 1e-3) return value.toExponential(1);
+  if (Number.isInteger(value)) return String(value);
+  return value.toFixed(size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 ? 2 : 4);
+};
+const plusMinus = (value, error) => {
+  if (!error) return digits(value);
+  const places = clamp(1 - Math.floor(Math.log10(error)), 0, 6);
+  return `${value.toFixed(places)} ± ${error.toFixed(places)}`;
+};
+const tickText = (value) => (value === 0 ? "0" : String(Number(value.toPrecision(3))));
 
-  // ------------------------------------------------------------ scales
+// ------------------------------------------------------------ scales
 
-  function linearTicks(low, high, most) {
-    const rough = (high - low) / most;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
+function linearTicks(low, high, most) {
+  const rough = (high - low) / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
+  const ticks = [];
+  for (let t = Math.ceil(low / step - 1e-9); t * step <= high + 1e-9 * step; t++) ticks.push(t * step);
+  return ticks;
+}
+
+function logTicks(low, high, most) {
+  for (const steps of [[1, 2, 3, 5], [1, 2, 5], [1, 3], [1]]) {
     const ticks = [];
-    for (let t = Math.ceil(low / step - 1e-9); t * step <= high + 1e-9 * step; t++) ticks.push(t * step);
-    return ticks;
-  }
-
-  function logTicks(low, high, most) {
-    for (const steps of [[1, 2, 3, 5], [1, 2, 5], [1, 3], [1]]) {
-      const ticks = [];
-      for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
-        for (const s of steps) {
-          const t = s * 10 ** power;
-          if (t >= low * 0.999 && t <= high * 1.001) ticks.push(t);
-        }
-      if (ticks.length <= most || steps.length === 1) return ticks;
-    }
-    return [];
-  }
-
-  /* A function from values to pixels, with its ticks. */
-  function scale(axis, values, from, to, most, exact) {
-    let low = Math.min(...values), high = Math.max(...values);
-    const log = axis.log && low > 0;
-    if (log) {
-      const room = exact ? 1.04 : 1.12;
-      low /= room; high *= room;
-    } else {
-      if (axis.zero && low > 0) low = 0;
-      const room = (high - low || Math.abs(high) || 1) * (exact ? 0.03 : 0.07);
-      if (low !== 0) low -= room;
-      high += room;
-    }
-    const f = log ? Math.log : (v) => v;
-    const at = (v) => from + ((to - from) * (f(v) - f(low))) / (f(high) - f(low));
-    at.ticks = (log ? logTicks : linearTicks)(low, high, most);
-    return at;
-  }
-
-  /* Where there are few values on the axis and room for them, ticks stand at the values themselves. */
-  function atData(x, points) {
-    const values = [...new Set(points.map((p) => p.x))].sort((a, b) => a - b);
-    const apart = values.slice(1).every((v, i) => x(v) - x(values[i]) > 26);
-    return values.length <= 8 && values.every(Number.isInteger) && apart ? values : null;
-  }
-
-  // ------------------------------------------------------------ plots
-
-  const SHAPES = [
-    (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
-    (r) => `M${-r * 0.9},${-r * 0.9}h${r * 1.8}v${r * 1.8}h${-r * 1.8}z`,
-    (r) => `M0,${-r * 1.15}L${r * 1.1},${r * 0.8}H${-r * 1.1}z`,
-    (r) => `M0,${-r * 1.25}L${r * 1.1},0L0,${r * 1.25}L${-r * 1.1},0z`,
-    (r) => `M0,${r * 1.15}L${r * 1.1},${-r * 0.8}H${-r * 1.1}z`,
-  ];
-  const mark = (parent, series, x, y, r) =>
-    put(parent, "path", { class: "mark", d: SHAPES[series.shape](r), transform: `translate(${x},${y})` });
-
-  /* Colours and shapes by method, the same on every plot of the page. */
-  const known = new Map();
-  function dress(plot) {
-    let own = 0;
-    for (const series of plot.series) {
-      if (series.role === "reference") series.look = "kref";
-      else if (series.role === "ours" && !own++) series.look = "kours";
-      else {
-        if (!known.has(series.name)) known.set(series.name, known.size);
-        const taken = plot.series.map((s) => s.look);
-        let k = known.get(series.name) % 8;
-        while (taken.includes(`k${k}`) && taken.length <= 8) k = (k + 1) % 8;
-        series.look = `k${k}`;
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
+      for (const s of steps) {
+        const t = s * 10 ** power;
+        if (t >= low * 0.999 && t <= high * 1.001) ticks.push(t);
       }
-      series.shape = series.role === "ours" ? 0 : (plot.series.indexOf(series) + 1) % SHAPES.length;
+    if (ticks.length <= most || steps.length === 1) return ticks;
+  }
+  return [];
+}
+
+/* A function from values to pixels, with its ticks. */
+function scale(axis, values, from, to, most, exact) {
+  let low = Math.min(...values), high = Math.max(...values);
+  const log = axis.log && low > 0;
+  if (log) {
+    const room = exact ? 1.04 : 1.12;
+    low /= room; high *= room;
+  } else {
+    if (axis.zero && low > 0) low = 0;
+    const room = (high - low || Math.abs(high) || 1) * (exact ? 0.03 : 0.07);
+    if (low !== 0) low -= room;
+    high += room;
+  }
+  const f = log ? Math.log : (v) => v;
+  const at = (v) => from + ((to - from) * (f(v) - f(low))) / (f(high) - f(low));
+  at.ticks = (log ? logTicks : linearTicks)(low, high, most);
+  return at;
+}
+
+/* Where there are few values on the axis and room for them, ticks stand at the values themselves. */
+function atData(x, points) {
+  const values = [...new Set(points.map((p) => p.x))].sort((a, b) => a - b);
+  const apart = values.slice(1).every((v, i) => x(v) - x(values[i]) > 26);
+  return values.length <= 8 && values.every(Number.isInteger) && apart ? values : null;
+}
+
+// ------------------------------------------------------------ plots
+
+const SHAPES = [
+  (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
+  (r) => `M${-r * 0.9},${-r * 0.9}h${r * 1.8}v${r * 1.8}h${-r * 1.8}z`,
+  (r) => `M0,${-r * 1.15}L${r * 1.1},${r * 0.8}H${-r * 1.1}z`,
+  (r) => `M0,${-r * 1.25}L${r * 1.1},0L0,${r * 1.25}L${-r * 1.1},0z`,
+  (r) => `M0,${r * 1.15}L${r * 1.1},${-r * 0.8}H${-r * 1.1}z`,
+];
+const mark = (parent, series, x, y, r) =>
+  put(parent, "path", { class: "mark", d: SHAPES[series.shape](r), transform: `translate(${x},${y})` });
+
+/* Colours and shapes by method, the same on every plot of the page. */
+const known = new Map();
+function dress(plot) {
+  let own = 0;
+  for (const series of plot.series) {
+    if (series.role === "reference") series.look = "kref";
+    else if (series.role === "ours" && !own++) series.look = "kours";
+    else {
+      if (!known.has(series.name)) known.set(series.name, known.size);
+      const taken = plot.series.map((s) => s.look);
+      let k = known.get(series.name) % 8;
+      while (taken.includes(`k${k}`) && taken.length <= 8) k = (k + 1) % 8;
+      series.look = `k${k}`;
+    }
+    series.shape = series.role === "ours" ? 0 : (plot.series.indexOf(series) + 1) % SHAPES.length;
+  }
+}
+
+const spread = (point) => (point.error ? [point.y - point.error, point.y + point.error] : [point.y]);
+
+/* Lines over numbers. Returns the marks on the canvas: {series, point, x, y}. */
+function drawLines(svg, plot, width) {
+  const height = clamp(Math.round(width * 0.62), 250, 400);
+  const left = 44, right = 12, top = 26, bottom = 40;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const points = plot.series.flatMap((s) => s.points);
+  const x = scale(plot.x, points.map((p) => p.x), left, width - right, width < 420 ? 6 : 9, true);
+  const ys = points.flatMap(spread).filter((v) => !plot.y.log || v > 0);
+  const y = scale(plot.y, ys, height - bottom, top, 7, false);
+  for (const t of y.ticks) {
+    put(svg, "line", { class: "gridline", x1: left, x2: width - right, y1: y(t), y2: y(t) });
+    put(svg, "text", { x: left - 6, y: y(t) + 4, "text-anchor": "end" }, tickText(t));
+  }
+  put(svg, "line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom });
+  for (const t of atData(x, points) || x.ticks) {
+    put(svg, "line", { class: "axis", x1: x(t), x2: x(t), y1: height - bottom, y2: height - bottom + 4 });
+    put(svg, "text", { x: x(t), y: height - bottom + 17, "text-anchor": "middle" }, tickText(t));
+  }
+  put(svg, "text", { class: "name", x: 0, y: 12 }, "↑ " + plot.y.label);
+  put(svg, "text", { class: "name", x: width - right, y: height - 6, "text-anchor": "end" }, plot.x.label + " →");
+  const marks = [];
+  const strongestLast = [...plot.series].sort((a, b) => (a.role === "ours") - (b.role === "ours"));
+  for (const series of strongestLast) {
+    const group = put(svg, "g", { class: `series ${series.role} ${series.look}`, "data-series": series.name });
+    if (series.line && series.points.length > 1)
+      put(group, "path", { d: series.points.map((p, i) => `${i ? "L" : "M"}${x(p.x)},${y(p.y)}`).join("") });
+    for (const p of series.points) {
+      if (p.error) {
+        const [low, high] = spread(p).map((v) => y(plot.y.log ? Math.max(v, y.ticks[0] / 10) : v));
+        put(group, "line", { class: "error", x1: x(p.x), x2: x(p.x), y1: low, y2: high });
+        for (const end of [low, high])
+          put(group, "line", { class: "error", x1: x(p.x) - 4, x2: x(p.x) + 4, y1: end, y2: end });
+      }
+      if (series.role !== "reference") mark(group, series, x(p.x), y(p.y), series.role === "ours" ? 5 : 4);
+      marks.push({ series, point: p, x: x(p.x), y: y(p.y) });
+    }
+    if (series.role === "reference") {
+      const end = series.points[series.points.length - 1];
+      const below = y(end.y) > height * 0.6 ? 15 : -7;
+      put(group, "text", { class: "end", x: x(end.x), y: y(end.y) + below, "text-anchor": "end" }, series.name);
     }
   }
+  return marks;
+}
 
-  const spread = (point) => (point.error ? [point.y - point.error, point.y + point.error] : [point.y]);
+/* Categories from top to bottom, each name above its line: room for long names on small screens. */
+function categories(svg, plot, width, values) {
+  const row = 38, top = 6, bottom = 40;
+  const height = top + row * plot.categories.length + bottom;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const at = scale(plot.y, values, 8, width - 14, width < 420 ? 6 : 9, true);
+  for (const t of at.ticks) {
+    put(svg, "line", { class: "gridline", x1: at(t), x2: at(t), y1: top, y2: height - bottom + 4 });
+    put(svg, "text", { x: at(t), y: height - bottom + 18, "text-anchor": "middle" }, tickText(t));
+  }
+  plot.categories.forEach((name, i) => {
+    put(svg, "text", { class: "name", x: 4, y: top + row * i + 13 }, name);
+  });
+  put(svg, "text", { class: "name", x: width - 14, y: height - 6, "text-anchor": "end" }, plot.y.label + " →");
+  return [at, (name) => top + row * plot.categories.indexOf(name) + 25];
+}
 
-  /* Lines over numbers. Returns the marks on the canvas: {series, point, x, y}. */
-  function drawLines(svg, plot, width) {
-    const height = clamp(Math.round(width * 0.62), 250, 400);
-    const left = 44, right = 12, top = 26, bottom = 40;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const points = plot.series.flatMap((s) => s.points);
-    const x = scale(plot.x, points.map((p) => p.x), left, width - right, width < 420 ? 6 : 9, true);
-    const ys = points.flatMap(spread).filter((v) => !plot.y.log || v > 0);
-    const y = scale(plot.y, ys, height - bottom, top, 7, false);
-    for (const t of y.ticks) {
-      put(svg, "line", { class: "gridline", x1: left, x2: width - right, y1: y(t), y2: y(t) });
-      put(svg, "text", { x: left - 6, y: y(t) + 4, "text-anchor": "end" }, tickText(t));
-    }
-    put(svg, "line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom });
-    for (const t of atData(x, points) || x.ticks) {
-      put(svg, "line", { class: "axis", x1: x(t), x2: x(t), y1: height - bottom, y2: height - bottom + 4 });
-      put(svg, "text", { x: x(t), y: height - bottom + 17, "text-anchor": "middle" }, tickText(t));
-    }
-    put(svg, "text", { class: "name", x: 0, y: 12 }, "↑ " + plot.y.label);
-    put(svg, "text", { class: "name", x: width - right, y: height - 6, "text-anchor": "end" }, plot.x.label + " →");
-    const marks = [];
-    const strongestLast = [...plot.series].sort((a, b) => (a.role === "ours") - (b.role === "ours"));
-    for (const series of strongestLast) {
-      const group = put(svg, "g", { class: `series ${series.role} ${series.look}`, "data-series": series.name });
-      if (series.line && series.points.length > 1)
-        put(group, "path", { d: series.points.map((p, i) => `${i ? "L" : "M"}${x(p.x)},${y(p.y)}`).join("") });
-      for (const p of series.points) {
-        if (p.error) {
-          const [low, high] = spread(p).map((v) => y(plot.y.log ? Math.max(v, y.ticks[0] / 10) : v));
-          put(group, "line", { class: "error", x1: x(p.x), x2: x(p.x), y1: low, y2: high });
-          for (const end of [low, high])
-            put(group, "line", { class: "error", x1: x(p.x) - 4, x2: x(p.x) + 4, y1: end, y2: end });
-        }
-        if (series.role !== "reference") mark(group, series, x(p.x), y(p.y), series.role === "ours" ? 5 : 4);
-        marks.push({ series, point: p, x: x(p.x), y: y(p.y) });
+function drawDots(svg, plot, width) {
+  const values = plot.series.flatMap((s) => s.points.flatMap(spread));
+  const [at, line] = categories(svg, plot, width, values);
+  for (const name of plot.categories)
+    put(svg, "line", { class: "gridline", x1: 8, x2: width - 14, y1: line(name), y2: line(name) });
+  const marks = [];
+  // Several series on one line stand a little apart, so that equal values can be told.
+  const onLine = (name) => plot.series.filter((s) => s.points.some((p) => p.x === name));
+  const apart = (series, name) => 6 * (onLine(name).indexOf(series) - (onLine(name).length - 1) / 2);
+  for (const series of plot.series) {
+    const group = put(svg, "g", { class: `series ${series.role} ${series.look}`, "data-series": series.name });
+    for (const p of series.points) {
+      const y = line(p.x) + clamp(apart(series, p.x), -9, 9);
+      if (p.error) {
+        const [low, high] = spread(p).map(at);
+        put(group, "line", { class: "error", x1: low, x2: high, y1: y, y2: y });
+        for (const end of [low, high]) put(group, "line", { class: "error", x1: end, x2: end, y1: y - 4, y2: y + 4 });
       }
-      if (series.role === "reference") {
-        const end = series.points[series.points.length - 1];
-        const below = y(end.y) > height * 0.6 ? 15 : -7;
-        put(group, "text", { class: "end", x: x(end.x), y: y(end.y) + below, "text-anchor": "end" }, series.name);
-      }
+      mark(group, series, at(p.y), y, series.role === "ours" ? 6 : 5);
+      marks.push({ series, point: p, x: at(p.y), y });
     }
-    return marks;
+  }
+  return marks;
+}
+
+function drawBars(svg, plot, width, off) {
+  const total = (name) => plot.series.flatMap((s) => s.points.filter((p) => p.x === name)).reduce((a, p) => a + p.y, 0);
+  const [at, line] = categories(svg, plot, width, [0, ...plot.categories.map(total)]);
+  const marks = [], filled = {};
+  for (const series of plot.series) {
+    const group = put(svg, "g", { class: `series ${series.role} ${series.look}`, "data-series": series.name });
+    for (const p of series.points) {
+      const from = filled[p.x] || 0, y = line(p.x) - 8;
+      if (!off.has(series.name)) filled[p.x] = from + p.y;
+      put(group, "rect", { class: "bar", x: at(from), y, width: Math.max(1, at(from + p.y) - at(from)), height: 16, rx: 2 });
+      marks.push({ series, point: p, x: at(from + p.y / 2), y: y + 8 });
+    }
+  }
+  return marks;
+}
+
+function legendEntry(plot, series, parent) {
+  const button = make(parent, "button");
+  button.type = "button";
+  button.setAttribute("aria-pressed", "true");
+  const svg = put(button, "svg", { viewBox: "0 0 20 12", "aria-hidden": "true" });
+  const group = put(svg, "g", { class: `series ${series.role} ${series.look}` });
+  if (plot.kind === "lines" && series.line) put(group, "path", { d: "M0,6H20" });
+  if (plot.kind === "bars") put(group, "rect", { class: "bar", x: 4, width: 12, height: 12, rx: 2 });
+  else if (series.role !== "reference") mark(group, series, 10, 6, 4.5);
+  make(button, "span", "", series.name);
+  return button;
+}
+
+function showPlot(plot) {
+  const figure = document.getElementById(plot.id);
+  if (!figure) return;
+  dress(plot);
+  const canvas = figure.querySelector(".canvas"), legend = figure.querySelector(".legend");
+  const draw = { lines: drawLines, dots: drawDots, bars: drawBars }[plot.kind];
+  const off = new Set();
+  let marks = [], chosen = -1, svg = null, ring = null, width = 0;
+  const tip = make(null, "div", "tip");
+  tip.hidden = true;
+  canvas.tabIndex = 0;
+  canvas.setAttribute("role", "group");
+  canvas.setAttribute("aria-roledescription", "plot");
+  canvas.setAttribute("aria-label", `${plot.title}. Arrow keys walk through the values.`);
+  tip.setAttribute("role", "status");
+
+  const visible = () => marks.filter((m) => !off.has(m.series.name));
+  const hide = () => { tip.hidden = true; chosen = -1; if (ring) ring.setAttribute("visibility", "hidden"); };
+
+  function redraw(fixed) {
+    width = fixed || Math.max(260, canvas.clientWidth || 560);
+    svg = put(null, "svg", { "aria-hidden": "true", focusable: "false" });
+    marks = draw(svg, plot, width, off);
+    ring = put(svg, "circle", { class: "focus", r: 9, visibility: "hidden" });
+    for (const group of svg.querySelectorAll("[data-series]"))
+      group.classList.toggle("off", off.has(group.dataset.series));
+    canvas.replaceChildren(svg, tip);
+    hide();
   }
 
-  /* Categories from top to bottom, each name above its line: room for long names on small screens. */
-  function categories(svg, plot, width, values) {
-    const row = 38, top = 6, bottom = 40;
-    const height = top + row * plot.categories.length + bottom;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const at = scale(plot.y, values, 8, width - 14, width < 420 ? 6 : 9, true);
-    for (const t of at.ticks) {
-      put(svg, "line", { class: "gridline", x1: at(t), x2: at(t), y1: top, y2: height - bottom + 4 });
-      put(svg, "text", { x: at(t), y: height - bottom + 18, "text-anchor": "middle" }, tickText(t));
+  function show(m) {
+    chosen = visible().indexOf(m);
+    const same = visible().filter((o) => o.point.x === m.point.x).sort((a, b) => b.point.y - a.point.y);
+    tip.replaceChildren();
+    make(tip, "strong", "", plot.kind === "lines" ? `${plot.x.label}: ${digits(m.point.x)}` : String(m.point.x));
+    for (const o of same) {
+      const line = make(tip, "div", o === m ? "here" : "");
+      make(line, "span", o.series.look, "●");
+      make(line, "span", "who", o.series.name);
+      make(line, "span", "", plusMinus(o.point.y, o.point.error));
     }
-    plot.categories.forEach((name, i) => {
-      put(svg, "text", { class: "name", x: 4, y: top + row * i + 13 }, name);
+    if (m.point.note) make(tip, "em", "", m.point.note);
+    tip.hidden = false;
+    ring.setAttribute("visibility", "visible");
+    ring.setAttribute("cx", m.x);
+    ring.setAttribute("cy", m.y);
+    const zoom = canvas.clientWidth / width, box = tip.getBoundingClientRect();
+    const x = m.x * zoom, y = m.y * zoom;
+    tip.style.left = `${clamp(x + 14 + box.width > canvas.clientWidth ? x - 14 - box.width : x + 14, 0, Math.max(0, canvas.clientWidth - box.width))}px`;
+    tip.style.top = `${y - box.height - 12 > -20 ? y - box.height - 12 : y + 14}px`;
+  }
+
+  function nearest(event) {
+    const box = svg.getBoundingClientRect(), zoom = width / box.width;
+    const x = (event.clientX - box.left) * zoom, y = (event.clientY - box.top) * zoom;
+    const far = (m) => (m.x - x) ** 2 + (m.y - y) ** 2;
+    const best = visible().reduce((a, b) => (a && far(a) <= far(b) ? a : b), null);
+    if (best && far(best) < 60 ** 2) show(best); else hide();
+  }
+  canvas.addEventListener("pointermove", nearest);
+  canvas.addEventListener("pointerdown", nearest);
+  canvas.addEventListener("pointerleave", hide);
+  canvas.addEventListener("blur", hide);
+  canvas.addEventListener("keydown", (event) => {
+    const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key === "Escape") hide();
+    if (!move || !visible().length) return;
+    event.preventDefault();
+    const next = chosen < 0 ? 0 : (chosen + move + visible().length) % visible().length;
+    show(visible()[next]);
+  });
+
+  for (const series of plot.series) {
+    const button = legendEntry(plot, series, legend);
+    button.addEventListener("click", () => {
+      const on = off.has(series.name);
+      if (on) off.delete(series.name); else off.add(series.name);
+      button.setAttribute("aria-pressed", String(on));
+      redraw();
     });
-    put(svg, "text", { class: "name", x: width - 14, y: height - 6, "text-anchor": "end" }, plot.y.label + " →");
-    return [at, (name) => top + row * plot.categories.indexOf(name) + 25];
   }
+  redraw();
+  // On paper figures are narrower than they look: drawn for that, their letters stay legible.
+  const wide = () => canvas.clientWidth > 700;
+  window.addEventListener("beforeprint", () => redraw(wide() ? 620 : 380));
+  window.addEventListener("afterprint", () => redraw());
+  new ResizeObserver(() => { if (canvas.clientWidth && Math.abs(canvas.clientWidth - width) > 1 && !paper.matches) redraw(); }).observe(canvas);
+}
 
-  function drawDots(svg, plot, width) {
-    const values = plot.series.flatMap((s) => s.points.flatMap(spread));
-    const [at, line] = categories(svg, plot, width, values);
-    for (const name of plot.categories)
-      put(svg, "line", { class: "gridline", x1: 8, x2: width - 14, y1: line(name), y2: line(name) });
-    const marks = [];
-    // Several series on one line stand a little apart, so that equal values can be told.
-    const onLine = (name) => plot.series.filter((s) => s.points.some((p) => p.x === name));
-    const apart = (series, name) => 6 * (onLine(name).indexOf(series) - (onLine(name).length - 1) / 2);
-    for (const series of plot.series) {
-      const group = put(svg, "g", { class: `series ${series.role} ${series.look}`, "data-series": series.name });
-      for (const p of series.points) {
-        const y = line(p.x) + clamp(apart(series, p.x), -9, 9);
-        if (p.error) {
-          const [low, high] = spread(p).map(at);
-          put(group, "line", { class: "error", x1: low, x2: high, y1: y, y2: y });
-          for (const end of [low, high]) put(group, "line", { class: "error", x1: end, x2: end, y1: y - 4, y2: y + 4 });
-        }
-        mark(group, series, at(p.y), y, series.role === "ours" ? 6 : 5);
-        marks.push({ series, point: p, x: at(p.y), y });
-      }
-    }
-    return marks;
-  }
-
-  function drawBars(svg, plot, width, off) {
-    const total = (name) => plot.series.flatMap((s) => s.points.filter((p) => p.x === name)).reduce((a, p) => a + p.y, 0);
-    const [at, line] = categories(svg, plot, width, [0, ...plot.categories.map(total)]);
-    const marks = [], filled = {};
-    for (const series of plot.series) {
-      const group = put(svg, "g", { class: `series ${series.role} ${series.look}`, "data-series": series.name });
-      for (const p of series.points) {
-        const from = filled[p.x] || 0, y = line(p.x) - 8;
-        if (!off.has(series.name)) filled[p.x] = from + p.y;
-        put(group, "rect", { class: "bar", x: at(from), y, width: Math.max(1, at(from + p.y) - at(from)), height: 16, rx: 2 });
-        marks.push({ series, point: p, x: at(from + p.y / 2), y: y + 8 });
-      }
-    }
-    return marks;
-  }
-
-  function legendEntry(plot, series, parent) {
-    const button = make(parent, "button");
-    button.type = "button";
-    button.setAttribute("aria-pressed", "true");
-    const svg = put(button, "svg", { viewBox: "0 0 20 12", "aria-hidden": "true" });
-    const group = put(svg, "g", { class: `series ${series.role} ${series.look}` });
-    if (plot.kind === "lines" && series.line) put(group, "path", { d: "M0,6H20" });
-    if (plot.kind === "bars") put(group, "rect", { class: "bar", x: 4, width: 12, height: 12, rx: 2 });
-    else if (series.role !== "reference") mark(group, series, 10, 6, 4.5);
-    make(button, "span", "", series.name);
-    return button;
-  }
-
-  function showPlot(plot) {
-    const figure = document.getElementById(plot.id);
-    if (!figure) return;
-    dress(plot);
-    const canvas = figure.querySelector(".canvas"), legend = figure.querySelector(".legend");
-    const draw = { lines: drawLines, dots: drawDots, bars: drawBars }[plot.kind];
-    const off = new Set();
-    let marks = [], chosen = -1, svg = null, ring = null, width = 0;
-    const tip = make(null, "div", "tip");
-    tip.hidden = true;
-    canvas.tabIndex = 0;
-    canvas.setAttribute("role", "group");
-    canvas.setAttribute("aria-roledescription", "plot");
-    canvas.setAttribute("aria-label", `${plot.title}. Arrow keys walk through the values.`);
-    tip.setAttribute("role", "status");
-
-    const visible = () => marks.filter((m) => !off.has(m.series.name));
-    const hide = () => { tip.hidden = true; chosen = -1; if (ring) ring.setAttribute("visibility", "hidden"); };
-
-    function redraw(fixed) {
-      width = fixed || Math.max(260, canvas.clientWidth || 560);
-      svg = put(null, "svg", { "aria-hidden": "true", focusable: "false" });
-      marks = draw(svg, plot, width, off);
-      ring = put(svg, "circle", { class: "focus", r: 9, visibility: "hidden" });
-      for (const group of svg.querySelectorAll("[data-series]"))
-        group.classList.toggle("off", off.has(group.dataset.series));
-      canvas.replaceChildren(svg, tip);
-      hide();
-    }
-
-    function show(m) {
-      chosen = visible().indexOf(m);
-      const same = visible().filter((o) => o.point.x === m.point.x).sort((a, b) => b.point.y - a.point.y);
-      tip.replaceChildren();
-      make(tip, "strong", "", plot.kind === "lines" ? `${plot.x.label}: ${digits(m.point.x)}` : String(m.point.x));
-      for (const o of same) {
-        const line = make(tip, "div", o === m ? "here" : "");
-        make(line, "span", o.series.look, "●");
-        make(line, "span", "who", o.series.name);
-        make(line, "span", "", plusMinus(o.point.y, o.point.error));
-      }
-      if (m.point.note) make(tip, "em", "", m.point.note);
-      tip.hidden = false;
-      ring.setAttribute("visibility", "visible");
-      ring.setAttribute("cx", m.x);
-      ring.setAttribute("cy", m.y);
-      const zoom = canvas.clientWidth / width, box = tip.getBoundingClientRect();
-      const x = m.x * zoom, y = m.y * zoom;
-      tip.style.left = `${clamp(x + 14 + box.width > canvas.clientWidth ? x - 14 - box.width : x + 14, 0, Math.max(0, canvas.clientWidth - box.width))}px`;
-      tip.style.top = `${y - box.height - 12 > -20 ? y - box.height - 12 : y + 14}px`;
-    }
-
-    function nearest(event) {
-      const box = svg.getBoundingClientRect(), zoom = width / box.width;
-      const x = (event.clientX - box.left) * zoom, y = (event.clientY - box.top) * zoom;
-      const far = (m) => (m.x - x) ** 2 + (m.y - y) ** 2;
-      const best = visible().reduce((a, b) => (a && far(a) <= far(b) ? a : b), null);
-      if (best && far(best) < 60 ** 2) show(best); else hide();
-    }
-    canvas.addEventListener("pointermove", nearest);
-    canvas.addEventListener("pointerdown", nearest);
-    canvas.addEventListener("pointerleave", hide);
-    canvas.addEventListener("blur", hide);
-    canvas.addEventListener("keydown", (event) => {
-      const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-      if (event.key === "Escape") hide();
-      if (!move || !visible().length) return;
-      event.preventDefault();
-      const next = chosen < 0 ? 0 : (chosen + move + visible().length) % visible().length;
-      show(visible()[next]);
-    });
-
-    for (const series of plot.series) {
-      const button = legendEntry(plot, series, legend);
-      button.addEventListener("click", () => {
-        const on = off.has(series.name);
-        if (on) off.delete(series.name); else off.add(series.name);
-        button.setAttribute("aria-pressed", String(on));
-        redraw();
-      });
-    }
-    redraw();
-    // On paper figures are narrower than they look: drawn for that, their letters stay legible.
-    const wide = () => canvas.clientWidth > 700;
-    window.addEventListener("beforeprint", () => redraw(wide() ? 620 : 380));
-    window.addEventListener("afterprint", () => redraw());
-    new ResizeObserver(() => { if (canvas.clientWidth && Math.abs(canvas.clientWidth - width) > 1 && !paper.matches) redraw(); }).observe(canvas);
-  }
-
-  // ------------------------------------------------------------ the recorded run
-
-  function showRun(recording) {
-    const stage = document.getElementById("stage");
-    const screen = stage.querySelector(".screen"), story = stage.querySelector(".story");
-    const slider = stage.querySelector("input"), playButton = stage.querySelector('[data-do="play"]');
-    const still = window.matchMedia("(prefers-reduced-motion: reduce)");
-    const rounds = recording.rounds;
-    stage.hidden = false;
-
-    const LENGTHS = { start: 1800, draft: 3000, call: 3800, verify: 4600, commit: 3600, end: 1000 };
-    const frames = [];
-    rounds.forEach((round, i) => {
-      const phases = round.draft_mean.length ? ["draft", "call", "verify", "commit"] : ["call", "commit"];
-      for (const phase of phases) frames.push({ round, number: i, phase });
-    });
-    frames.push({ round: rounds[rounds.length - 1], number: rounds.length - 1, phase: "end" });
-    slider.max = frames.length - 1;
-
-    const all = [...rounds.flatMap((r) => [...r.states, ...r.target_mean, r.x]), ...recording.density.map((d) => d[0])];
-    const low = Math.min(...all) - 0.1, high = Math.max(...all) + 0.1;
-    let frame = 0, progress = 1, playing = false, clock = 0, width = 0;
-
-    const committed = (round) => [...round.states.slice(0, round.accepted + 1), round.x].map((v, j) => [round.step + j, v]);
-    const plural = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
-
-    function tell({ round, number, phase }) {
-      const count = round.draft_mean.length, last = round.step + count;
-      const title = `Round ${number + 1}, `;
-      const corrected = round.accepted < count;
-      if (phase === "end") {
-        const calls = rounds.length;
-        return ["Done. ", `${recording.steps} steps took ${calls} calls; the sequential sampler makes ${recording.steps}. The end point is a draw from exactly its law.`];
-      }
-      if (phase === "draft") {
-        const how = round.visited > 1
-          ? `The first ${Math.min(round.visited, count)} replay the predictions evaluated along the last path (grey), with measured slopes and its recycled noise; beyond, the last one is carried on.`
-          : "The last known prediction is carried on along the window, following the noise.";
-        return [title + "draft. ", `${plural(count, "transition")} ahead of step ${round.step}, without any network call. ${how}`];
-      }
-      if (phase === "call") {
-        return count
-          ? [title + "one call. ", `The network sees all ${count + 1} states in one batch, and says where the target would have centred each next state (green). The gap to where the draft centred it, in units of the step's noise, is the mismatch: here ${digits(Math.min(...round.mismatch))} to ${digits(Math.max(...round.mismatch))}.`]
-          : [title + "one call. ", number ? "Only the last step is left: it is taken as the sequential sampler takes it." : "Nothing is known yet, so there is nothing to draft from: the network is called at the start."];
-      }
-      if (phase === "verify") {
-        const passed = round.uniform.filter((u, i) => u < round.bar[i]).length;
-        const skipped = round.accepted - round.uniform.slice(0, round.accepted).filter((u, i) => u < round.bar[i]).length;
-        const rule = !passed ? "None does, so no draft is kept." : `The last one that does decides: ${round.accepted} of ${count} are kept${skipped ? ", though some before it failed" : ""}.`;
-        return [title + "verify. ", `Each draft has a bar h, worked out from the likelihood ratios up to there, and draws a uniform u, which passes below the bar. ${rule}`];
-      }
-      const more = !count ? "One exact transition is committed."
-        : corrected ? `${plural(round.accepted, "draft")} committed; the next state comes from the residual (red), so that the law stays exact. What was computed beyond it is kept: predictions, and the noise, recycled.`
-        : `All ${plural(count, "draft")} committed, and one exact transition more: the call has already paid for it.`;
-      return [title + (corrected ? "correct. " : "commit. "), more];
-    }
-
-    function render() {
-      const now = frames[frame], { round, number, phase } = now;
-      const t = clamp(progress, 0, 1), count = round.draft_mean.length;
-      width = Math.max(280, screen.clientWidth || 700);
-      const narrow = width < 520, edge = narrow ? 34 : 64;
-      const left = 30, top = 22, tall = narrow ? 230 : 300, gap = 58, test = narrow ? 74 : 92;
-      const height = top + tall + gap + test + 34;
-      const x = (k) => left + ((width - left - edge) * k) / recording.steps;
-      const y = (v) => top + (tall * (high - v)) / (high - low);
-      const level = (p) => top + tall + gap + test * (1 - p);
-      const svg = put(null, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
-      const line = (points, name) =>
-        put(svg, "polyline", { class: name, points: points.map(([k, v]) => `${x(k)},${y(v)}`).join(" ") });
-      const dot = (k, v, name, r = 4) => put(svg, "circle", { class: name, cx: x(k), cy: y(v), r });
-
-      // Axes, the window under way, the density it all ends in.
-      if (count && phase !== "end")
-        put(svg, "rect", { class: "window", x: x(round.step) - 5, y: top, width: x(round.step + count) - x(round.step) + 10, height: tall });
-      put(svg, "line", { class: "axis", x1: left, x2: width - edge, y1: top + tall, y2: top + tall });
-      for (let k = 0; k <= recording.steps; k += narrow ? 6 : 4)
-        put(svg, "text", { x: x(k), y: top + tall + 16, "text-anchor": "middle" }, k);
-      put(svg, "text", { x: width, y: top + tall + 16, "text-anchor": "end" }, "step");
-      for (const v of [-1, 0, 1, 2]) if (v > low && v < high) put(svg, "text", { x: left - 10, y: y(v) + 4, "text-anchor": "end" }, v);
-      const peak = Math.max(...recording.density.map((d) => d[1]));
-      put(svg, "polyline", { class: "density", points: recording.density.map(([v, d]) => `${width - edge + 6 + ((edge - 12) * d) / peak},${y(v)}`).join(" ") });
-
-      // What earlier rounds committed.
-      const before = rounds.slice(0, phase === "end" ? rounds.length : number);
-      const end = (r) => (r && r.accepted < r.draft_mean.length ? "corrected" : "kept");
-      before.forEach((r) => line(committed(r), "kept"));
-      before.forEach((r) => committed(r).slice(1).forEach(([k, v], j) => dot(k, v, j === r.accepted ? end(r) : "kept", 4)));
-      dot(rounds[0].step, rounds[0].states[0], "kept", 4);
-      if (phase !== "end") dot(round.step, round.states[0], end(rounds[number - 1]), 5.5);
-
-      // The last path, to be replayed.
-      if (round.replayed.length > 1 && (phase === "draft" || phase === "call")) {
-        const old = round.replayed.map((v, j) => [round.step + j, v]);
-        line(old, "ghost");
-        old.forEach(([k, v]) => dot(k, v, "ghost", 3.5));
-      }
-
-      // The draft.
-      if (count && phase !== "end") {
-        const shown = phase === "draft" ? Math.ceil(t * count) : count;
-        const path = round.states.slice(0, shown + 1).map((v, j) => [round.step + j, v]);
-        if (phase === "commit") {
-          const rest = path.slice(round.accepted);
-          if (rest.length > 1) { line(rest, "ghost"); rest.slice(1).forEach(([k, v]) => dot(k, v, "ghost", 3.5)); }
-        } else {
-          line(path, "draft");
-          path.slice(1).forEach(([k, v]) => dot(k, v, "draft"));
-        }
-      }
-
-      // Where the target centres each next state, against where the draft did.
-      if (phase === "call" || phase === "verify") {
-        const half = Math.min(9, (x(1) - x(0)) * 0.42);
-        round.target_mean.slice(0, Math.max(count, 1)).forEach((v, j) => {
-          if (phase === "call" && j / Math.max(count, 1) > t) return;
-          const k = round.step + j + 1;
-          put(svg, "line", { class: "target", x1: x(k) - half, x2: x(k) + half, y1: y(v), y2: y(v) });
-          if (count) put(svg, "line", { class: "gap", x1: x(k), x2: x(k), y1: y(v), y2: y(round.draft_mean[j]) });
-        });
-      }
-
-      // What this round commits.
-      if (phase === "commit") {
-        const kept = committed(round), whole = round.accepted === count;
-        const from = whole ? round.target_mean[count] : round.states[round.accepted + 1];
-        const [k, to] = kept.pop();
-        line(kept, "kept");
-        kept.slice(1).forEach(([a, b]) => dot(a, b, "kept"));
-        const ease = t < 0.5 ? 2 * t * t : 1 - 2 * (1 - t) ** 2;
-        const v = from + (to - from) * ease;
-        line([kept[kept.length - 1], [k, v]], "kept");
-        if (!whole) put(svg, "line", { class: "corrected", x1: x(k), x2: x(k), y1: y(from), y2: y(v), "stroke-dasharray": "2 3" });
-        dot(k, v, whole ? "kept" : "corrected", 6);
-      }
-
-      // The test: bars and uniforms, under the steps they decide on.
-      put(svg, "text", { class: "name", x: 0, y: level(1) - 17 }, "the test: u below the bar h passes");
-      put(svg, "line", { class: "axis", x1: left, x2: width - edge, y1: level(0), y2: level(0) });
-      for (const p of [0, 1]) put(svg, "text", { x: left - 10, y: level(p) + 4, "text-anchor": "end" }, p);
-      if (count && (phase === "verify" || phase === "commit")) {
-        const wide = Math.min(18, (x(1) - x(0)) * 0.7);
-        round.bar.forEach((h, j) => {
-          if (phase === "verify" && j / count > t * 1.2) return;
-          const k = round.step + j + 1, passes = round.uniform[j] < h;
-          const taken = j + 1 === round.accepted && (phase === "commit" || t > 0.85);
-          put(svg, "rect", { class: taken ? "bar taken" : "bar", x: x(k) - wide / 2, width: wide, y: level(h), height: Math.max(1.5, level(0) - level(h)) });
-          put(svg, "circle", { class: passes ? "pass" : "fail", cx: x(k), cy: level(round.uniform[j]), r: 4 });
-          if (taken) {
-            put(svg, "line", { class: "axis", x1: x(k) + (x(1) - x(0)) / 2, x2: x(k) + (x(1) - x(0)) / 2, y1: top, y2: level(0), "stroke-dasharray": "3 3" });
-            put(svg, "text", { class: "count", x: x(k), y: level(0) + 16, "text-anchor": "middle" }, `${round.accepted} kept`);
-          }
-        });
-        if (!round.accepted && (phase === "commit" || t > 0.85))
-          put(svg, "text", { class: "count", x: x(round.step) + 6, y: level(0) + 16 }, "none kept");
-      }
-      const steps = phase === "end" || phase === "commit" ? round.step + round.accepted + 1 : round.step;
-      const calls = phase === "draft" ? number : number + 1;
-      put(svg, "text", { class: "count", x: width, y: 13, "text-anchor": "end" }, `${plural(calls, "call")}, ${steps} of ${recording.steps} steps`);
-      put(svg, "text", { class: "name", x: 0, y: 13 }, "↑ state");
-      svg.setAttribute("aria-label", `${calls} calls made, ${steps} of ${recording.steps} steps committed`);
-      screen.replaceChildren(svg);
-    }
-
-    function go(to, at = 1) {
-      frame = clamp(to, 0, frames.length - 1);
-      progress = at;
-      slider.value = frame;
-      const [title, text] = tell(frames[frame]);
-      slider.setAttribute("aria-valuetext", title);
-      story.replaceChildren();
-      make(story, "b", "", title.trim());
-      story.append(text);
-      render();
-    }
-
-    function tick(time) {
-      if (!playing) return;
-      const passed = clock ? Math.min(100, time - clock) : 0;
-      clock = time;
-      const long = LENGTHS[frames[frame].phase];
-      spent += passed;
-      // The first half of a moment moves, the second stands still to be read.
-      if (still.matches) progress = 1;
-      else if (progress < 1) { progress = clamp(spent / (long * 0.45), 0, 1); render(); }
-      if (spent > long) {
-        if (frame === frames.length - 1) return pause();
-        spent = 0;
-        go(frame + 1, still.matches ? 1 : 0);
-      }
-      requestAnimationFrame(tick);
-    }
-    let spent = 0;
-    function play() {
-      if (frame === frames.length - 1) go(0, still.matches ? 1 : 0);
-      playing = true; clock = 0; spent = 0;
-      playButton.textContent = "Pause";
-      story.setAttribute("aria-live", "off");
-      requestAnimationFrame(tick);
-    }
-    function pause() {
-      playing = false;
-      playButton.textContent = "Play";
-      story.setAttribute("aria-live", "polite");
-      if (progress < 1) go(frame, 1);
-    }
-    const actions = {
-      first: () => { pause(); go(0); },
-      back: () => { pause(); go(frame - 1); },
-      next: () => { pause(); go(frame + 1); },
-      play: () => (playing ? pause() : play()),
-    };
-    for (const button of stage.querySelectorAll("button")) button.addEventListener("click", actions[button.dataset.do]);
-    slider.addEventListener("input", () => { pause(); go(Number(slider.value)); });
-
-    // At rest it shows the first verdict that was not unanimous; in sight it plays once, unless motion is unwelcome.
-    const first = frames.findIndex((f) => f.phase === "verify" && f.round.accepted < f.round.draft_mean.length);
-    go(Math.max(0, first));
-    new ResizeObserver(() => { if (screen.clientWidth && Math.abs(screen.clientWidth - width) > 1) render(); }).observe(screen);
-    if (!still.matches && "IntersectionObserver" in window) {
-      const watch = new IntersectionObserver((seen) => {
-        if (!seen.some((s) => s.isIntersecting)) return;
-        watch.disconnect();
-        go(0, 0);
-        play();
-      }, { threshold: 0.75 });
-      watch.observe(screen);
-      for (const kind of ["click", "input"]) stage.addEventListener(kind, () => watch.disconnect(), { capture: true });
-    }
-  }
-
-  for (const plot of data.plots) showPlot(plot);
-  showRun(data.recording);
-})();
+for (const plot of data.plots) showPlot(plot);

@@ -1,0 +1,109 @@
+"""What the committed result files must show."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import tables
+from benchmarks.curves import BATCHES, PROBLEMS, TREES
+from benchmarks.peers import nodes
+from benchmarks.published import UNIFORM
+from benchmarks.results import (
+    LABELS,
+    Calls,
+    ClassifierTraining,
+    Curves,
+    GpuTests,
+    Published,
+    QualityCost,
+    Training,
+    load,
+    read,
+)
+from foresample.results import BenchResult, CheckResult, Result
+
+FILES = read().found
+CURVES = tables.curve_files()
+
+
+@pytest.mark.parametrize("result", FILES, ids=lambda result: result.name)
+def test_every_result_says_where_it_comes_from(result: Result) -> None:
+    if isinstance(result, Training | ClassifierTraining):  # of a day before results did
+        return
+    assert result.command
+    assert result.commit
+    assert "dirty" not in result.commit
+    assert {"foresample", "python", "torch"} <= set(result.versions)
+
+
+def test_every_json_file_is_a_result_of_a_known_kind() -> None:
+    assert read().foreign == []
+
+
+def test_nothing_failed() -> None:
+    assert all(finding.passed for result in read().of(CheckResult) for finding in result.findings)
+    assert [name for result in read().of(GpuTests) for name in result.failed] == []
+
+
+def test_every_method_has_a_label() -> None:
+    kinds = (Calls, Curves, BenchResult, QualityCost, Published)
+    methods = {row.method for result in FILES if isinstance(result, kinds) for row in result.rows}
+    assert methods <= set(LABELS)
+
+
+# ------------------------------------------------------------------ side by side with everybody else
+
+
+def test_there_are_curves_of_every_target() -> None:
+    assert {saved.settings.problem for saved in CURVES} == set(PROBLEMS)
+    assert {("mixture", 30), ("mixture", 300)} <= {(s.settings.problem, s.settings.steps) for s in CURVES}
+
+
+@pytest.mark.parametrize("saved", CURVES, ids=lambda saved: saved.name)
+def test_the_default_is_ahead_of_every_exact_peer_from_5_to_64_states(saved: Curves) -> None:
+    low, high = tables.LEAD
+    sizes = [n for n in tables.batches(saved.rows) if low <= n <= high]
+    assert sizes == [n for n in BATCHES if low <= n <= high]
+    for states in sizes:
+        here = [row for row in saved.rows if row.states == states]
+        (ours,) = [row for row in here if row.method == "default"]
+        assert all(ours.calls < peer.calls for peer in tables.peers(here)), states
+
+
+@pytest.mark.parametrize("saved", CURVES, ids=lambda saved: saved.name)
+def test_saved_curves_are_on_equal_terms(saved: Curves) -> None:
+    steps = saved.settings.steps
+    assert not any("/" in part for command in saved.commands for part in command.split())
+    for row in saved.rows:
+        assert row.exact
+        assert row.evaluations <= row.states * row.calls * (1 + 1e-9)
+        assert row.speedup == pytest.approx(steps / row.calls)
+        assert row.speedup_error == pytest.approx(row.speedup * row.calls_error / row.calls)
+        assert row.calls >= steps / row.states
+        if row.method in TREES:
+            assert row.shape is not None
+            assert 1 + nodes(tuple(map(int, row.shape.split("-")))) <= row.states
+        else:
+            assert row.shape is None
+        assert row.reuse in saved.settings.reuse
+
+
+def test_the_saved_quality_has_its_floor() -> None:
+    rows = load(QualityCost, "quality-cost-fashion").rows
+    (floor,) = [row for row in rows if row.method == "sequential"]
+    assert floor.exact
+    assert any(row.exact and row.calls < floor.calls for row in rows)
+    assert any(not row.exact for row in rows)
+
+
+def test_published_figures_are_reproduced() -> None:
+    """Within three standard errors."""
+    told = [row for row in load(Published, "published").rows if row.published is not None]
+    assert {row.method for row in told} == {"reflection-nearest", "dgrs"}
+    for row in told:
+        assert row.published is not None
+        assert row.published.low is not None
+        rounding = 0.005 if row.published.low == row.published.high else 0.0
+        room = 3 * row.error + rounding
+        assert row.published.low - room < row.speedup < row.published.high + room
+        assert row.setting.tree in (None, "-".join(map(str, UNIFORM)))

@@ -1,0 +1,75 @@
+"""The evidence that samples have the law of the chain."""
+
+from __future__ import annotations
+
+from html import escape
+
+from benchmarks.report import evidence
+from benchmarks.report.calls import machine_of
+from benchmarks.results import GpuTests, Policy
+from foresample.results import CheckResult, Results
+from foresample.webpage.markup import Section, paragraph, table
+from foresample.webpage.sections import findings_table
+
+
+def exactness(results: Results) -> Section | None:
+    """Why anyone should believe it."""
+    checks, policies, gpu = results.of(CheckResult), results.of(Policy), results.of(GpuTests)
+    if not (checks or policies or gpu):
+        return None
+    told = [findings_table(r, f"{r.name}: what foresample check says of a target") for r in checks]
+    body = [_suite(), *told, *map(_policy, policies), *map(_gpu_tests, gpu)]
+    return Section("exactness", "Evidence that it is exact", body, [], [*checks, *policies, *gpu])
+
+
+def _suite() -> str:
+    """What the law suite tests."""
+    e = evidence
+    settings = len(e.CHAINS) * len(e.DRAFTERS) * len(e.BLOCKS) * 2
+    facts = (
+        f"{settings} settings: {len(e.CHAINS)} chains ({', '.join(e.CHAINS)}) × {len(e.DRAFTERS)} drafters × "
+        f"{len(e.BLOCKS)} block lengths × noise recycled or fresh, {e.SAMPLES} samples each; a few again with "
+        f"{e.MANY_SAMPLES}.",
+        "Tested in each: the joint law of consecutive states along the chain, and the noise that each step "
+        "must have seen, (next state − mean)/std, which has to be N(0, I) and independent of the state.",
+        "One budget: a correct sampler fails anywhere in the suite with probability at most "
+        f"{e.SUITE_LEVEL:g}; each of up to {e.SHARES} cases may use an equal part. Seeds are fixed.",
+        "The recycling theorem by itself: noise left by a round is fresh, given how many drafts were kept.",
+        f"{len(e.BROKEN | e.PEEKING)} deliberately broken twins that must be caught, or the suite fails:",
+    )
+    twins = list((e.BROKEN | e.PEEKING).items())
+    return (
+        paragraph(
+            "Whatever the draft, the samples have exactly the law of the sequential sampler run with the same "
+            "network: that is a theorem. The suite tests the code against it where tests have power, in one "
+            "and two dimensions."
+        )
+        + f'<ul class="facts">{"".join(f"<li>{escape(fact)}</li>" for fact in facts)}</ul>'
+        + table(["broken twin", "what it does wrong"], twins, "A test that cannot fail proves nothing")
+    )
+
+
+def _policy(result: Policy) -> str:
+    """Does the accelerated robot policy behave as the sequential one?"""
+    return table(
+        ["policy", "distance to a demonstration, p", "distance to the goal, p"],
+        [
+            (row.label, row.p_values.distance, row.p_values.to_goal)
+            for row in result.rows
+            if row.window is not None
+        ],
+        "Closed-loop behaviour of the accelerated robot policy against the sequential one: two-sample "
+        "Kolmogorov–Smirnov tests",
+    )
+
+
+def _gpu_tests(result: GpuTests) -> str:
+    """What passed and failed on a GPU."""
+    failed = result.failed
+    count = f"{len(result.passed)} tests passed, {len(failed)} failed{machine_of(result)}."
+    names = "".join(f"<li><code>{escape(name)}</code></li>" for name in failed)
+    listed = f"<details><summary>The failed tests</summary><ul>{names}</ul></details>" if failed else ""
+    return (
+        f'<div class="note{" bad" if failed else ""}"><h3>The fused rounds on a GPU</h3>'
+        f"{paragraph(count)}{listed}</div>"
+    )

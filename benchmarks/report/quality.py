@@ -1,0 +1,142 @@
+"""Quality against cost, and the pictures themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.results import Policy, Quality, QualityCost, QualityCostPoint, label
+from foresample.results import Result, Results
+from foresample.webpage.markup import (
+    Axis,
+    Plot,
+    Point,
+    Role,
+    Section,
+    Series,
+    by_name,
+    grid,
+    paragraph,
+    picture,
+    table,
+)
+
+
+def quality(results: Results) -> Section | None:
+    """Quality against cost."""
+    saved, costs = results.of(Quality), results.of(QualityCost)
+    plots = [_quality_plot(result) for result in saved] + [_cost_plot(result) for result in costs]
+    if not plots:
+        return None
+    told = [f"<div>{_distances(result)}</div>" for result in saved]
+    body = [grid(*(plot.html() for plot in plots), *told)]
+    return Section("quality", "Quality against cost", body, plots, [*saved, *costs])
+
+
+def _quality_plot(result: Quality) -> Plot:
+    points: dict[str, list[Point]] = {}
+    for row in result.distances:
+        for one, other in ((row.a, row.b), (row.b, row.a)):
+            run = result.runs.get(other)
+            if one == "real" and run is not None:
+                points.setdefault(run.sampler, []).append(Point(run.calls, row.distance, None, _words(other)))
+    return Plot(
+        f"plot-{result.name}",
+        "Fashion-MNIST: distance to real pictures against calls",
+        Axis("network calls a sample", log=True),
+        Axis("Fréchet distance to real pictures", zero=True),
+        [
+            Series(sampler, own, "ours" if sampler == "speculative" else "exact", line=False)
+            for sampler, own in points.items()
+        ],
+        "Features of our own classifier, so not comparable with FIDs elsewhere. Two runs of each sampler: the "
+        "difference between runs is the scale to judge by.",
+    )
+
+
+def _distances(result: Quality) -> str:
+    shares = ", ".join(f"{_words(key)} {100 * run.agreement:.1f} %" for key, run in result.runs.items())
+    return table(
+        ["Fréchet distance between", "values"],
+        [(" and ".join(pair), ", ".join(f"{v:.4f}" for v in values)) for pair, values in result.pairs.items()],
+        "If the law is one, two samplers are no further apart than two runs of either",
+    ) + paragraph(f"Pictures in which the classifier sees the label asked for: {shares}.")
+
+
+def _words(key: str) -> str:
+    return key.replace("-", " ")
+
+
+def _cost_plot(result: QualityCost) -> Plot:
+    def role(row: QualityCostPoint) -> Role:
+        return "inexact" if not row.exact else "ours" if row.method == "default" else "exact"
+
+    return Plot(
+        f"plot-{result.name}",
+        f"{result.settings.target}: distance against calls",
+        Axis("network calls a sample", log=True),
+        Axis("distance to the target's law"),
+        by_name(
+            result.rows,
+            lambda row: label(row.method),
+            lambda row: Point(row.calls, row.distance, None, row.detail),
+            role,
+        ),
+        "Open marks are methods that are not exact.",
+    )
+
+
+SHEETS = (
+    (
+        "compare.png",
+        "Two grids of twenty garments; most places show nearly the same garment left and right",
+        "Fashion-MNIST, the embedded model, drawn by make demo: sequential left, speculative right, 100 "
+        "steps, window 8. The seeds are the same on both sides, and accepted noise is shared, so many "
+        "pictures are alike; what is the same by proof is the law.",
+        True,
+    ),
+    (
+        "fashion-mnist-samples.png",
+        "Ten rows of ten garments, one class a row, all recognisable",
+        "Fashion-MNIST, sequential, 100 steps, one class a row: what the embedded model can do.",
+        False,
+    ),
+    (
+        "cifar10-samples.png",
+        "Ten rows of ten small photographs, one class a row; vehicles and horses are clear, animals often not",
+        "CIFAR-10, sequential, 100 steps, one class a row. Eight minutes of training: a benchmark for "
+        "samplers, not for pictures.",
+        False,
+    ),
+    (
+        "run.png",
+        "Bars along the chain, one a round, most of them several steps long, some ending in a red corrected "
+        "step",
+        "One run of make demo: each bar is a round, that is one call, and the steps it committed.",
+        False,
+    ),
+)
+
+
+def sheets(results: Results, pictures: Path) -> Section | None:
+    """Sample sheets, as far as the pictures are there."""
+    body = [
+        picture(pictures / name, alt, caption, wide=wide)
+        for name, alt, caption, wide in SHEETS
+        if (pictures / name).is_file()
+    ]
+    used: list[Result] = []
+    for policy in results.of(Policy):
+        if (drawn := policy.path.with_suffix(".png")).is_file():
+            used.append(policy)
+            body.append(
+                picture(
+                    drawn,
+                    "Four handwritten shapes: demonstrations, and roll-outs of the sequential and the "
+                    "accelerated policy, which look alike",
+                    "A robot policy draws handwriting in closed loop: demonstrations, the sequential policy, "
+                    "the accelerated one.",
+                )
+            )
+    if not body:
+        return None
+    return Section("pictures", "Pictures", [f'<div class="sheets">{"".join(body)}</div>'], [], used)

@@ -1,0 +1,672 @@
+"""The committed result files: the kinds of this repository's evidence, on the schema of `foresample.results`.
+
+Every script here writes its file with `save`; tables, plots and the page read it with `load` or `read`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import foresample.results
+from foresample.datasets.shards import Failure
+from foresample.engine.tuning import Tuning
+from foresample.results import (
+    AtLeastOne,
+    BenchRow,
+    Costs,
+    Count,
+    NotNegative,
+    Positive,
+    Result,
+    ResultError,
+    Results,
+    Rule,
+    Some,
+    make_result,
+    read_result,
+    read_results,
+    write_result,
+)
+from foresample.selftest import SamplesLaw
+
+RESULTS = Path(__file__).parent / "results"
+
+LABELS = foresample.results.LABELS | {
+    "sequential": "sequential",
+    "reflection-parent": "reflection, parent",
+    "blocks-parent": "blocks, parent",
+    "blocks-nearest": "blocks, nearest",
+    "asd": "ASD",
+    "dgrs": "D-GRS",
+    "rass": "RASS",
+    "paradigms": "ParaDiGMS",
+    "ddim": "DDIM",
+    "dpmpp-2m": "DPM-Solver++ 2M",
+}
+"""Methods as people read them, those of the package and their peers."""
+MODELS = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
+"""Models by their folders."""
+
+
+def label(method: str) -> str:
+    """A method as people read it."""
+    return LABELS.get(method, method)
+
+
+Tree = Annotated[
+    str, Rule("a tree such as 5-3-1", lambda text: bool(re.fullmatch(r"\d{1,9}(-\d{1,9})*", text)))
+]
+"""Children of a tree's nodes, level by level."""
+
+
+# ------------------------------------------------------------------ calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallsRow(BenchRow):
+    """One method on a chain of so many steps."""
+
+    steps: AtLeastOne
+    reuse: str
+
+    @property
+    def label(self) -> str:
+        return f"{label(self.method)}, {self.reuse} reused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallsSettings:
+    """A trained model."""
+
+    model: str
+    window: AtLeastOne
+    count: AtLeastOne
+    seed: int
+    half: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls(Result):
+    """Speed-up in calls on a trained model (`benchmarks.models calls`)."""
+
+    settings: CallsSettings
+    rows: Some[CallsRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveSettings:
+    """A chain, and how it was measured."""
+
+    problem: str
+    """Its key, in `benchmarks.curves.PROBLEMS`."""
+    target: str
+    """As people read it."""
+    steps: AtLeastOne
+    reuse: list[str]
+    samples: AtLeastOne
+    seed: int
+    pilots: AtLeastOne
+    part: AtLeastOne
+    alone: Count
+    device: str
+    half: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """One method at one verification batch: means over samples and their standard errors."""
+
+    method: str
+    exact: bool
+    states: AtLeastOne
+    samples: AtLeastOne
+    calls: Positive
+    calls_error: NotNegative
+    evaluations: Positive
+    evaluations_error: NotNegative
+    seconds: Positive
+    """A sample, drawn alone, or together with the others of its part, whose error it is then."""
+    seconds_error: NotNegative
+    speedup: Positive
+    speedup_error: NotNegative
+    reuse: str
+    shape: Tree | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves(Result):
+    """Every method at equal states a call (`benchmarks.curves`)."""
+
+    settings: CurveSettings
+    commands: list[str]
+    rows: Some[CurvePoint]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthRow:
+    """A chain of so many steps."""
+
+    steps: AtLeastOne
+    calls: Positive
+    calls_error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthSettings:
+    """A trained model."""
+
+    model: str
+    network: str
+    window: AtLeastOne
+    samples: AtLeastOne
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth(Result):
+    """Calls against chain length (`benchmarks.clock growth`)."""
+
+    settings: GrowthSettings
+    rows: Some[GrowthRow]
+    exponent: float
+
+
+# ------------------------------------------------------------------ the clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyRow:
+    """One sample at a time; window 0 is the sequential sampler."""
+
+    steps: AtLeastOne
+    window: Count
+    calls: Positive
+    ms: Positive
+    ms_error: NotNegative
+    gain: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundShare:
+    """Microseconds of a round and of the network in it; window 0 is the sequential sampler."""
+
+    window: Count
+    round_us: Positive
+    round_us_error: NotNegative
+    network_us: Positive
+    network_us_error: NotNegative
+    share: float
+    """Of a round that is not the network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencySettings:
+    """A trained model, "graph" or "eager"."""
+
+    model: str
+    network: str
+    mode: str
+    samples: AtLeastOne
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency(Result):
+    """Milliseconds a sample on a GPU (`benchmarks.clock latency`)."""
+
+    settings: LatencySettings
+    rows: Some[LatencyRow]
+    rounds: list[RoundShare] = field(default_factory=list)
+    tunings: list[Tuning] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputRow:
+    """A GPU that is full."""
+
+    steps: AtLeastOne
+    calls: Positive
+    occupancy: NotNegative
+    fixed_occupancy: NotNegative
+    samples_per_second: Positive
+    fixed_samples_per_second: Positive
+    sequential_samples_per_second: Positive
+    gain_over_fixed: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputSettings:
+    """A trained model."""
+
+    model: str
+    network: str
+    window: AtLeastOne
+    slots: AtLeastOne
+    samples: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput(Result):
+    """Many samples through few slots (`benchmarks.clock throughput`)."""
+
+    settings: ThroughputSettings
+    rows: Some[ThroughputRow]
+    tunings: list[Tuning]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRow:
+    """Peak memory of a stream."""
+
+    steps: AtLeastOne
+    samples: AtLeastOne
+    peak_mib: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """A trained model."""
+
+    model: str
+    network: str
+    slots: AtLeastOne
+    window: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Result):
+    """Device memory over chain lengths and numbers of samples (`benchmarks.clock memory`)."""
+
+    settings: MemorySettings
+    rows: Some[MemoryRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTests(Result):
+    """Tests that need a GPU (`benchmarks.clock tests`)."""
+
+    passed: list[str]
+    failed: list[str]
+
+
+# ------------------------------------------------------------------ quality
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """Fréchet distance of two sets of pictures: keys of `Quality.runs`, or "real"."""
+
+    a: str
+    b: str
+    distance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureRun:
+    """One set of pictures."""
+
+    sampler: str
+    """Sequential or speculative."""
+    calls: Positive
+    agreement: NotNegative
+    """Share of pictures in which the classifier sees the label asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualitySettings:
+    """A trained model."""
+
+    steps: AtLeastOne
+    window: AtLeastOne
+    count: AtLeastOne
+    half: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality(Result):
+    """Are the pictures as good? (`benchmarks.models quality`)"""
+
+    settings: QualitySettings
+    runs: dict[str, PictureRun]
+    distances: Some[Distance]
+
+    @property
+    def pairs(self) -> dict[tuple[str, str], list[float]]:
+        """Distances by the samplers of the two sets, real pictures among them."""
+        groups: dict[tuple[str, str], list[float]] = {}
+        for row in self.distances:
+            one, two = sorted(self.runs[key].sampler if key in self.runs else key for key in (row.a, row.b))
+            groups.setdefault((one, two), []).append(row.distance)
+        return groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityCostPoint:
+    """What a method's pictures cost and how far they are from the sequential sampler's."""
+
+    method: str
+    window: int | None = None
+    """Of exact methods; of the others what trades quality for calls:"""
+    tolerance: float | None = None
+    steps: int | None = None
+    exact: bool
+    calls: Positive
+    evaluations: Positive
+    distance: float
+    seconds: NotNegative
+    """A sample."""
+
+    @property
+    def detail(self) -> str:
+        told = {"window {}": self.window, "tolerance {:g}": self.tolerance, "{} steps": self.steps}
+        return ", ".join(text.format(value) for text, value in told.items() if value is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityCostSettings:
+    """A trained model."""
+
+    target: str
+    steps: AtLeastOne
+    count: AtLeastOne
+    window: AtLeastOne
+    seed: int
+    half: bool
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityCost(Result):
+    """Distance to the sequential law against calls (`benchmarks.quality_cost`)."""
+
+    settings: QualityCostSettings
+    commands: list[str]
+    rows: Some[QualityCostPoint]
+
+
+# ------------------------------------------------------------------ published figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A chain of the mixture of the draft-tree papers, and a window or a tree on it."""
+
+    dim: AtLeastOne
+    churn: float
+    steps: AtLeastOne
+    window: int | None = None
+    tree: Tree | None = None
+
+    @property
+    def chain(self) -> str:
+        return f"d = {self.dim}, ε = {self.churn:g}, T = {self.steps}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A published figure: one number, a range, or "up to" where there is no `low`."""
+
+    low: float | None
+    high: float
+
+    def __str__(self) -> str:
+        if self.low is None:
+            return f"up to {self.high:g}"
+        return f"{self.high:g}" if self.low == self.high else f"{self.low:g}–{self.high:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """One method on one chain."""
+
+    method: str
+    setting: Setting
+    published: Claim | None
+    """Its speed-up."""
+    speedup: Positive
+    error: NotNegative
+    calls: Positive
+    calls_error: NotNegative
+    evaluations_a_call: NotNegative
+    samples: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """One method against another, in per cent."""
+
+    method: str
+    against: str
+    setting: Setting
+    published: Claim
+    """Of trees in fewer calls, of blocks in speed."""
+    fewer_calls: float
+    faster: float
+    error: NotNegative
+    """Of `faster`; that of `fewer_calls` is smaller."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedSettings:
+    """What is reused."""
+
+    samples: AtLeastOne
+    reuse: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(Result):
+    """Papers' figures, measured again (`benchmarks.published`)."""
+
+    settings: PublishedSettings
+    rows: Some[PublishedRow]
+    gains: Some[Gain]
+    growth: str
+    """What decides the gain of blocks."""
+
+
+# ------------------------------------------------------------------ the policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """With its standard error."""
+
+    mean: float
+    error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class PValues:
+    """Of two-sample tests against the sequential policy."""
+
+    distance: float
+    to_goal: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanClock:
+    """Milliseconds of a plan."""
+
+    ms: Positive
+    ms_90: NotNegative
+    calls: Positive
+    network_ms: NotNegative | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyRow:
+    """One policy in closed loop; without a window, the sequential one."""
+
+    window: int | None
+    distance: Mean
+    to_goal: Mean
+    arrived: Mean
+    p_values: PValues
+    calls: Positive
+    batch_1: PlanClock
+
+    @property
+    def label(self) -> str:
+        return "sequential" if self.window is None else f"accelerated, window {self.window}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(Result):
+    """The handwriting policy (`benchmarks.policies`)."""
+
+    rows: Some[PolicyRow]
+    network_call_ms: dict[str, Positive]
+    """By states."""
+    calls_by_steps: dict[str, Positive]
+
+
+# ------------------------------------------------------------------ datasets and training
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverheadRow:
+    """What a dataset costs beyond the engine's own work."""
+
+    target: str
+    count: AtLeastOne
+    window: AtLeastOne
+    slots: AtLeastOne
+    shard: AtLeastOne
+    engine_seconds: Positive
+    dataset_seconds: Positive
+    beside: float
+    inside: float
+    inside_cpu: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOverhead(Result):
+    """`benchmarks.generate overhead`."""
+
+    rows: Some[OverheadRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateMemoryRow:
+    """Peak resident memory of a dataset."""
+
+    dim: AtLeastOne
+    count: AtLeastOne
+    samples_mib: Positive
+    peak_mib: Positive
+    seconds: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateMemory(Result):
+    """`benchmarks.generate memory`."""
+
+    rows: Some[GenerateMemoryRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateLawSettings:
+    """The mixture."""
+
+    dim: AtLeastOne
+    steps: AtLeastOne
+    window: AtLeastOne
+    slots: AtLeastOne
+    count: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateLaw(Result):
+    """A large dataset (`benchmarks.generate law`)."""
+
+    settings: GenerateLawSettings
+    law: SamplesLaw
+    costs: Costs
+    failures: list[Failure]
+    shards: Count
+    seconds: Positive
+    peak_mib: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Result):
+    """A model (`recipes.train`)."""
+
+    model: str
+    parameters: AtLeastOne
+    bytes: AtLeastOne
+    steps: AtLeastOne
+    batch: AtLeastOne
+    seconds: Positive
+    loss: float
+    test_loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierTraining(Result):
+    """The judge (`recipes.classifier`)."""
+
+    parameters: AtLeastOne
+    bytes: AtLeastOne
+    epochs: AtLeastOne
+    train_accuracy: NotNegative
+    test_accuracy: NotNegative
+    seconds: Positive
+
+
+KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
+    "calls": Calls,
+    "curves": Curves,
+    "growth": Growth,
+    "latency": Latency,
+    "throughput": Throughput,
+    "memory": Memory,
+    "gpu-tests": GpuTests,
+    "quality": Quality,
+    "quality-cost": QualityCost,
+    "published": Published,
+    "policy": Policy,
+    "generate-overhead": GenerateOverhead,
+    "generate-memory": GenerateMemory,
+    "generate-law": GenerateLaw,
+    "training": Training,
+    "training-classifier": ClassifierTraining,
+}
+
+
+# ------------------------------------------------------------------ reading and writing
+
+R = TypeVar("R", bound=Result)
+
+
+def read(folder: Path = RESULTS) -> Results:
+    """All results of the folder and those below it."""
+    return read_results(folder, KINDS)
+
+
+def load(kind: type[R], name: str, folder: Path = RESULTS) -> R:
+    """One of them, which must be of this kind."""
+    path = folder / f"{name}.json"
+    result = read_result(path, KINDS, name)
+    if not isinstance(result, kind):
+        raise ResultError(f"{path} is no result of the kind {kind.__name__}")
+    return result
+
+
+def save(path: Path, kind: str, settings: Any, **content: Any) -> None:
+    """Write a result; dataclasses as objects."""
+    write_result(path, make_result(kind, _plain(settings), **_plain(content)))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,22 @@
+"""The command `foresample`, also as `python -m foresample`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say which extra it needs."""
+    try:
+        from foresample.cli import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich", "tqdm"):
+            raise
+        print(f"error: the command line needs {error.name}: pip install 'foresample[cli]'", file=sys.stderr)
+        raise SystemExit(2) from None
+    app(prog_name="foresample")
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "foresample"  # results say which command made them
+    main()

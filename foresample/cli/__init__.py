@@ -1,0 +1,46 @@
+"""The command line, a file a command; `foresample.__main__` starts it.
+
+    sample, generate, inspect, tune, check, bench, report    the commands
+    options     what they take in common
+    targets     the target those options ask for, and its window
+    console     what they say: refusals, tables, bars
+    pictures    what they paint
+
+Exit status: 1 the answer is no (the law test failed, a dataset is not complete), 2 wrong input, 3 samples broke, 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from foresample.cli import bench, check, generate, inspect, report, sample, tune
+from foresample.cli.console import Commands
+from foresample.provenance import __version__
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
+app.command("sample")(sample.sample_command)
+app.command("generate")(generate.generate_command)
+app.command("inspect")(inspect.inspect_command)
+app.command("tune")(tune.tune_command)
+app.command("check")(check.check_command)
+app.add_typer(bench.bench_app, name="bench")
+app.command("report")(report.report_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"foresample {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is."),
+    ] = False,
+) -> None:
+    """Exact speculative sampling for diffusion models."""

@@ -1,0 +1,96 @@
+"""What commands say: refusals in one sentence, tables, bars."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from tqdm import tqdm
+from typer.core import TyperGroup
+
+EXTRAS = {"diffusers": "models", "safetensors": "models", "PIL": "models", "matplotlib": "cli", "ray": "ray"}
+"""Packages that commands may need, and the extra that brings them."""
+
+
+class Commands(TyperGroup):
+    """Commands that refuse what they cannot do in one sentence, with exit status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, BrokenPipeError):  # Typer's own affair
+            raise
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except ModuleNotFoundError as error:
+            raise fail(_missing(error.name) if error.name in EXTRAS else str(error)) from None
+        except (ImportError, OSError, ValueError, TypeError, RuntimeError, FloatingPointError) as error:
+            raise fail(str(error)) from None
+
+
+def fail(sentence: str) -> typer.Exit:
+    """Say it on stderr; to be raised."""
+    Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)
+    return typer.Exit(2)
+
+
+def require_modules(*names: str) -> None:
+    """Refuse before the work what would fail after it."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ImportError(_missing(name))
+
+
+def _missing(name: str) -> str:
+    return f"this needs {name}, which is not installed: pip install 'foresample[{EXTRAS[name]}]'"
+
+
+def require_folder(out: Path) -> None:
+    """Make the folder and see that it can be written, before any work."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(f"cannot write to {out} ({error.strerror}): name another folder with --out") from None
+
+
+def require_file(out: Path) -> None:
+    """Make the folder of a file and see that the file can be written, before any work."""
+    require_folder(out.parent)
+    if out.is_dir() or (out.exists() and not os.access(out, os.W_OK)):
+        raise OSError(f"cannot write {out}: name another file with --out")
+
+
+def plain_table(*columns: str, left: int = 0, **options: Any) -> Table:
+    """A table with the first `left` columns flush left and, where room is short, wrapped; the others flush right."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title_justify="left",
+        caption_justify="left",
+        **options,
+    )
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=i >= left)
+    return table
+
+
+@contextmanager
+def wait_line(*, quiet: bool) -> Iterator[Any]:
+    """What is being done and for how long, on one line that goes away; call it with what is being done."""
+    with tqdm(disable=quiet or None, leave=False, bar_format="{desc} {elapsed}") as bar:
+        yield bar.set_description

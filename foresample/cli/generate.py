@@ -1,0 +1,115 @@
+"""`foresample generate`: a dataset in shards, by one process or many; run the same command again to go on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tqdm import tqdm
+
+from foresample.cli import options
+from foresample.cli.console import require_modules
+from foresample.cli.inspect import show_dataset
+from foresample.cli.targets import choose_source, choose_window
+from foresample.datasets.generation import Status, generate, read_manifest
+
+
+def generate_command(
+    count: Annotated[int, typer.Option(min=1, help="Samples of the dataset.")],
+    out: Annotated[Path, typer.Option(help="Its folder; run the same command again to go on.")],
+    model: options.Model = None,
+    target: options.TargetName = None,
+    steps: Annotated[int | None, options.steps_option(250)] = None,
+    window: options.Window = "8",
+    slots: Annotated[int, options.slots_option(more=", in each worker")] = 64,
+    shard: Annotated[int, typer.Option(min=1, help="Samples of a file.")] = 1000,
+    label: options.Label = None,
+    reuse: options.Reuse = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    half: options.Half = False,
+    compiled: options.Compiled = False,
+    graph: options.Graph = False,
+    law: Annotated[int, typer.Option(min=0, help="Compare with so many sequential samples at the end.")] = 0,
+    ray: Annotated[str | None, typer.Option(help="Run on Ray: auto, or a cluster's address.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="On Ray, CPUs of a worker without a GPU.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the law check failed."""
+    drafted = window_begun_with(out) if window == "auto" else int(window)
+    source = choose_source(
+        model=model,
+        target=target,
+        steps=steps,
+        default_steps=250,
+        label=label,
+        reuse=reuse,
+        device=device,
+        half=half,
+        compiled=compiled,
+        elsewhere=ray is not None and drafted is not None,
+    )
+    require_modules("safetensors", *(["ray"] if ray is not None else []))
+    if ray is not None and device in (None, "cpu"):
+        cpus = cpus or 1
+    try:
+        if drafted is None:
+            drafted = choose_window(window, source(), slots=slots, graph=graph, quiet=as_json).number
+        with DatasetBar(count, quiet=as_json) as bar:
+            dataset = generate(
+                source,
+                count,
+                out=out,
+                window=drafted,
+                slots=slots,
+                shard=shard,
+                seed=seed,
+                labels=source.labels(),
+                about=source.about(),
+                law=law,
+                ray=ray,
+                cpus=cpus,
+                progress=bar.update,
+                graph=graph,
+            )
+    except KeyboardInterrupt:
+        print(
+            f"interrupted: run the same command again to go on; what is finished is in {out}", file=sys.stderr
+        )
+        raise typer.Exit(130) from None
+    show_dataset(dataset, as_json=as_json)
+    if dataset.failures:
+        raise typer.Exit(3)
+    if dataset.law is not None and not dataset.law.passed:
+        raise typer.Exit(1)
+
+
+def window_begun_with(out: Path) -> int | None:
+    """The window of the dataset in this folder, if there is one: its settings stay what they were."""
+    manifest = read_manifest(out)
+    return None if manifest is None else manifest["settings"]["window"]
+
+
+class DatasetBar:
+    """Samples, their rate and what is left of the time; calls a sample and drafts kept a round."""
+
+    def __init__(self, count: int, *, quiet: bool) -> None:
+        self.count, self.disable = count, quiet or None
+        self.bar: tqdm | None = None
+
+    def __enter__(self) -> DatasetBar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def update(self, status: Status) -> None:
+        if self.bar is None:  # what an earlier run has drawn says nothing of this one's rate
+            self.bar = tqdm(total=self.count, initial=status.samples, unit="sample", disable=self.disable)
+        if status.samples:
+            told = f"{status.calls_mean:.1f} calls, {status.accepted_mean:.2f} kept a round"
+            self.bar.set_postfix_str(told, refresh=False)
+        self.bar.update(status.samples - self.bar.n)

@@ -1,0 +1,63 @@
+"""`foresample inspect`: what a dataset's folder holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from foresample.cli import options
+from foresample.cli.console import plain_table, require_modules
+from foresample.cli.pictures import contact_sheet
+from foresample.datasets import Dataset, inspect_dataset
+
+_MOST = 10  # broken samples that are named
+
+
+def inspect_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What foresample generate wrote.")],
+    pictures: Annotated[int, typer.Option(min=1, help="On the contact sheet, at most.")] = 100,
+    as_json: options.AsJson = False,
+) -> None:
+    """Verify a dataset, say what is in it, and paint a contact sheet. Exit status 1 if it is not complete."""
+    require_modules("safetensors")
+    dataset = inspect_dataset(folder)
+    sheet = contact_sheet(dataset, pictures)
+    if sheet is not None:
+        sheet.save(folder / "contact.png")
+    show_dataset(dataset, as_json=as_json)
+    if sheet is not None and not as_json:
+        print(f"wrote {folder / 'contact.png'}")
+    if not dataset.complete:
+        raise typer.Exit(1)
+
+
+def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
+    """What the manifest says, and which samples broke."""
+    manifest, law, failures = dataset.manifest, dataset.law, dataset.failures
+    if as_json:
+        print(json.dumps(manifest, indent=2))
+        return
+    settings, costs = manifest["settings"], manifest["costs"]
+    table = plain_table("", "", left=2, show_header=False)
+    shape = "×".join(map(str, settings["shape"]))
+    table.add_row("samples", f"{costs['samples']} of {settings['count']}, {shape}, {settings['dtype']}")
+    table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, each with its checksum")
+    table.add_row("chain", f"{settings['steps']} steps, window {settings['window']}, seed {settings['seed']}")
+    table.add_row("calls a sample", f"{costs['calls_mean']:.2f}, {costs['speedup']:.2f}× fewer")
+    table.add_row("states evaluated a sample", f"{costs['evaluations_mean']:.1f}")
+    table.add_row("drafts kept a round", f"{costs['accepted_mean']:.2f}")
+    seconds = [run["seconds"] for run in manifest["runs"] if run["seconds"] is not None]
+    table.add_row("runs", f"{len(manifest['runs'])}, {sum(seconds):.1f} s")
+    if law is not None:
+        verdict = "passed" if law.passed else "FAILED"
+        table.add_row("law", f"{verdict}: {law.tests} tests, smallest p-value {law.smallest_p:.2g}")
+    Console().print(table)
+    for failure in failures[:_MOST]:
+        print(f"sample {failure.index} (seed {failure.seed}) broke: {failure.error}", file=sys.stderr)
+    if len(failures) > _MOST:
+        print(f"and {len(failures) - _MOST} more: see {dataset.out / 'manifest.json'}", file=sys.stderr)

@@ -1,0 +1,149 @@
+"""Do two rounds of the same rows agree? Yes, up to uniforms that fall between two roundings of their bar.
+
+A draft is kept by comparing uniforms u with bars h, which are made of the gaps between target and draft means. Two
+rounds that round differently see slightly different gaps, so their bars differ a little, and a row may decide
+differently where its u lies between. Nowhere else: the bars of each round are computed here from the gaps that
+round itself saw, widened by what rounding can do to them, and its decision must lie between those of its lowest and
+of its highest bars. Decisions are monotone in the bars, so where these two agree the row has no choice, and where
+they agree for both rounds, both must have decided alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample.contracts import affine_chain, expand
+from foresample.core import coupling
+from foresample.core import noise as streams
+from foresample.core import round as plain
+from foresample.core.round import Rows, Speculation
+from foresample.core.verify import _levels
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A round that is over, and what it saw."""
+
+    rows: Rows
+    """Before it."""
+    after: Rows
+    commit: fs.Commit
+    gap: Tensor
+    """[R, W, *shape]: target mean − draft mean."""
+    noise: Tensor
+    """[R, W, *shape]"""
+    std: Tensor
+    """[R, W]"""
+
+    @property
+    def accepted(self) -> Tensor:
+        """[R]: drafts kept by rows under way."""
+        return (self.commit.committed - 1).clamp(min=0)
+
+
+def plain_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
+    draft = plain.propose(target, rows, how)
+    call = draft.call
+    predictions = target.predict(call.x, call.step, call.row)
+    after, commit = plain.settle(target, rows, draft, predictions, how)
+    spread = call.spread(predictions, draft.states)
+    means = plain._target_means(target, rows, draft.states, spread, draft.step)
+    width = draft.mean.shape[1]
+    return Settled(
+        rows, after, commit, means[:, :-1] - draft.mean, rows.noise[:, :width], target.std[draft.step[:, :-1]]
+    )
+
+
+def fused_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
+    """On a GPU; the rows given stay as they are."""
+    from foresample.kernels import round as fused
+
+    chain = affine_chain(target)
+    assert chain is not None
+    mine = rows.map(lambda value: value.clone())
+    draft = fused.propose(target, mine, how)
+    call = draft.call
+    predictions = target.predict(call.x, call.step, call.row)
+    after, commit = fused.settle(target, mine, draft, predictions, how)
+    difference = call.spread(predictions, draft.states)[:, :-1] - draft.guesses
+    step = draft.step[:, :-1]
+    gap = expand(chain.prediction_weight[step], difference) * difference
+    if chain.previous_weight is not None:  # the prediction before the window is no guess
+        gap[:, 1:] += expand(chain.previous_weight[step], difference)[:, 1:] * difference[:, :-1]
+    return Settled(rows, after, commit, gap, draft.spent[:, :-1], target.std[step])
+
+
+def decisions(round_: Settled, block: int | None) -> tuple[Tensor, Tensor]:
+    """[R] each: the fewest and the most drafts a round that saw this may keep."""
+    low, high = (_bars(round_, block, sign) for sign in (-1, 1))
+    return _accepted(round_, block, low), _accepted(round_, block, high)
+
+
+def assert_rounds_agree(one: Settled, other: Settled, block: int | None) -> Tensor:
+    """Every decision is one that the round's own bars allow. Returns which rows may have parted, [R].
+
+    Counters and faults agree whatever was decided, and so does how far windows were examined.
+    """
+    for name in ("round", "evaluations", "fault"):
+        assert torch.equal(getattr(one.after, name), getattr(other.after, name)), name
+    assert torch.equal(one.commit.drafted, other.commit.drafted)
+    under_way = one.commit.committed > 0
+    ends = []
+    for round_ in (one, other):
+        fewest, most = decisions(round_, block)
+        wrong = under_way & ((round_.accepted < fewest) | (round_.accepted > most))
+        assert not wrong.any(), (
+            f"row {wrong.nonzero()[0].item()} kept {round_.accepted[wrong][0].item()} drafts; its uniforms allow "
+            f"{fewest[wrong][0].item()} to {most[wrong][0].item()}"
+        )
+        ends += [fewest, most]
+    return under_way & (torch.stack(ends).amin(0) < torch.stack(ends).amax(0))
+
+
+def _inside(round_: Settled) -> tuple[Tensor, Tensor]:
+    """[W]: positions, and [R, W]: which were examined."""
+    position = torch.arange(round_.gap.shape[1], device=round_.gap.device)
+    return position, position < round_.commit.drafted.unsqueeze(1)
+
+
+def _bars(round_: Settled, block: int | None, sign: int) -> Tensor:
+    """h at every position, [R, W], at the lower (−1) or upper (+1) end of what rounding leaves open.
+
+    Rounding of the gap and of its product with the noise moves the noise's coordinate s by no more than a few ε·|z|,
+    and a relative error ε of the mismatch δ acts like moving s by ε·(|s| + δ); h rises with s. The kernels' special
+    functions agree with the plain ones to 1e-9.
+    """
+    eps = torch.finfo(round_.gap.dtype).eps
+    _, inside = _inside(round_)
+    gap = torch.where(expand(inside, round_.gap), round_.gap, 0.0).flatten(2).double()
+    noise = round_.noise.flatten(2).double()
+    size = gap.norm(dim=2)
+    mismatch = torch.where(inside, size / round_.std.double(), 0.0)
+    s = (gap * noise).sum(2) / torch.where(size > 0, size, 1.0)
+    s = s + sign * 4 * eps * (noise.norm(dim=2) + mismatch)
+    block = gap.shape[1] if block is None else block
+    _, after = _levels(coupling.log_ratio(mismatch, s), block)
+    inner = coupling.acceptance(mismatch.roll(-1, dims=1), after)
+    h = torch.where(_ends(round_, block), after.exp(), inner)
+    return h * (1 + sign * (4 * eps + 1e-9))
+
+
+def _ends(round_: Settled, block: int) -> Tensor:
+    position = torch.arange(round_.gap.shape[1], device=round_.gap.device)
+    return (position % block == block - 1) | (position == round_.commit.drafted.unsqueeze(1) - 1)
+
+
+def _accepted(round_: Settled, block: int | None, bars: Tensor) -> Tensor:
+    """[R]: the largest position that passes in the first block whose last does not, and all before that block."""
+    position, inside = _inside(round_)
+    width = len(position)
+    block = width if block is None else block
+    passed = inside & (streams.uniform(round_.rows.seed, width, round=round_.rows.round) < bars)
+    index = (position // block).expand_as(inside)
+    failing = torch.where(inside & _ends(round_, block) & ~passed, index, width).amin(1, keepdim=True)
+    kept = inside & ((index < failing) | (index == failing) & passed)
+    return torch.where(kept, position + 1, 0).amax(1)

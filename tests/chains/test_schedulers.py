@@ -1,0 +1,171 @@
+"""Each scheduler's chain against its own `step`, with the same noise, over the whole chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import foresample as fs
+from foresample.chains import scheduler_chain
+from foresample.contracts import affine_chain, transition_mean
+from foresample.targets import ChainTarget, from_scheduler
+
+diffusers = pytest.importorskip("diffusers")
+
+SPACINGS = ["leading", "trailing", "linspace"]
+KINDS = ["epsilon", "sample", "v_prediction"]
+LIMITS = [{"clip_sample": False}, {"clip_sample": True}, {"thresholding": True, "clip_sample": False}]
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+for spacing in SPACINGS:
+    for kind in KINDS:
+        base = {"timestep_spacing": spacing, "prediction_type": kind}
+        for limit in LIMITS:
+            CASES.append(("DDPMScheduler", base | limit, {}))
+            CASES.append(("DDIMScheduler", base | limit, {"eta": 0.7}))
+        for order in (1, 2):
+            more = {"algorithm_type": "sde-dpmsolver++", "solver_order": order}
+            CASES.append(("DPMSolverMultistepScheduler", base | more, {}))
+        if kind != "sample":
+            CASES.append(("EulerAncestralDiscreteScheduler", base, {}))
+for variance in ("fixed_small_log", "fixed_large"):
+    CASES.append(("DDPMScheduler", {"variance_type": variance, "clip_sample": False}, {}))
+CASES += [
+    ("DDIMScheduler", {"set_alpha_to_one": False, "clip_sample": False}, {"eta": 1.0}),
+    ("DDIMScheduler", {"clip_sample": True}, {"eta": 1.0, "use_clipped_model_output": True}),
+    ("EulerAncestralDiscreteScheduler", {"beta_schedule": "scaled_linear"}, {}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "solver_type": "heun"}, {}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "use_karras_sigmas": True}, {}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "thresholding": True}, {}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "euler_at_final": True}, {}),
+    (
+        "DPMSolverMultistepScheduler",
+        {"algorithm_type": "sde-dpmsolver++", "final_sigmas_type": "sigma_min"},
+        {},
+    ),
+    (
+        "DPMSolverMultistepScheduler",
+        {
+            "algorithm_type": "sde-dpmsolver++",
+            "use_flow_sigmas": True,
+            "prediction_type": "flow_prediction",
+            "flow_shift": 3.0,
+        },
+        {},
+    ),
+    ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True}, {}),
+    ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True, "shift": 3.0}, {}),
+]
+
+
+def output_of(x: torch.Tensor) -> torch.Tensor:
+    """Some network: smooth, bounded, of the size of its input."""
+    return torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
+
+
+@pytest.mark.parametrize("steps", [7, 20])
+@pytest.mark.parametrize(("name", "config", "arguments"), CASES, ids=lambda v: v if isinstance(v, str) else "")
+def test_replaying_step_with_the_same_noise(name: str, config: dict, arguments: dict, steps: int) -> None:
+    scheduler = getattr(diffusers, name)(**config)
+    scheduler.set_timesteps(steps)
+    chain = scheduler_chain(
+        scheduler, eta=arguments.get("eta", 0.0), use_clipped=arguments.get("use_clipped_model_output", False)
+    ).to("cpu", torch.float64)
+    scale = float(getattr(scheduler, "init_noise_sigma", 1))
+    x = scale * torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(3))
+    previous = torch.zeros_like(x).double()
+    for k, timestep in enumerate(scheduler.timesteps):
+        step = torch.full((2,), k)
+        seen = scheduler.scale_model_input(x, timestep) if hasattr(scheduler, "scale_model_input") else x
+        ours_seen = x if chain.scale is None else chain.scale[k] * x
+        torch.testing.assert_close(ours_seen.float(), seen, rtol=1e-5, atol=1e-6)
+        output = output_of(seen)
+        torch.manual_seed(k)  # not every version of every scheduler takes a generator
+        theirs = scheduler.step(output, timestep, x, **arguments)
+        torch.manual_seed(k)
+        noise = torch.randn(x.shape)
+        prediction = chain.predict(x.double(), output.double(), step)
+        mean = chain.mean(x.double(), prediction, step, previous)
+        ours = mean + chain.std[k] * noise.double()
+        scale = float(theirs.prev_sample.abs().max())
+        torch.testing.assert_close(ours.float(), theirs.prev_sample, rtol=1e-4, atol=2e-5 * scale)
+        x, previous = theirs.prev_sample, prediction
+
+
+def test_a_chain_that_starts_late_has_no_history_there() -> None:
+    """As image-to-image does: the first step taken is of first order."""
+    scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")
+    scheduler.set_timesteps(20)
+    chain = scheduler_chain(scheduler, start=8)
+    assert len(chain.std) == 12
+    assert chain.previous_weight is not None
+    assert chain.previous_weight[0] == 0
+    assert (chain.previous_weight[1:-1] != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "sentence"),
+    [
+        (lambda: diffusers.DDPMScheduler(variance_type="learned_range"), "state-dependent std.*'fixed_small'"),
+        (lambda: diffusers.DDPMScheduler(variance_type="fixed_large_log"), "gives NaN"),
+        (lambda: diffusers.DDIMScheduler(), "eta=0 adds no noise"),
+        (lambda: diffusers.UniPCMultistepScheduler(), "adds no noise"),
+        (lambda: diffusers.EulerDiscreteScheduler(), "adds no noise"),
+        (lambda: diffusers.DPMSolverMultistepScheduler(), "use algorithm_type='sde-dpmsolver\\+\\+'"),
+        (
+            lambda: diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=3),
+            "use solver_order=2",
+        ),
+        (lambda: diffusers.FlowMatchEulerDiscreteScheduler(), "stochastic_sampling=True"),
+        (lambda: diffusers.ScoreSdeVeScheduler(), "norms over the batch"),
+        (lambda: diffusers.LCMScheduler(), "use one of"),
+    ],
+)
+def test_everything_else_is_refused_with_what_to_use_instead(scheduler: Any, sentence: str) -> None:
+    instance = scheduler()
+    instance.set_timesteps(10)
+    with pytest.raises(ValueError, match=sentence):
+        scheduler_chain(instance)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    "name", ["DPMSolverMultistepScheduler", "EulerAncestralDiscreteScheduler", "DDPMScheduler"]
+)
+def test_speculation_on_a_scheduler_s_chain_is_exact(name: str) -> None:
+    """Two of these end in sharp clusters, where a self-test that centres each side by its own mean errs."""
+    config = {"algorithm_type": "sde-dpmsolver++"} if name.startswith("DPM") else {}
+    scheduler = getattr(diffusers, name)(**config)
+    scheduler.set_timesteps(12)
+    target = from_scheduler(scheduler, lambda x, time, row: torch.tanh(x) - 0.1 * x, (2,), dtype=torch.float64)
+    result = fs.check(target, window=5, samples=3000, batch=3000)
+    assert result.passed, str(result)
+    assert fs.sample(target, 200, window=5).speedup > 1.2
+
+
+@pytest.mark.parametrize("multistep", [False, True])
+def test_a_chain_that_is_affine_offers_its_weights(multistep: bool) -> None:
+    """On a GPU rounds are fused from them, so they must make the mean."""
+    if multistep:
+        scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=2)
+    else:
+        scheduler = diffusers.DDPMScheduler(clip_sample=True)
+    scheduler.set_timesteps(9)
+    target = from_scheduler(scheduler, lambda x, time, row: x, (3,), dtype=torch.float64)
+    chain = affine_chain(target)
+    assert chain is not None
+    x, prediction, previous = torch.randn(3, 9, 3, dtype=torch.float64)
+    step = torch.arange(9)
+    mean = chain.state_weight[:, None] * x + chain.prediction_weight[:, None] * prediction
+    assert (chain.previous_weight is not None) == multistep
+    if chain.previous_weight is not None:
+        mean = mean + chain.previous_weight[:, None] * previous
+    torch.testing.assert_close(transition_mean(target, x, prediction, step, previous), mean)
+
+
+def test_a_chain_that_needs_the_unlimited_estimate_offers_none() -> None:
+    scheduler = diffusers.DDIMScheduler(clip_sample=True)
+    scheduler.set_timesteps(9)
+    chain = scheduler_chain(scheduler, eta=1.0).to("cpu", torch.float64)
+    assert affine_chain(ChainTarget(chain, torch.Size([3]), lambda x, time, row: x)) is None

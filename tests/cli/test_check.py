@@ -1,0 +1,70 @@
+"""`foresample check`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foresample.results import CheckResult, read_result
+from tests.cli.common import invoke, refuses, succeeds
+
+SMALL = ["--samples", "200"]
+Tunes = Callable[[int | None], list[int]]
+
+
+@pytest.mark.parametrize("arguments", [["vp"], ["--target", "vp"]], ids=["argument", "option"])
+def test_it_passes_and_says_so(arguments: list[str]) -> None:
+    told = json.loads(succeeds("check", *arguments, *SMALL, "--json"))
+    assert told["passed"]
+    assert told["settings"]["target"] == "vp"
+
+
+def test_flow_by_default_and_a_file(tmp_path: Path) -> None:
+    told = succeeds("check", *SMALL, "--steps", "8", "--drafter", "nearest", "--out", tmp_path / "check.json")
+    assert "ok    law" in told
+    read = read_result(tmp_path / "check.json")
+    assert isinstance(read, CheckResult)
+    assert all(finding.passed for finding in read.findings)
+    assert {"target": "flow", "steps": 8, "drafter": "nearest", "slots": 200}.items() <= read.settings.items()
+
+
+def test_a_model(folder: Path) -> None:
+    told = succeeds("check", "--model", folder, "--steps", "5", "--window", "3", "--samples", "20", "--json")
+    assert json.loads(told)["settings"]["model"] == "tiny"
+
+
+def test_exit_status_1_says_that_it_failed(mine: str) -> None:
+    succeeds("check", "mine:make", *SMALL)
+    result = invoke("check", "mine:Mixing", *SMALL, "--out", "check.json")
+    assert result.exit_code == 1
+    assert "mixes rows" in result.output
+    assert not json.loads(Path("check.json").read_text())["passed"]
+
+
+def test_a_window_that_is_measured(tunes: Tunes) -> None:
+    asked = tunes(None)
+    assert "no guess of a window of 3 looks ahead" in succeeds("check", *SMALL, "--window", "auto")
+    assert asked == [200]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nonsense"], "none of flow, vp, langevin, embedded"),
+        (["no_such_module:x"], "cannot load"),
+        (["vp", "--target", "flow"], "'vp' and --target flow both say what to check"),
+        (["vp", "--model", "somewhere"], "--model and --target both say what to sample"),
+        (["--drafter", "psychic"], "--drafter takes one of"),
+        (["--level", "0"], "--level is a probability between 0 and 1, not 0"),
+        (["--level", "nan"], "--level is a probability between 0 and 1, not nan"),
+        (["--graph"], "'foresample generate --graph --law 1000'"),
+        (["--samples", "3"], "greater than or equal to 10"),
+        (["--out", "."], "cannot write .: name another file"),
+        (["langevin", "--steps", "1"], "nothing to speculate on"),
+    ],
+)
+def test_bad_input(arguments: list[str], sentence: str) -> None:
+    refuses(sentence, "check", *arguments)

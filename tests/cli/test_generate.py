@@ -1,0 +1,161 @@
+"""`foresample generate` and `foresample inspect`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import foresample as fs
+from foresample import pretrained
+from foresample.core.noise import seeds_of
+from foresample.results import DatasetResult, read_result
+from foresample.selftest import SamplesLaw
+from tests.cli.common import invoke, refuses, succeeds
+from tests.tiny_model import copy_model
+
+Tunes = Callable[[int | None], list[int]]
+
+
+def dataset(folder: Path, out: Path, *more: str) -> list[object]:
+    fixed = ["--model", folder, "--count", 7, "--steps", 9, "--window", 3, "--shard", 3, "--slots", 2]
+    return ["generate", *fixed, "--out", out, *more]
+
+
+def mixture(out: Path, *more: str) -> list[object]:
+    return ["generate", "--target", "flow", "--count", 7, "--shard", 3, "--slots", 2, "--out", out, *more]
+
+
+def test_draws_resumes_and_refuses_other_settings(folder: Path, tmp_path: Path) -> None:
+    told = succeeds(*dataset(folder, tmp_path, "--law", "5"))
+    assert "7 of 7, 1×8×8, float32" in told
+    assert "passed: 9 tests" in told
+    files = [load_file(path) for path in sorted(tmp_path.glob("shard-*"))]
+    assert [len(f["samples"]) for f in files] == [3, 3, 1]
+    assert torch.cat([f["labels"] for f in files]).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    plain = fs.sample(pretrained.load(folder).target(9), 7, window=3)
+    torch.testing.assert_close(torch.cat([f["samples"] for f in files]), plain.samples, rtol=1e-4, atol=1e-4)
+
+    before = [path.stat().st_ino for path in sorted(tmp_path.glob("shard-*"))]
+    succeeds(*dataset(folder, tmp_path))
+    assert [path.stat().st_ino for path in sorted(tmp_path.glob("shard-*"))] == before
+    for more, sentence in (
+        (["--label", "coat"], "labels [0, 1, 2] there and [1] here"),
+        (["--half"], "network 'float32' there and 'bfloat16' here"),
+        (["--reuse", "v"], "reuse 'x0' there and 'v' here"),
+        (["--window", "4"], "window 3 there and 4 here"),
+    ):
+        refuses(sentence, *dataset(folder, tmp_path, *more))
+
+
+def test_other_weights_are_other_settings(folder: Path, tmp_path: Path) -> None:
+    path = copy_model(folder, tmp_path / "tiny")
+    succeeds(*dataset(folder, tmp_path / "out"))
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    state = load_file(weights)
+    state["conv_in.bias"] = state["conv_in.bias"] + 1
+    save_file(state, weights)
+    refuses("holds a dataset with other settings (weights ", *dataset(path, tmp_path / "out"))
+
+
+def test_a_named_target_and_its_manifest(tmp_path: Path) -> None:
+    manifest = json.loads(succeeds(*mixture(tmp_path, "--json")))
+    assert (manifest["kind"], manifest["settings"]["target"]) == ("dataset", "flow")
+    assert isinstance(read_result(tmp_path / "manifest.json"), DatasetResult)
+    plain = fs.sample(fs.GaussianMixture.of_draft_trees(2).flow(16, 1.0), 7, window=8).samples
+    files = [load_file(path)["samples"] for path in sorted(tmp_path.glob("shard-*"))]
+    assert torch.equal(torch.cat(files), plain)
+    refuses("target 'flow' there and 'vp' here", *mixture(tmp_path, "--target", "vp"))
+
+
+def test_a_manifest_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+    succeeds(*mixture(tmp_path))
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["kind"]
+    path.write_text(json.dumps(manifest))
+    assert json.loads(succeeds("inspect", tmp_path, "--json"))["kind"] == "dataset"
+    succeeds(*mixture(tmp_path))
+    assert json.loads(path.read_text())["kind"] == "dataset"
+
+
+@pytest.mark.parametrize(("measured", "taken"), [(4, 4), (None, 3)], ids=["gains", "does not gain"])
+def test_the_window_is_measured_once(tmp_path: Path, tunes: Tunes, measured: int | None, taken: int) -> None:
+    asked = tunes(measured)
+    told = succeeds(*mixture(tmp_path, "--window", "auto"))
+    assert "take window 4" in told or "no window gains: the best, 3" in told
+    assert json.loads((tmp_path / "manifest.json").read_text())["settings"]["window"] == taken
+    assert asked == [2]
+    tunes(5)
+    assert f"16 steps, window {taken}" in succeeds(*mixture(tmp_path, "--window", "auto"))
+    assert asked == [2]
+
+
+# ------------------------------------------------------------------ exit status
+
+
+def test_3_says_that_samples_broke(folder: Path, tmp_path: Path) -> None:
+    path = copy_model(folder, tmp_path / "model")
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    state = load_file(weights)
+    state["class_embedding.weight"][2] = torch.nan
+    save_file(state, weights)
+    result = invoke(*dataset(path, tmp_path / "out"))
+    assert result.exit_code == 3
+    assert "5 of 7" in result.output
+    for sample in (2, 5):
+        seed = int(seeds_of(0, 7)[sample])
+        assert f"sample {sample} (seed {seed}) broke: the network returned NaN" in result.output
+    assert invoke("inspect", tmp_path / "out").exit_code == 1
+
+
+def test_1_says_that_the_law_check_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    law = SamplesLaw(False, 9, 1e-9, "norm", 1e-3, 7, 5)
+    monkeypatch.setattr("foresample.datasets.generation.samples_law", lambda *_: law)
+    result = invoke(*mixture(tmp_path, "--law", "5"))
+    assert result.exit_code == 1
+    assert "FAILED: 9 tests" in result.output
+
+
+def test_130_says_that_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("foresample.cli.generate.generate", interrupt)
+    result = invoke(*mixture(tmp_path))
+    assert result.exit_code == 130
+    assert "run the same command again to go on" in result.stderr
+
+
+def test_2_says_that_the_input_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses("give ray='auto' as well", *mixture(tmp_path, "--cpus", "2"))
+    refuses("no Ray cluster at 127.0.0.1:1", *mixture(tmp_path, "--ray", "127.0.0.1:1"))
+    refuses("greater than or equal to 1", *mixture(tmp_path, "--count", "0"))
+    (tmp_path / "file").write_text("")
+    refuses("cannot write to", *mixture(tmp_path / "file" / "out"))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    refuses("pip install 'foresample[ray]'", *mixture(tmp_path, "--ray", "auto"))
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    refuses("pip install 'foresample[models]'", *mixture(tmp_path))
+    assert not list(tmp_path.glob("shard-*"))
+
+
+# ------------------------------------------------------------------ foresample inspect
+
+
+def test_inspect_verifies_and_paints(folder: Path, tmp_path: Path) -> None:
+    succeeds(*dataset(folder, tmp_path))
+    assert "wrote" in succeeds("inspect", tmp_path, "--pictures", "4")
+    assert (tmp_path / "contact.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(succeeds("inspect", tmp_path, "--json"))["costs"]["samples"] == 7
+    shard = tmp_path / "shard-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    result = invoke("inspect", tmp_path)
+    assert result.exit_code == 1
+    assert "4 of 7" in result.output
+    refuses("not a folder of foresample generate", "inspect", tmp_path / "nowhere")

@@ -1,0 +1,207 @@
+"""`foresample sample`: what it draws, writes and says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import foresample as fs
+from foresample import pretrained
+from foresample.cli.sample import RunBars
+from foresample.results import SampleResult, read_result
+from tests.cli.common import invoke, refuses, succeeds
+from tests.waiting import GUARD, wait_for
+
+Tunes = Callable[[int | None], list[int]]
+
+
+def small(folder: Path, out: Path, *more: str) -> list[object]:
+    fixed = ["sample", "--model", folder, "--count", 5, "--steps", 9, "--window", 3, "--out", out]
+    return [*fixed, *more]
+
+
+def files(out: Path) -> set[str]:
+    return {path.name for path in out.iterdir()}
+
+
+def test_pictures_samples_and_report(folder: Path, tmp_path: Path) -> None:
+    told = succeeds(*small(folder, tmp_path, "--compare", "--label", "coat", "--slots", "2"))
+    assert "network calls" in told
+    assert files(tmp_path) == {"samples.png", "compare.png", "run.png", "samples.safetensors", "report.json"}
+    for name in ("samples.png", "compare.png", "run.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    saved = load_file(tmp_path / "samples.safetensors")
+    assert saved["labels"].tolist() == [1] * 5
+    again = fs.sample(pretrained.load(folder).target(9, [1] * 5), seeds=saved["seeds"], window=3, slots=2)
+    assert torch.equal(saved["samples"], again.samples)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["kind"] == "sample"
+    assert report["settings"]["labels"] == ["hat", "coat", "shoe"]
+    assert report["sequential"]["calls_mean"] == 9
+    assert report["speculative"]["calls_mean"] == pytest.approx(float(again.calls.double().mean()))
+    assert {"command", "commit", "versions", "machine"} <= set(report)
+
+
+def test_the_report_is_one_that_can_be_read_back(folder: Path, tmp_path: Path) -> None:
+    printed = json.loads(succeeds(*small(folder, tmp_path, "--json")))
+    read = read_result(tmp_path / "report.json")
+    assert isinstance(read, SampleResult)
+    assert read.speculative.mismatch[0] is None  # never examined: null, not NaN
+    assert read.sequential.seconds_estimated == printed["sequential"]["seconds_estimated"] > 0
+    assert load_file(tmp_path / "samples.safetensors")["labels"].tolist() == [0, 1, 2, 0, 1]
+
+
+def test_samples_that_are_no_pictures(tmp_path: Path) -> None:
+    succeeds("sample", "--target", "flow", "--count", "5", "--compare", "--out", tmp_path)
+    assert files(tmp_path) == {"samples.safetensors", "report.json", "run.png"}
+    saved = load_file(tmp_path / "samples.safetensors")
+    target = fs.GaussianMixture.of_draft_trees(2).flow(16, 1.0)
+    assert torch.equal(saved["samples"], fs.sample(target, 5, window=8).samples)
+    assert set(saved) == {"samples", "seeds"}
+
+
+def test_a_window_that_is_measured(tmp_path: Path, tunes: Tunes) -> None:
+    asked = tunes(4)
+    told = succeeds(
+        "sample", "--target", "vp", "--count", "5", "--slots", "2", "--window", "auto", "--out", tmp_path
+    )
+    assert "take window 4" in told
+    assert asked == [2]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["settings"]["window"] == report["speculative"]["window"] == 4
+
+
+def test_where_no_window_gains_the_samples_are_sequential_ones(tmp_path: Path, tunes: Tunes) -> None:
+    tunes(None)
+    told = succeeds("sample", "--target", "vp", "--count", "5", "--window", "auto", "--out", tmp_path)
+    assert "no window gains: the best, 3, comes to 0.50×" in told
+    assert "Sampled sequentially: 16 calls a sample" in told
+    assert files(tmp_path) == {"samples.safetensors", "report.json"}
+    target = fs.GaussianMixture.of_draft_trees(2).vp(torch.linspace(0.01, 0.99, 16, dtype=torch.float64))
+    assert torch.equal(load_file(tmp_path / "samples.safetensors")["samples"], fs.sequential(target, 5).samples)
+    read = read_result(tmp_path / "report.json")
+    assert isinstance(read, SampleResult)
+    assert (read.settings["window"], read.speculative.calls_mean, read.sequential.seconds) == (
+        0,
+        16,
+        read.speculative.seconds,
+    )
+
+
+def test_rounds_that_are_replayed_are_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def on_a_gpu(target: fs.Target, *, graph: bool = False, **how: Any) -> fs.Run:
+        asked.append((graph, len(how["seeds"]), how.get("observe") is not None))
+        return fs.sample(target, **how)
+
+    monkeypatch.setattr("foresample.cli.sample.sample", on_a_gpu)
+    succeeds("sample", "--target", "flow", "--count", "5", "--graph", "--out", tmp_path)
+    assert asked == [(True, 5, False), (False, 1, True)]  # the second for the picture of the run
+    assert files(tmp_path) == {"samples.safetensors", "report.json", "run.png"}
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("foresample.cli.sample.sample", None)
+    refuses(
+        f"cannot write to {tmp_path}/file/out (Not a directory): name another folder with --out",
+        *("sample", "--target", "flow", "--out", tmp_path / "file" / "out"),
+    )
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("foresample.cli.sample.sample", None)
+    refuses("pip install 'foresample[cli]'", "sample", "--target", "flow", "--out", tmp_path)
+
+
+def test_a_network_that_breaks(mine: str) -> None:
+    refuses("the network returned NaN or infinity at step 0 of sample 1", "sample", "--target", "mine:Broken")
+
+
+def test_an_interrupted_run_keeps_its_finished_samples(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeeds(*small(folder, tmp_path / "whole"))
+
+    def stop_after_the_first(bars: RunBars, name: str, commit: fs.Commit) -> None:
+        if (commit.step + commit.committed == 9).any():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunBars, "update", stop_after_the_first)
+    result = invoke(*small(folder, tmp_path / "cut"))
+    assert result.exit_code == 130
+    kept, whole = (load_file(tmp_path / name / "samples.safetensors") for name in ("cut", "whole"))
+    assert 0 < len(kept["samples"]) < 5
+    assert f"interrupted: {len(kept['samples'])} of 5 samples were finished, saved in" in result.stderr
+    for seed, picture in zip(kept["seeds"], kept["samples"], strict=True):
+        assert torch.equal(picture, whole["samples"][whole["seeds"] == seed][0])
+
+
+HELD = """
+import time
+from dataclasses import replace
+from pathlib import Path
+import foresample as fs
+
+def make():
+    base, seen = fs.GaussianMixture.of_draft_trees(2).langevin(50, 0.01), []
+
+    def network(x, step, row):
+        seen.append(len(x))
+        if len(seen) == 4:
+            Path("held").touch()
+            time.sleep(3600)  # Ctrl-C comes here
+        return base.network(x, step, row)
+
+    return replace(base, network=network)
+"""
+
+
+@pytest.mark.slow
+def test_control_c_in_a_real_process(tmp_path: Path) -> None:
+    """On a terminal, where bars are drawn; the network holds the process in its fourth call."""
+    (tmp_path / "held.py").write_text(HELD)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "foresample", "sample", "--target", "held:make", "--count", "7", "--out", "out"],
+        stdout=theirs,
+        stderr=theirs,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+    def held() -> bool:
+        assert process.poll() is None, os.read(ours, 100_000).decode()
+        return (tmp_path / "held").exists()
+
+    try:
+        wait_for(held, "the fourth call")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=GUARD) == 130
+    finally:
+        process.kill()
+        process.wait()
+    screen = os.read(ours, 100_000)
+    assert b"calls" in screen
+    assert b"interrupted: 0 of 7 samples were finished" in screen
+    assert b"Traceback" not in screen

@@ -1,0 +1,149 @@
+"""What options ask for, and what does not go together, the same for every command that takes a target."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import foresample as fs
+from foresample.cli.targets import Source, choose_source
+from tests.cli.common import refuses
+
+NOTHING: dict[str, Any] = dict.fromkeys(["model", "target", "steps", "label", "reuse", "device"])
+
+
+def source(**options: Any) -> Source:
+    return choose_source(**{**NOTHING, "half": False, "compiled": False, "default_steps": 12, **options})
+
+
+# ------------------------------------------------------------------ what is made
+
+
+@pytest.mark.parametrize("name", ["flow", "vp", "langevin"])
+def test_mixtures_by_name(name: str) -> None:
+    assert len(source(target=name)().std) == 16
+    made = source(target=name, steps=5)()
+    assert len(made.std) == 5
+    assert fs.sample(made, 2, window=2).samples.shape == (2, 2)
+
+
+def test_the_embedded_model_is_what_there_is_without_a_word() -> None:
+    pytest.importorskip("diffusers")
+    assert source() == source(target="embedded")
+    assert source(label="coat", steps=7).labels() == [4]
+    assert len(source(steps=7)().std) == 7
+
+
+def test_a_model_folder(folder: Path) -> None:
+    chosen = source(model=folder, label="shoe", reuse="v", half=True)
+    assert len(chosen().std) == 12
+    assert (chosen.labels(), chosen.names()) == ([2], ["hat", "coat", "shoe"])
+    assert {"model": "tiny", "reuse": "v", "network": "bfloat16"}.items() <= chosen.about().items()
+
+
+@pytest.mark.parametrize("name", ["make", "target", "Walk"], ids=["function", "object", "class"])
+def test_a_target_of_ones_own(mine: str, name: str) -> None:
+    chosen = source(target=f"mine:{name}", device="cpu")
+    assert len(chosen().std) == 6
+    assert chosen.about() == {"target": f"mine:{name}"}
+
+
+def test_a_source_makes_the_target_in_another_folder_too(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = pickle.dumps(source(target="mine:make"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(pickle.loads(sent)().std) == 6
+
+
+# ------------------------------------------------------------------ what is refused
+
+FOUR = pytest.mark.parametrize("command", ["sample", "generate", "tune", "check"])
+BAD = {
+    "two targets": (["--model", "a", "--target", "b:c"], "--model and --target both say what to sample"),
+    "no such name": (["--target", "nonsense"], "'nonsense' is none of flow, vp, langevin, embedded"),
+    "no such module": (
+        ["--target", "no_such_module:x"],
+        "cannot load 'no_such_module:x': ModuleNotFoundError: No module named",
+    ),
+    "no such object": (["--target", "mine:nothing"], "cannot load 'mine:nothing': AttributeError"),
+    "no target": (["--target", "os:sep"], "str is not a target: it lacks shape"),
+    "a function that fails": (["--target", "mine:breaks"], "cannot load 'mine:breaks': KeyError: 'weights'"),
+    "label of a target": (
+        ["--target", "mine:make", "--label", "1"],
+        "--label cannot apply to --target mine:make",
+    ),
+    "steps of a target": (
+        ["--target", "mine:make", "--steps", "9"],
+        "--steps cannot apply to --target mine:make",
+    ),
+    "flags of a mixture": (["--target", "vp", "--half", "--compiled"], "--half and --compiled cannot apply to"),
+    "no such device": (["--device", "abacus"], "--device takes cpu, cuda or cuda:N, not 'abacus'"),
+    "no GPU": (["--device", "cuda"], "there is no cuda here"),
+    "not so many GPUs": (["--device", "cuda:7"], "there is no cuda:7 here"),
+    "a graph on a CPU": (["--target", "flow", "--graph"], "graph"),
+    "no such folder": (["--model", "/nowhere"], "not the folder of a diffusers DDPM pipeline"),
+    "no such prediction": (
+        ["--target", "embedded", "--reuse", "w"],
+        "--reuse takes one of x0, eps, v, not 'w'",
+    ),
+    "no steps": (["--steps", "0"], "greater than or equal to 1"),
+    "no window": (["--window", "0"], "'0' is neither a whole number of at least 1 nor auto"),
+    "a word for a window": (["--window", "wide"], "'wide' is neither a whole number of at least 1 nor auto"),
+    "no slots": (["--slots", "0"], "greater than or equal to 1"),
+}
+
+
+@FOUR
+@pytest.mark.parametrize(("options", "sentence"), BAD.values(), ids=list(BAD))
+def test_bad_options(
+    command: str, options: list[str], sentence: str, mine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    refuses(sentence, command, *OUT[command], *options)
+    assert not list(Path().rglob("*.safetensors"))
+
+
+OUT = {"sample": ["--out", "out"], "generate": ["--out", "out", "--count", "4"], "tune": [], "check": []}
+
+
+@FOUR
+def test_bad_numbers_for_a_model(
+    command: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [command, *OUT[command], "--model", folder]
+    monkeypatch.chdir(tmp_path)
+    refuses("unknown label 'sock': choose one of hat, coat, shoe", *arguments, "--label", "sock")
+    refuses("this model was trained with 1000 timesteps", *arguments, "--steps", "5000")
+
+
+@FOUR
+@pytest.mark.parametrize("package", ["diffusers", "safetensors"])
+def test_a_missing_extra(command: str, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    refuses(
+        f"this needs {package}, which is not installed: pip install 'foresample[models]'",
+        command,
+        *OUT[command],
+        "--target",
+        "embedded",
+    )
+
+
+def test_a_target_is_not_moved_to_another_device(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    refuses(
+        "mine:make is on cpu, and --device cuda moves only models",
+        "tune",
+        "--target",
+        "mine:make",
+        "--device",
+        "cuda",
+    )

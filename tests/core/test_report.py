@@ -1,0 +1,23 @@
+"""What a run tells of itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import foresample as fs
+from tests.small_chains import flow
+
+
+def test_report_prints_and_serialises() -> None:
+    run = fs.sample(flow(), 6, window=5)
+    assert f"{run.speedup:.2f}" in str(run.report)
+    data = json.loads(run.report.to_json())
+    assert data["steps"] == 16
+    assert data["count"] == 6
+    assert data["speedup"] == pytest.approx(16 / run.calls.double().mean().item())
+    assert data["mismatch"][0] is None  # the first step is deterministic: never drafted
+    one = json.loads(fs.sequential(flow(), 1).report.to_json())
+    assert one["calls_mean"] == 16
+    assert one["calls_error"] is None

@@ -1,0 +1,89 @@
+"""One round in its two halves: what is carried from one to the next, and what the two layouts share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import foresample as fs
+from foresample.core.noise import seeds_of
+from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
+from tests.small_chains import CHAINS, flow, interrupted
+
+
+def speculation(target: fs.Target, window: int, layout: Layout | None = None) -> Speculation:
+    return Speculation(fs.Replay(), window, None, True, last_draftable(target.std), layout or Packed())
+
+
+def test_memory_is_bounded_by_the_window() -> None:
+    """Nothing carried from round to round has a dimension that grows with the chain."""
+    target = fs.GaussianMixture.of_draft_trees(2).langevin(300, 0.01)
+    how = speculation(target, 4)
+    rows = begin(target, how.drafter, 4, seeds_of(0, 3))
+    for _ in range(3):
+        draft = propose(target, rows, how)
+        call = draft.call
+        assert len(call.x) <= 3 * 5
+        rows, _ = settle(target, rows, draft, target.predict(call.x, call.step, call.row), how)
+    for value in (rows.noise, rows.previous, *rows.memory.values()):
+        assert value.shape[0] == 3
+        assert value.numel() <= 3 * 5 * 2
+
+
+def test_the_first_call_has_nothing_to_draft_from() -> None:
+    """It evaluates where the rows stand, and a round is a step of the sequential sampler."""
+    target, seeds = flow(), seeds_of(2, 4)
+    how = speculation(target, 5)
+    rows = begin(target, how.drafter, 5, seeds)
+    draft = propose(target, rows, how)
+    assert torch.equal(draft.call.x, rows.x)
+    assert draft.length.tolist() == [0, 0, 0, 0]
+    after, commit = settle(target, rows, draft, target.predict(rows.x, rows.step, rows.sample), how)
+    assert commit.committed.tolist() == [1, 1, 1, 1]
+    seen: list[torch.Tensor] = []
+    fs.sequential(target, seeds=seeds, observe=lambda c: seen.append(c.x))
+    assert torch.equal(after.x, seen[0])
+
+
+def test_settling_leaves_rows_and_draft_as_they_were() -> None:
+    """The plain round hands out new tensors, so that whoever kept the old ones can settle again."""
+    target = flow()
+    how = speculation(target, 5)
+    rows = begin(target, how.drafter, 5, seeds_of(2, 4))
+    for _ in range(3):
+        before = [value.clone() for value in rows.tensors()]
+        draft = propose(target, rows, how)
+        predictions = target.predict(draft.call.x, draft.call.step, draft.call.row)
+        after, _ = settle(target, rows, draft, predictions, how)
+        again, _ = settle(target, rows, draft, predictions, how)
+        assert all(torch.equal(a, b) for a, b in zip(rows.tensors(), before, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(after.tensors(), again.tensors(), strict=True))
+        rows = after
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
+    """The layouts differ in what they evaluate and count, and in nothing that is committed."""
+    target, window = CHAINS[chain](), 6
+    kinds = [speculation(target, window, layout) for layout in (Packed(), Padded())]
+    both = [begin(target, how.drafter, window, seeds_of(4, 9)) for how in kinds]
+    steps = len(target.std)
+    while (both[0].step < steps).any():
+        commits = []
+        for i, how in enumerate(kinds):
+            draft = propose(target, both[i], how)
+            call = draft.call
+            evaluated = 9 * (window + 1) if i else int((draft.length + 1).sum())
+            assert len(call.x) == evaluated
+            both[i], commit = settle(target, both[i], draft, target.predict(call.x, call.step, call.row), how)
+            commits.append(commit)
+        assert torch.equal(commits[0].committed, commits[1].committed)
+        moved = commits[0].committed > 0  # a row at its end keeps its slot, and its state means nothing
+        assert torch.equal(both[0].x[moved], both[1].x[moved])
+        assert torch.equal(both[0].fault[moved], both[1].fault[moved])
+
+
+def test_no_window_reaches_across_a_deterministic_step() -> None:
+    std = interrupted().std  # deterministic: 0, 5, 9, 10, 14 of 15
+    assert last_draftable(std).tolist() == [0, 5, 5, 5, 5, 5, 9, 9, 9, 9, 10, 14, 14, 14, 14]
+    assert last_draftable(torch.ones(4)).tolist() == [3, 3, 3, 3]

@@ -1,0 +1,98 @@
+"""Processes that draw a dataset, started to be disturbed, and what must be in the folder afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.datasets.process import COUNT, SHARD
+from tests.waiting import GUARD, wait_for
+
+ROOT = Path(__file__).parents[2]
+SHARDS = -(-COUNT // SHARD)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+Start = Callable[..., "Process"]
+
+
+def command(out: Path, **settings: object) -> list[str]:
+    return [sys.executable, "-m", "tests.datasets.process", str(out), json.dumps(settings, default=str)]
+
+
+def run(
+    out: Path, settings: dict[str, object] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A process that nobody disturbs."""
+    return subprocess.run(
+        command(out, **settings or {}),
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=GUARD,
+        **options,
+    )
+
+
+class Process:
+    """One that somebody will."""
+
+    def __init__(self, log: Path, out: Path, **settings: object) -> None:
+        self.log = log
+        with log.open("w") as errors:
+            self.popen = subprocess.Popen(command(out, **settings), cwd=ROOT, env=ENVIRONMENT, stderr=errors)
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        """As long as it lives."""
+
+        def held_or_dead() -> bool:
+            assert self.popen.poll() is None, f"it ended before {what}: {self.log.read_text()}"
+            return bool(condition())
+
+        wait_for(held_or_dead, what)
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def ended(self) -> int:
+        """Its exit status, when it has one."""
+        return self.popen.wait(timeout=GUARD)
+
+
+def shards(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.glob("shard-*.safetensors"))}
+
+
+def inodes(out: Path) -> dict[str, int]:
+    """A file that was written again has another."""
+    return {path.name: path.stat().st_ino for path in out.glob("shard-*.safetensors")}
+
+
+def assert_identical(out: Path, undisturbed: Path) -> None:
+    """The same bytes, nothing twice, nothing missing, nothing left over."""
+    assert shards(out) == shards(undisturbed)
+    index = torch.cat([load_file(path)["index"] for path in sorted(out.glob("shard-*"))])
+    assert torch.equal(index, torch.arange(COUNT))
+    assert not list(out.glob(".*.tmp"))
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["costs"] == json.loads((undisturbed / "manifest.json").read_text())["costs"]
+    assert manifest["failures"] == []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,385 @@
+"""Datasets: whatever happens to the processes that draw one, it ends up bit-identical to an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import foresample as fs
+from foresample.core.noise import seeds_of
+from foresample.datasets.generation import Status
+from foresample.selftest import samples_law
+from tests.datasets.disturbing import SHARDS, Start, assert_identical, inodes, run, shards
+from tests.datasets.process import AT_STEP, BREAKS, COUNT, SHARD, WINDOW, Gate, Make, draw
+from tests.small_chains import flow, mixture
+
+# ------------------------------------------------------------------ undisturbed
+
+
+def test_a_dataset_holds_what_sample_draws(undisturbed: Path) -> None:
+    plain = fs.sample(flow(), COUNT, window=WINDOW, seed=5)
+    dataset = fs.inspect_dataset(undisturbed)
+    assert torch.equal(torch.cat(list(dataset.samples())), plain.samples)
+    files = [load_file(path) for path in sorted(undisturbed.glob("shard-*"))]
+    assert torch.equal(torch.cat([f["seeds"] for f in files]), seeds_of(5, COUNT))
+    assert torch.equal(torch.cat([f["calls"] for f in files]), plain.calls)
+    costs = dataset.manifest["costs"]
+    assert costs["calls_mean"] == pytest.approx(plain.report.calls_mean)
+    assert costs["accepted_mean"] == pytest.approx(plain.report.accepted_mean)
+    assert costs["speedup"] == pytest.approx(plain.speedup)
+    assert dataset.complete
+    (first,) = dataset.manifest["runs"]
+    assert first["drawn"] == COUNT
+    assert {"command", "commit", "versions", "machine", "peak_mib"} <= set(first)
+
+
+@pytest.mark.parametrize("slots", [5, 400])
+def test_slots_change_nothing(undisturbed: Path, tmp_path: Path, slots: int) -> None:
+    draw(tmp_path, slots=slots)
+    assert_identical(tmp_path, undisturbed)
+
+
+def test_the_size_of_shards_changes_the_files_and_not_the_samples(undisturbed: Path, tmp_path: Path) -> None:
+    one, other = (
+        torch.cat(list(d.samples())) for d in (draw(tmp_path, shard=299), fs.inspect_dataset(undisturbed))
+    )
+    assert torch.equal(one, other)
+
+
+def test_a_finished_dataset_is_left_alone(undisturbed: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    before = inodes(out)
+    calls: list[Status] = []
+    assert draw(out, progress=calls.append).complete
+    assert inodes(out) == before
+    assert [status.samples for status in calls] == [COUNT]
+
+
+def test_labels_are_taken_in_turn_and_progress_is_told(tmp_path: Path) -> None:
+    told: list[Status] = []
+    draw(tmp_path, labels=[3, 1, 4], progress=told.append)
+    labels = torch.cat([load_file(path)["labels"] for path in sorted(tmp_path.glob("shard-*"))])
+    assert torch.equal(labels, torch.tensor([3, 1, 4]).repeat(COUNT // 3))
+    assert [status.samples for status in told] == sorted(status.samples for status in told)
+    assert len({status.samples for status in told}) > SHARDS
+    assert told[-1].samples == COUNT
+    assert told[-1].accepted_mean == pytest.approx(16 / told[-1].calls_mean - 1)
+
+
+# ------------------------------------------------------------------ interrupted
+
+HELD = 3 * SHARD + 5
+"""A sample in the middle of a shard: when it gets a slot, two shards are whole and others are not."""
+
+
+@pytest.mark.slow
+def test_a_killed_process_and_the_next(undisturbed: Path, tmp_path: Path, gate: Gate, start: Start) -> None:
+    out = tmp_path / "out"
+    process = start(out, gate=gate.folder, held_from=HELD)
+    process.wait_until(lambda: gate.waiting() and len(shards(out)) >= 2, "it stands at the gate")
+    process.signal(signal.SIGKILL)
+    process.ended()
+    before = inodes(out)
+    assert 2 <= len(before) < SHARDS
+    assert not fs.inspect_dataset(out).complete
+    assert run(out, {"slots": 9}).returncode == 0
+    assert_identical(out, undisturbed)
+    assert before.items() <= inodes(out).items()  # kept, not drawn again
+    runs = json.loads((out / "manifest.json").read_text())["runs"]
+    assert [r["drawn"] for r in runs] == [None, COUNT - SHARD * len(before)]
+
+
+@pytest.mark.slow
+def test_control_c_keeps_every_finished_sample(
+    undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
+) -> None:
+    out = tmp_path / "out"
+    process = start(out, gate=gate.folder, held_from=HELD)
+    process.wait_until(gate.waiting, "it stands at the gate")
+    process.signal(signal.SIGINT)
+    assert process.ended() == 130
+    found = fs.inspect_dataset(out).manifest
+    assert 2 * SHARD < found["costs"]["samples"] < COUNT
+    assert found["costs"]["samples"] % SHARD  # those of open shards, too
+    assert found["runs"][0]["drawn"] == found["costs"]["samples"]
+    assert draw(out).manifest["runs"][1]["found"] == found["costs"]["samples"]
+    assert_identical(out, undisturbed)
+
+
+def test_an_error_of_the_target_keeps_every_finished_sample(undisturbed: Path, tmp_path: Path) -> None:
+    base, calls = flow(), 0
+
+    def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 50:
+            raise RuntimeError("out of memory")
+        return base.network(x, step, row)
+
+    told: list[Status] = []
+    with pytest.raises(RuntimeError, match="out of memory"):
+        draw(tmp_path, lambda: replace(base, network=network), progress=told.append)
+    assert 0 < fs.inspect_dataset(tmp_path).manifest["costs"]["samples"] == told[-1].samples
+    draw(tmp_path)
+    assert_identical(tmp_path, undisturbed)
+
+
+def test_torn_and_corrupt_shards_are_drawn_again_and_no_others(undisturbed: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    paths = sorted(out.glob("shard-*"))
+    data = paths[1].read_bytes()
+    paths[0].write_bytes(b"")
+    paths[1].write_bytes(data[: len(data) // 2])
+    for path, at in ((paths[2], -5), (paths[3], 60), (paths[4], 2)):  # a sample, the header, its length
+        changed = bytearray(path.read_bytes())
+        changed[at] ^= 1
+        path.write_bytes(changed)
+    paths[6].write_bytes(paths[5].read_bytes())  # sound, and another's
+    paths[7].unlink()
+    (out / ".shard-00007.safetensors.0.tmp").write_bytes(b"half a shard")
+    before = inodes(out)
+    assert not fs.inspect_dataset(out).complete
+    assert fs.inspect_dataset(out).manifest["costs"]["samples"] == SHARD
+    assert draw(out).complete
+    assert_identical(out, undisturbed)
+    assert [name for name, inode in inodes(out).items() if before.get(name) == inode] == [paths[5].name]
+
+
+# ------------------------------------------------------------------ a full disk
+
+
+@pytest.mark.slow
+def test_a_full_disk(undisturbed: Path, tmp_path: Path) -> None:
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=36k", "tmpfs", str(where)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    try:
+        full = run(where / "out")
+        assert full.returncode == 2
+        assert "No space left on device): see to that and run the same command again" in full.stderr
+        assert "Traceback" not in full.stderr
+        found = fs.inspect_dataset(where / "out")
+        assert 0 < found.manifest["costs"]["samples"] < COUNT
+        subprocess.run(["mount", "-o", "remount,size=1m", str(where)], check=True)
+        draw(where / "out")
+        assert_identical(where / "out", undisturbed)
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
+
+
+@pytest.mark.slow
+def test_a_limit_on_files(undisturbed: Path, tmp_path: Path) -> None:
+    """The same without mounting: files may have the bytes of the first manifest, and a shard has more."""
+    limit = min(map(len, shards(undisturbed).values())) - 1
+    limited = run(tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert limited.returncode == 2
+    assert "shard-00000.safetensors (File too large): see to that" in limited.stderr
+    assert "shard-00000.safetensors" not in shards(tmp_path)
+    assert not list(tmp_path.glob(".*.tmp"))
+    draw(tmp_path)
+    assert_identical(tmp_path, undisturbed)
+
+
+# ------------------------------------------------------------------ a sample that breaks
+
+
+@pytest.mark.slow
+def test_a_broken_sample_is_named_and_tried_again_by_the_next_run(undisturbed: Path, tmp_path: Path) -> None:
+    flag, out = tmp_path / "flag", tmp_path / "out"
+    flag.touch()
+    for attempt in range(2):
+        assert run(out, {"breaks_while": flag}).returncode == 3
+        manifest = json.loads((out / "manifest.json").read_text())
+        (failure,) = manifest["failures"]
+        assert failure["index"] == BREAKS
+        assert failure["seed"] == int(seeds_of(5, COUNT)[BREAKS])
+        assert failure["step"] == AT_STEP
+        assert f"NaN or infinity at step {AT_STEP} of sample {BREAKS}" in failure["error"]
+        assert manifest["costs"]["samples"] == COUNT - 1
+        assert manifest["runs"][-1]["drawn"] == (0 if attempt else COUNT - 1)
+    before = inodes(out)
+    flag.unlink()
+    draw(out)
+    assert_identical(out, undisturbed)
+    assert sum(before[name] != inode for name, inode in inodes(out).items()) == 1
+
+
+def test_a_sample_that_breaks_once_is_drawn_once_more(undisturbed: Path, tmp_path: Path) -> None:
+    base = flow()
+    broke: list[bool] = []
+
+    def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        prediction = base.network(x, step, row)
+        if not broke and (row == BREAKS).any():
+            broke.append(True)
+            prediction[row == BREAKS] = torch.nan
+        return prediction
+
+    assert draw(tmp_path, lambda: replace(base, network=network)).complete
+    assert broke
+    assert_identical(tmp_path, undisturbed)
+
+
+def test_a_sample_that_ends_as_nan_is_a_failure(tmp_path: Path) -> None:
+    base = flow()
+
+    class Ends:
+        shape, std, start, predict = base.shape, base.std, base.start, base.predict
+
+        def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
+            bad = (step == 15) & (x[:, 0] > 1)
+            return torch.where(bad.unsqueeze(1), torch.nan, base.mean(x, prediction, step))
+
+    dataset = fs.generate(Ends(), 20, out=tmp_path, window=4, shard=10)
+    assert 0 < len(dataset.failures) < 20
+    assert all(failure.step == 16 for failure in dataset.failures)
+    assert dataset.manifest["costs"]["samples"] == 20 - len(dataset.failures)
+
+
+def test_a_network_that_always_breaks_leaves_an_empty_dataset(tmp_path: Path) -> None:
+    base = flow()
+    nothing = replace(base, network=lambda x, step, row: x * torch.nan)
+    dataset = fs.generate(nothing, 5, out=tmp_path, window=4, shard=3)
+    assert [failure.index for failure in dataset.failures] == [0, 1, 2, 3, 4]
+    assert fs.generate(base, 5, out=tmp_path, window=4, shard=3).complete
+
+
+# ------------------------------------------------------------------ two at once
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_folder(undisturbed: Path, tmp_path: Path, gate: Gate, start: Start) -> None:
+    out = tmp_path / "out"
+    first = start(out, gate=gate.folder)
+    first.wait_until(gate.waiting, "it stands at the gate")
+    second = run(out)
+    assert second.returncode == 2
+    assert f"another run (process {first.pid} on " in second.stderr
+    assert "wait for it, or choose another folder" in second.stderr
+    assert first.popen.poll() is None
+    first.signal(signal.SIGKILL)  # nobody cleans up after it
+    first.ended()
+    draw(out)
+    assert_identical(out, undisturbed)
+
+
+# ------------------------------------------------------------------ the law
+
+
+@pytest.mark.law
+def test_the_law_check_passes_and_can_fail(tmp_path: Path) -> None:
+    dataset = draw(tmp_path, law=200, slots=64)
+    assert dataset.law is not None
+    assert dataset.law.passed
+    assert dataset.law.samples == COUNT
+    assert draw(tmp_path).law == dataset.law  # nothing was drawn: it still holds
+    parts = [part + 0.5 for part in dataset.samples()]
+    assert not samples_law(flow(), parts, seeds_of(1, 200), 64).passed
+    narrow = [0.7 * part for part in dataset.samples()]
+    assert not samples_law(flow(), narrow, seeds_of(1, 300), 64).passed
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("name", ["count", "shard", "window", "slots"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
+def test_numbers_must_be_numbers(tmp_path: Path, name: str, value: object) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, not {value!r}"):
+        fs.generate(flow(), **{"count": 5, "out": out, "window": 4, name: value})  # type: ignore[arg-type]
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_target_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot write to .*file/out \(Not a directory\): choose another folder"):
+        fs.generate(lambda: pytest.fail("made"), 5, out=tmp_path / "file" / "out", window=4)
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ({"seed": 6}, r"other settings \(seed 5 there and 6 here\): give the same ones to go on with it"),
+        ({"shard": 50}, r"\(shard 40 there and 50 here\)"),
+        ({"about": {"model": "b"}}, r"\(model None there and 'b' here\)"),
+        ({"labels": [1]}, r"\(labels None there and \[1\] here\)"),
+        ({"drafter": fs.Frozen("head")}, r"\(method 'Replay.* there and .Frozen.* here\)"),
+    ],
+    ids=str,
+)
+def test_other_settings_are_refused_by_their_names(
+    undisturbed: Path, other: dict[str, Any], sentence: str
+) -> None:
+    before = shards(undisturbed)
+    with pytest.raises(ValueError, match=sentence):
+        draw(undisturbed, **other)
+    assert shards(undisturbed) == before
+
+
+def test_other_targets_are_refused(undisturbed: Path) -> None:
+    for target in (mixture().flow(17, 1.0), mixture().flow(16, 0.9), mixture(3).flow(16, 1.0)):
+        with pytest.raises(ValueError, match=r"holds a dataset with other settings \((shape|steps|std) "):
+            draw(undisturbed, lambda target=target: target)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"settings": {}}', "\x00"])
+def test_a_corrupt_manifest_is_refused_and_can_be_written_anew(
+    undisturbed: Path, tmp_path: Path, text: str
+) -> None:
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    manifest = out / "manifest.json"
+    manifest.write_text(text)
+    for look in (draw, fs.inspect_dataset):
+        with pytest.raises(ValueError, match=r"manifest.json is corrupt \(.*\): move it away and run again"):
+            look(out)
+    manifest.unlink()
+    before = inodes(out)
+    draw(out)
+    assert inodes(out) == before
+    assert_identical(out, undisturbed)
+
+
+def test_without_a_manifest_shards_of_other_settings_are_not_overwritten(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    (out / "manifest.json").unlink()
+    before = shards(out)
+    with pytest.raises(ValueError, match="is sound, but was drawn with other settings: choose another folder"):
+        draw(out, seed=6)
+    assert shards(out) == before
+
+
+def test_a_folder_without_a_dataset_is_refused_by_inspect(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not a folder of foresample generate"):
+        fs.inspect_dataset(tmp_path)
+
+
+def test_what_is_no_target_and_what_makes_none(tmp_path: Path) -> None:
+    for thing in (None, 3, lambda: None):
+        with pytest.raises(TypeError, match="is not a target"):
+            fs.generate(thing, 5, out=tmp_path, window=4)  # type: ignore[arg-type]
+
+
+def test_labels_must_be_some(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="labels is empty"):
+        fs.generate(flow(), 5, out=tmp_path, window=4, labels=[])
+
+
+def test_a_plain_target_is_taken_too(undisturbed: Path, tmp_path: Path) -> None:
+    fs.generate(Make()(), COUNT, out=tmp_path, window=WINDOW, shard=SHARD, seed=5)
+    assert_identical(tmp_path, undisturbed)

@@ -1,0 +1,274 @@
+"""The engine: slots, refilling, streaming, faults. Fixed slots run on the CPU here, uncaptured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import foresample as fs
+from foresample.core.baseline import Sequential
+from foresample.core.noise import seeds_of
+from foresample.core.round import Packed, Padded
+from foresample.engine import Engine
+from foresample.engine.slots import Finished, FixedSlots, LooseSlots
+from foresample.faults import NO_FAULT
+from foresample.targets import ChainTarget
+from tests.small_chains import CHAINS, flow
+
+
+def engine(target: fs.Target, kind: str, **arguments: Any) -> Engine:
+    """An engine that keeps its slots in one of the two ways, whatever the device."""
+    made = Engine(target, **arguments)
+    made.how = replace(made.how, layout=Padded() if kind == "fixed" else Packed())
+    return made
+
+
+def under_way(made: Engine) -> LooseSlots | FixedSlots:
+    assert made._under_way is not None
+    return made._under_way
+
+
+kinds = pytest.mark.parametrize("kind", ["loose", "fixed"])
+
+
+@kinds
+@pytest.mark.parametrize("chain", CHAINS)
+def test_results_do_not_depend_on_slots(chain: str, kind: str) -> None:
+    target = CHAINS[chain]()
+    reference = fs.sample(target, 11, window=5)
+    for slots in (1, 4, 10, 11, 30):
+        run = engine(target, kind, window=5, slots=slots).sample(seeds_of(0, 11))
+        assert torch.equal(run.samples, reference.samples)
+        assert torch.equal(run.calls, reference.calls)
+        assert run.report.accepted_lengths == reference.report.accepted_lengths
+        torch.testing.assert_close(run.report.mismatch, reference.report.mismatch, equal_nan=True)
+
+
+@given(
+    count=st.integers(1, 12),
+    slots=st.integers(1, 14),
+    window=st.integers(1, 20),
+    kind=st.sampled_from(["loose", "fixed"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_any_count_window_and_slots(count: int, slots: int, window: int, kind: str) -> None:
+    run = engine(flow(), kind, window=window, slots=slots).sample(seeds_of(3, count))
+    assert torch.equal(run.samples, fs.sample(flow(), count, window=window, seed=3).samples)
+    assert 0 < run.report.occupancy <= 1
+
+
+@kinds
+def test_the_order_of_samples_changes_nothing_but_the_order(kind: str) -> None:
+    seeds = seeds_of(1, 9)
+    there = engine(flow(), kind, window=4, slots=3).sample(seeds).samples
+    back = engine(flow(), kind, window=4, slots=3).sample(seeds.flip(0)).samples
+    assert torch.equal(there, back.flip(0))
+
+
+@kinds
+def test_a_stream_gives_every_sample_once_as_it_is_done(kind: str) -> None:
+    target = flow()
+    run = fs.sample(target, 20, window=6, seed=5)
+    streamed = list(engine(target, kind, window=6, slots=3).stream(seeds_of(5, 20)))
+    assert sorted(s.index for s in streamed) == list(range(20))
+    assert [s.index for s in streamed] != list(range(20))  # the quick ones first
+    for s in streamed:
+        assert torch.equal(s.x, run.samples[s.index])
+        assert s.calls == run.calls[s.index]
+        assert s.seed == seeds_of(5, 20)[s.index]
+
+
+def test_a_stream_yields_before_the_run_is_over() -> None:
+    calls = 0
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return base.network(x, time, row)
+
+    base = flow()
+    target = replace(base, network=network)
+    stream = fs.stream(target, 50, window=6, slots=2)
+    assert isinstance(stream, Iterator)
+    assert calls == 0
+    next(stream)
+    first = calls
+    assert len(list(stream)) == 49
+    assert first < calls / 10
+
+
+@kinds
+def test_parts_are_asked_for_when_a_slot_is_free_and_run_into_one_another(kind: str) -> None:
+    target, seeds, asked = flow(), seeds_of(5, 40), 0
+
+    def parts() -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal asked
+        for index in torch.arange(40).split(4):
+            asked += 1
+            yield index, seeds[index]
+            yield index[:0], seeds[:0]
+
+    made = engine(target, kind, window=6, slots=3)
+    found = torch.full((40, 2), torch.nan, dtype=torch.float64)
+    done = 0
+    for finished in made.draw(parts()):
+        found[finished.index] = finished.x
+        done += len(finished.index)
+        assert 4 * asked - 4 < done + 3  # no part before there is room
+    assert torch.equal(found, fs.sample(target, 40, window=6, seed=5).samples)
+    whole = engine(target, kind, window=6, slots=3)
+    list(whole.finished(seeds))
+    assert under_way(made).rounds == under_way(whole).rounds  # no slot waited for the next part
+
+
+@kinds
+def test_slots_stay_full_while_samples_wait(kind: str) -> None:
+    """So what is lost is the last round of samples only."""
+    run = engine(flow(), kind, window=6, slots=6).sample(seeds_of(0, 240))
+    assert run.report.occupancy > 0.97
+    together = engine(flow(), kind, window=6, slots=240).sample(seeds_of(0, 240))
+    assert run.report.occupancy > 1.2 * together.report.occupancy
+
+
+@kinds
+def test_nothing_under_way_grows_with_the_chain_or_the_samples(kind: str) -> None:
+    sizes = set()
+    for steps, count in ((20, 10), (200, 10), (20, 60)):
+        target = fs.GaussianMixture.of_draft_trees(2).langevin(steps, 0.01)
+        made = engine(target, kind, window=5, slots=4)
+        most = 0
+        for _ in made.finished(seeds_of(0, count)):
+            rows = under_way(made).rows
+            if rows is not None:
+                most = max(most, sum(v.numel() for v in rows.tensors()))
+        sizes.add(most)
+    assert len(sizes) == 1
+
+
+def broken(at_step: int, of_sample: int) -> ChainTarget:
+    base = flow()
+    assert base.chain.time is not None
+    at_time = base.chain.time[at_step]
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        bad = ((time == at_time) & (row == of_sample)).unsqueeze(1)
+        return torch.where(bad, torch.nan, base.network(x, time, row))
+
+    return replace(base, network=network)
+
+
+@kinds
+def test_a_broken_sample_leaves_with_its_fault_and_the_others_go_on(kind: str) -> None:
+    made = engine(broken(7, 3), kind, window=5, slots=2)
+    parts = list(made.finished(seeds_of(0, 8)))
+    index, fault = (torch.cat([getattr(p, n) for p in parts]) for n in ("index", "fault"))
+    assert sorted(index.tolist()) == list(range(8))
+    assert fault[index == 3].item() == 7
+    assert (fault[index != 3] == NO_FAULT).all()
+    good = fs.sample(flow(), 8, window=5).samples
+    for part in parts:
+        for i, x in zip(part.index.tolist(), part.x, strict=True):
+            assert i == 3 or torch.equal(x, good[i])
+
+
+@kinds
+def test_a_broken_sample_is_named(kind: str) -> None:
+    for draw in (
+        lambda: engine(broken(7, 3), kind, window=5, slots=2).sample(seeds_of(0, 8)),
+        lambda: list(engine(broken(7, 3), kind, window=5, slots=2).stream(seeds_of(0, 8))),
+    ):
+        with pytest.raises(FloatingPointError, match="NaN or infinity at step 7 of sample 3;"):
+            draw()
+
+
+@kinds
+def test_an_engine_serves_again(kind: str) -> None:
+    made = engine(flow(), kind, window=5, slots=3)
+    first = made.sample(seeds_of(0, 10))
+    made.sample(seeds_of(9, 2))
+    again = made.sample(seeds_of(0, 10))
+    assert torch.equal(first.samples, again.samples)
+    assert first.report.rounds == again.report.rounds
+    assert first.report.accepted_lengths == again.report.accepted_lengths
+
+
+@kinds
+def test_an_engine_serves_again_after_a_stream_was_left(kind: str) -> None:
+    made = engine(flow(), kind, window=5, slots=6)
+    stream = made.stream(seeds_of(4, 10))
+    next(stream)
+    assert len(under_way(made))
+    assert torch.equal(made.sample(seeds_of(0, 5)).samples, fs.sample(flow(), 5, window=5).samples)
+
+
+@kinds
+@pytest.mark.parametrize("slots", [2, 6])
+def test_observers_see_every_committed_state_once(kind: str, slots: int) -> None:
+    seen = torch.full((6, 17, 2), torch.nan, dtype=torch.float64)
+    kept: list[fs.Commit] = []
+    run = engine(flow(), kind, window=6, slots=slots).sample(seeds_of(0, 6), kept.append)
+    for commit in kept:  # kept until the end: what was handed out must not change
+        assert (commit.committed > 0).all()
+        for r, sample in enumerate(commit.sample.tolist()):
+            for j in range(int(commit.committed[r])):
+                step = int(commit.step[r]) + 1 + j
+                assert seen[sample, step].isnan().all()
+                seen[sample, step] = commit.states[r, j]
+    assert seen[:, 1:].isfinite().all()
+    assert torch.equal(seen[:, -1], run.samples)
+
+
+def test_padded_rounds_evaluate_every_position_and_say_so() -> None:
+    loose = engine(flow(), "loose", window=6, slots=4).sample(seeds_of(0, 4))
+    fixed = engine(flow(), "fixed", window=6, slots=4).sample(seeds_of(0, 4))
+    assert torch.equal(fixed.evaluations, 7 * fixed.calls)
+    assert (loose.evaluations < fixed.evaluations).all()
+
+
+def test_the_host_looks_only_when_a_sample_can_be_done() -> None:
+    target = fs.GaussianMixture.of_draft_trees(2).langevin(200, 0.01)
+    made = engine(target, "fixed", window=4, slots=1)
+    looks = 0
+    honest = FixedSlots._look
+
+    def counted(self: FixedSlots) -> Finished | None:
+        nonlocal looks
+        looks += 1
+        return honest(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FixedSlots, "_look", counted)
+        run = made.sample(seeds_of(0, 1))
+    assert int(run.calls) == under_way(made).rounds  # and not a round too many
+    assert looks < int(run.calls) / 3
+
+
+def test_sequential_samples_do_not_depend_on_slots_either() -> None:
+    reference = fs.sequential(flow(), 7, seed=2)
+    for slots in (1, 3, 7, 20):
+        run = fs.sequential(flow(), 7, seed=2, slots=slots)
+        assert torch.equal(run.samples, reference.samples)
+        assert torch.equal(run.calls, reference.calls)
+    assert torch.equal(Sequential(flow(), 4).sample(seeds_of(2, 7)).samples, reference.samples)
+
+
+@pytest.mark.parametrize("slots", [0, -1, 2.5, True])
+def test_slots_must_be_a_number_of_slots(slots: Any) -> None:
+    draws: tuple[Callable[..., Any], ...] = fs.sample, fs.stream
+    for draw in draws:
+        with pytest.raises(ValueError, match="slots must be a whole number of at least 1"):
+            draw(flow(), 3, window=4, slots=slots)
+
+
+@pytest.mark.parametrize("draw", [partial(fs.sample, window=3), fs.sequential], ids=["sample", "sequential"])
+def test_graphs_need_a_gpu(draw: Callable[..., fs.Run]) -> None:
+    with pytest.raises(ValueError, match="graph=True needs a target on a CUDA device"):
+        draw(flow(), 2, graph=True)

@@ -1,0 +1,92 @@
+"""Tuning against a clock of our own: a call costs `fixed + each × states`, all else nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample.engine import tuning as tuning_module
+from foresample.targets import ChainTarget
+
+
+class Machine:
+    """A target whose calls take time on a clock that nothing else moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fixed: float, each: float) -> None:
+        self.now, self.fixed, self.each = 0.0, fixed, each
+        monkeypatch.setattr(tuning_module, "perf_counter", lambda: self.now)
+
+    def target(self, steps: int = 40) -> ChainTarget:
+        base = fs.GaussianMixture.of_draft_trees(2).langevin(steps, 0.01)
+
+        def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+            self.now += self.fixed + self.each * len(x)
+            return base.network(x, step, row)
+
+        return replace(base, network=network)
+
+
+def test_where_calls_cost_the_same_wide_windows_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, fixed=1.0, each=0.0)
+    tuning = fs.tune(machine.target())
+    assert tuning.window is not None
+    assert tuning.window >= 8
+    best = max(tuning.trials, key=lambda trial: trial.gain)
+    assert best.gain == pytest.approx(40 / best.calls)
+    assert tuning.predicted == best.gain
+    assert tuning.achieved == pytest.approx(tuning.predicted, rel=0.5)
+    assert "take window" in tuning.advice
+
+
+def test_where_every_state_costs_its_price_sequential_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = fs.tune(Machine(monkeypatch, fixed=0.0, each=1.0).target())
+    assert tuning.window is None
+    assert tuning.achieved is None
+    assert tuning.predicted < 1
+    assert "Sample sequentially" in tuning.advice
+
+
+def test_widening_stops_where_the_gain_has_fallen(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = fs.tune(Machine(monkeypatch, fixed=0.0, each=1.0).target(), windows=(2, 30))
+    assert [trial.window for trial in tuning.trials] == [2, 30]
+    assert len(fs.tune(Machine(monkeypatch, fixed=1.0, each=1.0).target()).trials) < 6
+
+
+def test_more_slots_fill_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same machine, one sample or many at a time."""
+    machine = Machine(monkeypatch, fixed=8.0, each=1.0)
+    one, many = (fs.tune(machine.target(), slots=slots) for slots in (1, 64))
+    assert one.window is not None
+    assert many.window is None
+    states = [trial.states for trial in many.trials]
+    assert states == [64 * (trial.window + 1) for trial in many.trials]
+
+
+def test_auto_samples_with_the_window_found_or_sequentially(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap = Machine(monkeypatch, fixed=1.0, each=0.0)
+    target = cheap.target(steps=16)
+    run = fs.sample(target, 3, window="auto", seed=4)
+    assert run.report.window == fs.tune(target, slots=3).window
+    assert torch.equal(run.samples, fs.sample(target, 3, window=run.report.window, seed=4).samples)
+    dear = Machine(monkeypatch, fixed=0.0, each=1.0)
+    run = fs.sample(dear.target(steps=16), 3, window="auto", seed=4)
+    assert run.report.method == "sequential"
+    assert torch.equal(run.samples, fs.sequential(dear.target(steps=16), 3, seed=4).samples)
+
+
+def test_tuning_serialises(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.1).target(), slots=2, windows=[3])
+    data = json.loads(tuning.to_json())
+    assert data["slots"] == 2
+    assert data["trials"][0]["window"] == 3
+    assert data["predicted"] == tuning.predicted
+
+
+def test_windows_beyond_the_chain_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=6))
+    assert [trial.window for trial in tuning.trials] == [2, 4, 5]

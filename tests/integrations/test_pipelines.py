@@ -1,0 +1,294 @@
+"""`foresample.accelerate` on real pipelines with random weights."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample import pretrained
+from foresample.integrations.pipelines import _stream_seeds
+from foresample.selftest import ks_two_sample
+from foresample.targets import from_scheduler
+
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+from tests import pipelines  # noqa: E402
+from tests.pipelines import DDIM, PIPELINES, PROMPTS, SIZE, generators  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
+)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_same_type_fewer_calls_and_no_trace(name: str, tmp_path: Path) -> None:
+    build, arguments = PIPELINES[name]
+    pipe = build(tmp_path)
+
+    def draw() -> Any:
+        torch.manual_seed(7)  # some pipelines do not pass their generator on to the scheduler
+        return pipe(**arguments, generator=generators(4))
+
+    before = draw()
+    kind, attributes = type(pipe), set(vars(pipe))
+    with fs.accelerate(pipe, window=5):
+        ours, again = draw(), draw()
+        report = pipe.foresample_report
+    assert type(ours) is type(before)
+    assert ours.images.shape == before.images.shape
+    assert ours.images.dtype == before.images.dtype
+    assert torch.equal(ours.images, again.images)
+    assert report.calls_mean < 0.85 * 12
+    assert report.steps == 12
+    assert type(pipe) is kind
+    assert set(vars(pipe)) == attributes
+    assert "forward" not in vars(getattr(pipe, "unet", None) or pipe.transformer)
+    assert not {"step", "set_timesteps", "scale_model_input"} & set(vars(pipe.scheduler))
+    assert torch.equal(draw().images, before.images)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_each_image_has_its_own_stream_and_conditioning(name: str, tmp_path: Path) -> None:
+    """Dropping images from the batch leaves the others as they were, up to the network's rounding."""
+    build, arguments = PIPELINES[name]
+    pipe = build(tmp_path)
+    single = {k: v[:1] if isinstance(v, list) else v for k, v in arguments.items()} | {
+        "num_images_per_prompt": 1
+    }
+    single = {k: v[:1] if isinstance(v, Tensor) else v for k, v in single.items()}
+    with fs.accelerate(pipe, window=5):
+        everyone = pipe(**arguments, generator=generators(4)).images
+        alone = pipe(**single, generator=generators(1)).images
+    torch.testing.assert_close(alone[0], everyone[0], rtol=1e-3, atol=1e-3 * float(everyone[0].abs().max()))
+
+
+def test_guided_states_get_their_own_prompt_and_timestep(tmp_path: Path) -> None:
+    """The pipeline's samples are those of the same chain around guidance written out by hand."""
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with fs.accelerate(pipe, window=5):
+        theirs = pipe(**PROMPTS, guidance_scale=4.0, generator=generators(4)).images
+        report = pipe.foresample_report
+
+    positive, unconditional = pipe.encode_prompt(["a cat", "dog"], "cpu", 2, True, negative_prompt=["x", "y z"])
+    scheduler = copy.deepcopy(pipe.scheduler)
+    scheduler.set_timesteps(12)
+    start = torch.cat([torch.randn(1, 4, 4, 4, generator=g) for g in generators(4)])
+
+    def guided(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        text = pipe.unet(x, time, encoder_hidden_states=positive[row]).sample
+        free = pipe.unet(x, time, encoder_hidden_states=unconditional[row]).sample
+        return free + 4.0 * (text - free)
+
+    target = replace(from_scheduler(scheduler, guided, (4, 4, 4)), start_states=start)
+    run = fs.sample(target, seeds=_stream_seeds(generators(4))(4), window=5)
+    assert run.report.calls_mean == report.calls_mean
+    torch.testing.assert_close(theirs, run.samples, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+@pytest.mark.law
+@pytest.mark.slow
+def test_the_law_of_the_latents_is_the_pipeline_s_own(tmp_path: Path) -> None:
+    """Two-sample tests on projections, norms and single coordinates. False alarm 1e-4."""
+    pipe = pipelines.stable_diffusion(tmp_path, diffusers.DDPMScheduler(clip_sample=True, steps_offset=1))
+    arguments = {"prompt": "a cat", "num_images_per_prompt": 500} | SIZE | {"num_inference_steps": 8}
+    theirs = torch.cat([pipe(**arguments, generator=torch.Generator().manual_seed(i)).images for i in (0, 1)])
+    with fs.accelerate(pipe, window=4):
+        ours = [pipe(**arguments, generator=torch.Generator().manual_seed(i)).images for i in (2, 3)]
+        assert pipe.foresample_report.calls_mean < 8
+    one, two = torch.cat(ours).flatten(1).double(), theirs.flatten(1).double()
+    directions = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).double()
+    statistics = [
+        *zip((one @ directions).T, (two @ directions).T, strict=True),
+        (one.norm(dim=1), two.norm(dim=1)),
+    ]
+    statistics += [(one[:, i], two[:, i]) for i in range(0, 64, 9)]
+    p_values = [ks_two_sample(a.numpy(), b.numpy()) for a, b in statistics]
+    assert min(p_values) > 1e-4 / len(p_values)
+
+
+@pytest.mark.parametrize("drafter", [fs.Frozen("head"), fs.Frozen("nearest")], ids=str)
+def test_other_drafters_and_blocks(drafter: fs.Drafter, tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with fs.accelerate(pipe, window=5, drafter=drafter, block=1, recycle=False):
+        assert pipe(**PROMPTS, generator=generators(4)).images.isfinite().all()
+
+
+def test_seeds_may_be_given_instead_of_generators(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with fs.accelerate(pipe, window=5):
+        one = pipe(**PROMPTS, generator=[0, 1, 2, 3]).images
+        two = pipe(**PROMPTS, generator=generators(4)).images
+    assert torch.equal(one, two)
+
+
+def test_callbacks_come_in_step_order_with_all_images(tmp_path: Path) -> None:
+    pipe, seen = pipelines.stable_diffusion(tmp_path), []
+
+    def callback(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Tensor]) -> dict[str, Tensor]:
+        seen.append((step, int(timestep), kwargs["latents"].clone()))
+        return kwargs
+
+    with fs.accelerate(pipe, window=5):
+        last = pipe(**PROMPTS, generator=generators(4), callback_on_step_end=callback).images
+    assert [step for step, _, _ in seen] == list(range(12))
+    assert [t for _, t, _ in seen] == pipe.scheduler.timesteps.tolist()
+    torch.testing.assert_close(seen[-1][2], last)
+
+
+def test_a_callback_that_changes_the_latents_is_refused(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with fs.accelerate(pipe, window=5), pytest.raises(ValueError, match="changed the latents"):
+        pipe(**PROMPTS, callback_on_step_end=lambda p, i, t, k: {"latents": k["latents"] * 2})
+
+
+def test_an_interrupt_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+
+    def stop(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Tensor]) -> dict[str, Tensor]:
+        pipe._interrupt = step >= 3
+        return kwargs
+
+    with fs.accelerate(pipe, window=2), pytest.raises(RuntimeError, match=r"foresample.restore\(pipe\) first"):
+        pipe(**PROMPTS, callback_on_step_end=stop)
+
+
+def test_a_bfloat16_pipeline_keeps_its_chain_in_float32(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path).to(dtype=torch.bfloat16)
+    dtypes = set()
+    with fs.accelerate(pipe, window=5):
+        images = pipe(
+            **PROMPTS,
+            generator=generators(4),
+            callback_on_step_end=lambda p, i, t, k: dtypes.add(k["latents"].dtype),
+        ).images
+    assert images.dtype == torch.bfloat16
+    assert dtypes == {torch.float32}
+
+
+def test_image_to_image_starts_late(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path, kind=diffusers.StableDiffusionImg2ImgPipeline)
+    picture = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    arguments = {
+        "prompt": "a cat",
+        "image": picture,
+        "strength": 0.6,
+        "num_inference_steps": 20,
+        "output_type": "latent",
+    }
+    with fs.accelerate(pipe, window=5):
+        images = pipe(**arguments, generator=generators(1)).images
+        assert pipe.foresample_report.steps == 12
+        assert pipe.foresample_report.calls_mean < 12
+    assert images.shape == pipe(**arguments, generator=generators(1)).images.shape
+
+
+def test_what_others_put_on_the_instances_is_put_back(tmp_path: Path) -> None:
+    """An offloading hook sits on the network's instance just as we do."""
+    pipe = pipelines.stable_diffusion(tmp_path)
+    forward, step, seen = pipe.unet.forward, pipe.scheduler.step, []
+
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return forward(*args, **kwargs)
+
+    pipe.unet.forward, pipe.scheduler.step = functools.wraps(forward)(hook), step
+    own = pipe.unet.forward
+    with fs.accelerate(pipe, window=5):
+        pipe(**PROMPTS, generator=generators(4))
+        assert seen
+    assert vars(pipe.unet)["forward"] is own
+    assert vars(pipe.scheduler)["step"] is step
+
+
+def test_a_network_that_returns_nan_is_named_by_step_and_image(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with torch.no_grad():
+        pipe.unet.conv_out.bias.fill_(torch.nan)
+    with fs.accelerate(pipe, window=5), pytest.raises(FloatingPointError, match="at step 0 of sample 0"):
+        pipe(**PROMPTS, generator=generators(4))
+
+
+def test_decoded_pictures(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with fs.accelerate(pipe, window=5):
+        images = pipe(**PROMPTS | {"output_type": "pil"}, generator=generators(4)).images
+    assert [image.size for image in images] == [(8, 8)] * 4
+
+
+# ------------------------------------------------------------------ what is refused, and when
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "sentence"),
+    [
+        (lambda: diffusers.UniPCMultistepScheduler(), "adds no noise"),
+        (lambda: diffusers.DDPMScheduler(variance_type="learned_range"), "use variance_type='fixed_small'"),
+        (lambda: diffusers.LCMScheduler(), "use one of DDPMScheduler"),
+    ],
+)
+def test_schedulers_are_refused_before_the_first_prompt(scheduler: Any, sentence: str, tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path, scheduler())
+    with pytest.raises(ValueError, match=sentence):
+        fs.accelerate(pipe)
+    assert "_foresample" not in vars(pipe)
+
+
+def test_ddim_without_noise_is_refused_at_the_call(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path, diffusers.DDIMScheduler(**DDIM))
+    with fs.accelerate(pipe), pytest.raises(ValueError, match=r"pass eta=1\.0"):
+        pipe(**PROMPTS)
+
+
+def test_a_replaced_scheduler_is_noticed(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    fs.accelerate(pipe)
+    pipe.scheduler = diffusers.DDPMScheduler()
+    with pytest.raises(RuntimeError, match=r"accelerate\(pipe\) again"):
+        pipe(**PROMPTS)
+
+
+@pytest.mark.parametrize("thing", [object(), torch.nn.Linear(1, 1)], ids=["object", "module"])
+def test_what_is_no_pipeline_is_refused(thing: Any) -> None:
+    with pytest.raises(
+        TypeError, match="nothing foresample knows how to accelerate: pass a diffusers pipeline"
+    ):
+        fs.accelerate(thing)
+
+
+def test_only_latents_go_to_callbacks(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with fs.accelerate(pipe), pytest.raises(ValueError, match="only latents"):
+        pipe(
+            **PROMPTS,
+            callback_on_step_end=lambda *a: {},
+            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
+        )
+
+
+# ------------------------------------------------------------------ the embedded model
+
+
+@pytest.mark.slow
+def test_the_embedded_model_through_its_pipeline_takes_as_few_calls() -> None:
+    """DDPMPipeline passes no labels, so all images get one; calls agree within their errors."""
+    pipe = diffusers.DDPMPipeline.from_pretrained(pretrained.EMBEDDED)
+    pipe.set_progress_bar_config(disable=True)
+    network = pipe.unet.forward
+    pipe.unet.forward = lambda sample, timestep: network(
+        sample, timestep, class_labels=torch.full((len(sample),), 7)
+    )
+    with fs.accelerate(pipe, window=8):
+        pipe(batch_size=8, num_inference_steps=50, output_type="np", generator=torch.Generator().manual_seed(0))
+        theirs = pipe.foresample_report
+    ours = fs.sample(pretrained.load().target(50, [7] * 8), 8, window=8).report
+    error = (theirs.calls_error**2 + ours.calls_error**2) ** 0.5
+    assert abs(theirs.calls_mean - ours.calls_mean) < 4 * error
+    assert theirs.speedup > 2.5

@@ -1,0 +1,351 @@
+"""Robot policies of both families, accelerated: the sequential policy's law, fewer calls, no trace left."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foresample as fs
+
+diffusers = pytest.importorskip("diffusers")
+
+from recipes import lasa  # noqa: E402
+from tests.policies import (  # noqa: E402
+    FAMILIES,
+    SCHEDULE,
+    LowdimPolicy,
+    Small,
+    law_tests,
+    lerobot,
+    lowdim,
+    observed,
+    plan_lerobot,
+    plan_lowdim,
+    seeded,
+)
+
+LEVEL = 1e-3  # probability that a correct sampler fails one of the law tests here
+PLANS = 2000
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> tuple[Any, Callable[..., Tensor]]:
+    make, plan = FAMILIES[request.param]
+    return make(), plan
+
+
+def network_of(policy: Any) -> Small:
+    return policy.diffusion.unet if hasattr(policy, "diffusion") else policy.model
+
+
+@pytest.mark.law
+def test_the_law_is_the_sequential_policy_s_with_fewer_calls(family: Any) -> None:
+    policy, plan = family
+    sequential = plan(policy, PLANS, seeded(1))
+    with fs.accelerate(policy, window=6):
+        speculative = plan(policy, PLANS, seeded(2))
+        report = policy.foresample_report
+    assert report.calls_mean < 0.7 * 20
+    p_values = law_tests(sequential, speculative)
+    assert min(p_values) > LEVEL / len(p_values)
+
+
+@pytest.mark.law
+def test_the_law_tests_can_fail() -> None:
+    """A policy that forgets to overwrite one conditioned coordinate before the network is found out."""
+    policy, forgetful = lowdim(), lowdim()
+    sequential = plan_lowdim(policy, PLANS, seeded(1))
+    inner = forgetful.model.forward
+
+    def forward(sample: Tensor, timestep: Tensor, **conditions: Any) -> Tensor:
+        changed = sample.clone()
+        changed[:, 1, 2] = 0.0
+        return inner(changed, timestep, **conditions)
+
+    forgetful.model.forward = forward  # type: ignore[method-assign, assignment]
+    with fs.accelerate(forgetful, window=6):
+        p_values = law_tests(sequential, plan_lowdim(forgetful, PLANS, seeded(2)))
+    assert min(p_values) < LEVEL / len(p_values)
+
+
+@pytest.mark.law
+def test_the_given_noise_is_where_the_chain_starts() -> None:
+    """A schedule that ends far from pure noise: plans remember their start, as the sequential ones do."""
+    model = lerobot().diffusion
+    model.noise_scheduler = diffusers.DDPMScheduler(num_train_timesteps=20)
+    start, condition = torch.randn(1, 4, 2, generator=seeded(3)), torch.zeros(1500, 3)
+    start = start.expand(1500, 4, 2).clone()
+    sequential = model.conditional_sample(1500, condition, seeded(4), start).detach()
+    with fs.accelerate(model, window=6):
+        speculative = model.conditional_sample(1500, condition, seeded(5), noise=start)
+        fresh = model.conditional_sample(1500, condition, seeded(5))
+        with pytest.raises(ValueError, match="give one start"):
+            model.conditional_sample(3, condition[:3], noise=start)
+    p_values = law_tests(sequential, speculative)
+    assert min(p_values) > LEVEL / len(p_values)
+    assert min(law_tests(sequential, fresh)) < LEVEL / len(p_values)
+
+
+def test_conditioned_coordinates_are_kept_exactly_and_conditions_follow_their_rows() -> None:
+    policy = lowdim()
+    observation = torch.linspace(-1, 1, 12).view(6, 2)
+    data, mask = observed(observation)
+    with fs.accelerate(policy, window=5):
+        plans = policy.predict_action(observation, seeded(0))
+    assert plans.shape == data.shape
+    assert plans.dtype == data.dtype
+    assert torch.equal(plans[mask], data[mask])
+    # The last plan of a batch is drawn by its own seed and its own conditions: alone it comes out the same.
+    seeds = torch.randint(2**63 - 1, (6,), generator=seeded(0))
+    with fs.accelerate(policy, window=5), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foresample.integrations.policies._seeds", lambda count, generator: seeds[5:])
+        alone = policy.predict_action(observation[5:], seeded(0))
+    torch.testing.assert_close(alone[0], plans[5], rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_that_is_all_conditions() -> None:
+    policy, data = lowdim(), torch.rand(2, 4, 3)
+    with fs.accelerate(policy):
+        plans = policy.conditional_sample(data, torch.ones_like(data).bool(), global_cond=data[:, 0, :2])
+    assert torch.equal(plans, data)
+
+
+def test_restore_leaves_no_trace(family: Any) -> None:
+    policy, plan = family
+    model = getattr(policy, "diffusion", policy)
+    before, names = plan(policy, 3, seeded(0)), [set(vars(policy)), set(vars(model))]
+    fs.accelerate(policy, window=4)
+    fs.accelerate(policy, window=8)  # again, with other settings
+    other = plan(policy, 3, seeded(0))
+    assert policy.foresample_report.window == 8
+    assert not torch.equal(before, other)
+    fs.restore(policy)
+    assert torch.equal(plan(policy, 3, seeded(0)), before)
+    assert [set(vars(policy)), set(vars(model))] == names
+    fs.restore(policy)  # nothing to undo
+
+
+def test_a_method_rebound_by_someone_else_comes_back() -> None:
+    policy = lowdim()
+    original = policy.conditional_sample
+
+    def rebound(condition_data: Tensor, condition_mask: Tensor, generator: Any = None, **kwargs: Any) -> Tensor:
+        return original(condition_data, condition_mask, generator=generator, **kwargs)
+
+    policy.conditional_sample = rebound  # type: ignore[method-assign, assignment]
+    with fs.accelerate(policy):
+        pass
+    assert policy.conditional_sample is rebound
+
+
+def test_an_error_inside_the_block_restores_too() -> None:
+    policy = lowdim()
+    with pytest.raises(RuntimeError, match="stop"), fs.accelerate(policy):
+        raise RuntimeError("stop")
+    assert "conditional_sample" not in vars(policy)
+
+
+def test_a_copy_of_an_accelerated_policy_is_one_by_itself() -> None:
+    policy = lowdim()
+    with fs.accelerate(policy):
+        twin = copy.deepcopy(policy)
+    plan_lowdim(twin, 2)
+    report: Any = twin.foresample_report
+    assert report.count == 2
+    assert not hasattr(policy, "foresample_report")
+
+
+def test_a_generator_decides_the_plan_and_only_that(family: Any) -> None:
+    policy, plan = family
+    with fs.accelerate(policy, window=6):
+        one, two = plan(policy, 3, seeded(0)), plan(policy, 3, seeded(0))
+        generator = seeded(0)
+        first, second = (plan(policy, 3, generator) for _ in range(2))
+        torch.manual_seed(5)
+        state = torch.get_rng_state()
+        plan(policy, 3, seeded(0))
+        assert torch.equal(torch.get_rng_state(), state)
+        global_one = plan(policy, 3)
+        torch.manual_seed(5)
+        global_two = plan(policy, 3)
+    assert torch.equal(one, two)
+    assert torch.equal(one, first)
+    assert not torch.equal(first, second)
+    assert torch.equal(global_one, global_two)
+
+
+@pytest.mark.parametrize("pad", [True, 40])
+def test_padding_shows_the_network_one_shape_and_changes_nothing(family: Any, pad: bool | int) -> None:
+    policy, plan = family
+    with fs.accelerate(policy, window=6):
+        plain = plan(policy, 3, seeded(0))
+        network_of(policy).shapes.clear()
+    with fs.accelerate(policy, window=6, batch_pad=pad):
+        padded = plan(policy, 3, seeded(0))
+    shapes = network_of(policy).shapes
+    assert {shape[0] for shape in shapes} == {3 * 7 if pad is True else 40}
+    torch.testing.assert_close(padded, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_that_is_too_small_is_refused() -> None:
+    policy = lowdim()
+    with (
+        fs.accelerate(policy, window=6, batch_pad=8),
+        pytest.raises(ValueError, match="at least 7 for each"),
+    ):
+        plan_lowdim(policy, 4)
+
+
+def test_half_precision_comes_back_as_half_precision() -> None:
+    policy = lerobot()
+    policy.diffusion.to(torch.bfloat16)
+    condition = torch.zeros(2, 3, dtype=torch.bfloat16)
+    with fs.accelerate(policy):
+        plans = policy.diffusion.conditional_sample(2, condition)
+    assert plans.dtype == torch.bfloat16
+    assert plans.shape == (2, 4, 2)
+
+
+@pytest.mark.law
+def test_local_conditions_and_stochastic_ddim() -> None:
+    """DDIM has noise when the policy passes eta to scheduler.step."""
+    policy = lowdim("DDIMScheduler", eta=1.0)
+    policy.num_inference_steps = 10
+    policy.model = Small(4, 3, 4)
+    data = torch.zeros(300, 4, 3)
+    arguments = {"local_cond": torch.full((300, 4, 1), 0.3), **policy.kwargs}
+    with torch.no_grad():
+        sequential = policy.conditional_sample(data, data.bool(), **arguments, generator=seeded(0))
+    with fs.accelerate(policy, window=5):
+        speculative = policy.conditional_sample(data, data.bool(), **arguments, generator=seeded(1))
+    p_values = law_tests(sequential, speculative)
+    assert min(p_values) > LEVEL / len(p_values)
+    assert policy.num_inference_steps == 10
+
+
+class TransformerPolicy(LowdimPolicy):
+    """diffusion_policy's transformer: one condition, named cond."""
+
+    def conditional_sample(  # type: ignore[override]
+        self,
+        condition_data: Tensor,
+        condition_mask: Tensor,
+        cond: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        return super().conditional_sample(condition_data, condition_mask, generator=generator, **kwargs)
+
+
+def test_the_transformer_s_condition_is_passed_on() -> None:
+    policy = TransformerPolicy(diffusers.DDPMScheduler(**SCHEDULE))
+    seen = []
+
+    def model(sample: Tensor, timestep: Tensor, cond: Tensor) -> Tensor:
+        seen.append(cond.shape[0] == sample.shape[0])
+        return 0.5 * sample + cond.mean((1, 2)).view(-1, 1, 1)
+
+    policy.__dict__["model"] = model
+    del policy._modules["model"]
+    data = torch.zeros(3, 4, 3)
+    with fs.accelerate(policy, window=5):
+        policy.conditional_sample(data, data.bool(), cond=torch.rand(3, 2, 2))
+    assert seen
+    assert all(seen)
+
+
+@pytest.mark.law
+@pytest.mark.slow
+def test_the_trained_policy_plans_with_fewer_calls() -> None:
+    """The handwriting policy, trained on real demonstrations: same law of plans, a third of the calls."""
+    policy = lasa.load()
+    position, velocity = torch.tensor([[-0.4, 0.7]]), torch.zeros(1, 2)
+    shape = torch.zeros(1, dtype=torch.int64)
+    many = [v.expand(300, *v.shape[1:]) for v in (position, velocity, shape)]
+
+    def plans(seed: int) -> Tensor:
+        return policy.predict_action_chunk(many[0], many[1], many[2], seeded(seed))
+
+    sequential = plans(0)
+    with fs.accelerate(policy, window=16):
+        speculative = plans(1)
+        report = policy.foresample_report
+    assert isinstance(report, fs.Report)
+    assert report.speedup > 3
+    p_values = law_tests(sequential, speculative)
+    assert min(p_values) > LEVEL / len(p_values)
+
+
+@pytest.mark.law
+@pytest.mark.slow
+def test_the_trained_policy_reaches_its_goal_either_way() -> None:
+    """Closed loop, 8 of 16 velocities at a time: an S of 112 points from where people began it."""
+
+    def ends() -> Tensor:
+        position, velocity = torch.tensor([[0.72, 0.66]]).expand(12, 2), torch.zeros(12, 2)
+        generator = seeded(0)
+        for _ in range(14):
+            actions = policy.predict_action_chunk(position, velocity, torch.zeros(12).long(), generator)
+            position, velocity = position + actions.sum(1), actions[:, -1]
+        return (position - torch.tensor([-0.716, -0.946])).norm(dim=1)
+
+    policy = lasa.load()
+    assert ends().max() < 0.15
+    with fs.accelerate(policy, window=16):
+        assert ends().max() < 0.15
+
+
+def test_what_is_no_policy_is_refused() -> None:
+    for thing in (object(), nn.Linear(1, 1), SimpleNamespace(diffusion=nn.Linear(1, 1))):
+        with pytest.raises(TypeError, match=r"nothing foresample knows .* pass .* LeRobot's DiffusionPolicy"):
+            fs.accelerate(thing)
+
+
+def test_ddim_without_noise_is_refused_with_what_to_use() -> None:
+    policy = lerobot()
+    policy.diffusion.noise_scheduler = diffusers.DDIMScheduler(**SCHEDULE)
+    with pytest.raises(ValueError, match=r"eta=0.*DDPMScheduler\.from_config"):
+        fs.accelerate(policy)
+    assert "conditional_sample" not in vars(policy.diffusion)
+    with pytest.raises(ValueError, match=r"or give the policy eta=1\.0"):
+        fs.accelerate(lowdim("DDIMScheduler"))
+    model = policy.diffusion
+    model.noise_scheduler = diffusers.DDPMScheduler.from_config(model.noise_scheduler.config)
+    with fs.accelerate(policy):
+        assert plan_lerobot(policy, 1).shape == (1, 4, 2)
+
+
+def test_settings_and_calls_that_cannot_work_are_refused() -> None:
+    policy = lowdim()
+    with pytest.raises(ValueError, match="window must be"):
+        fs.accelerate(policy, window=0)
+    with pytest.raises(ValueError, match="batch_pad must be"):
+        fs.accelerate(policy, batch_pad=0)
+    with pytest.raises(TypeError, match="not a drafter"):
+        fs.accelerate(policy, drafter=3)  # type: ignore[arg-type]
+    data, mask = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3, dtype=torch.bool)
+    mask[0, 0, 0] = True
+    with fs.accelerate(policy):
+        with pytest.raises(ValueError, match="once for each mask"):
+            policy.conditional_sample(data, mask)
+        with pytest.raises(ValueError, match=r"cannot pass return_dict to scheduler\.step"):
+            policy.conditional_sample(data, data.bool(), return_dict=False)
+    thresholded = diffusers.DDPMScheduler(thresholding=True, clip_sample=False, **SCHEDULE)
+    with fs.accelerate(LowdimPolicy(thresholded)) as policy, pytest.raises(ValueError, match="clip_sample"):
+        plan_lowdim(policy, 1)
+
+
+def test_a_network_that_still_drops_out_is_refused() -> None:
+    policy = lowdim()
+    policy.model.add_module("drop", nn.Dropout(0.1))
+    with fs.accelerate(policy):
+        with pytest.raises(ValueError, match=r"training mode and has Dropout; call policy\.eval\(\)"):
+            plan_lowdim(policy, 1)
+        policy.eval()
+        plan_lowdim(policy, 1)

@@ -1,0 +1,192 @@
+"""The law of the output, at one stated false-alarm budget, and broken samplers that must be caught.
+
+Every test compares speculative samples with sequential ones and with the chain itself: projections and norms of
+states and increments at every step (the joint law of consecutive states), and innovations against N(0, I). A
+correct sampler fails anywhere in this file with probability at most SUITE_LEVEL: each of the SHARES test cases
+may use an equal part of it (and seeds are fixed, so a green suite stays green).
+
+High dimension has no power: everything here is one- or two-dimensional.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample.contracts import is_multistep
+from foresample.core import round as rounds
+from foresample.core.noise import seeds_of
+from foresample.core.round import Rows
+from foresample.core.verify import verify
+from foresample.selftest import Recorder, drafter_is_adapted, ks_normal, law_tests
+from tests import reference
+from tests.small_chains import CHAINS, DRAFTERS, LooksAhead, Zero, constant_drift, flow, strays
+
+pytestmark = pytest.mark.law
+
+SUITE_LEVEL = 1e-3
+SHARES = 400
+
+BLOCKS = {"per step": 1, "blocks of 4": 4, "whole window": None}
+
+
+def smallest_p_value(target: fs.Target, samples: int, seed: int, every: int = 1, **settings: Any) -> float:
+    """The smallest p-value of all tests along the chain, corrected for their number."""
+    steps = [k for k in range(2 if is_multistep(target) else 1, len(target.std)) if target.std[k] > 0][::every]
+    ours, theirs = Recorder(steps, target, samples), Recorder(steps, target, samples)
+    seeds = seeds_of(seed, 2 * samples)
+    fs.sample(target, seeds=seeds[:samples], observe=ours.from_sample(0), **settings)
+    fs.sequential(target, seeds=seeds[samples:], observe=theirs.from_sample(0))
+    p_values = [p for _, p in law_tests(target, ours, theirs, seed)]
+    return min(p_values) * len(p_values)
+
+
+@pytest.mark.parametrize("recycle", [True, False], ids=["recycled", "fresh"])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_setting_has_the_law_of_the_chain(chain: str, drafter: str, block: str, recycle: bool) -> None:
+    target = CHAINS[chain]()
+    settings = {"drafter": DRAFTERS[drafter](target), "block": BLOCKS[block], "recycle": recycle}
+    assert smallest_p_value(target, 5_000, 11, every=3, window=6, **settings) > SUITE_LEVEL / SHARES
+
+
+@pytest.mark.parametrize(
+    ("chain", "window", "settings"),
+    [
+        ("flow", 14, {}),
+        ("flow", 5, {"block": 2}),
+        ("flow", 14, {"drafter": fs.Frozen("parent"), "recycle": False}),
+        ("ddpm", 12, {}),
+        ("langevin", 13, {}),
+        ("interrupted", 6, {}),
+    ],
+    ids=str,
+)
+def test_the_law_holds_at_a_hundred_thousand_samples(chain: str, window: int, settings: dict[str, Any]) -> None:
+    assert smallest_p_value(CHAINS[chain](), 100_000, 12, window=window, **settings) > SUITE_LEVEL / SHARES
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_constant_mismatch_of_one_std(dim: int, block: str) -> None:
+    p = smallest_p_value(constant_drift(dim), 50_000, 13, window=6, drafter=Zero(), block=BLOCKS[block])
+    assert p > SUITE_LEVEL / SHARES
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("chain", ["flow", "multistep"])
+def test_windows_that_end_early_have_the_law(
+    chain: str, drafter: str, block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mismatch of half a std ends them here, so most do."""
+    monkeypatch.setattr("foresample.core.verify.FAR", 0.5)
+    target = CHAINS[chain]()
+    settings = {"drafter": DRAFTERS[drafter](target), "block": BLOCKS[block], "recycle": drafter != "parent"}
+    assert smallest_p_value(target, 5_000, 18, every=3, window=10, **settings) > SUITE_LEVEL / SHARES
+
+
+def test_a_network_that_breaks_off_the_beaten_path_does_no_harm() -> None:
+    """NaN where drafts stray and the chain does not go: many do."""
+    target, broken = strays(), []
+    network = target.network
+
+    def watched(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        prediction = network(x, time, row)
+        broken.append(int(prediction.isnan().any(1).sum()))
+        return prediction
+
+    p = smallest_p_value(replace(target, network=watched), 20_000, 19, window=10)
+    assert p > SUITE_LEVEL / SHARES
+    assert sum(broken) > 1_000
+
+
+# ------------------------------------------------------------------ what must be caught
+
+
+def test_the_reference_verification_has_the_law_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what the broken twins below are caught for is their bug."""
+    monkeypatch.setattr(rounds, "verify", reference.verify)
+    assert smallest_p_value(flow(), 20_000, 14, window=14) > SUITE_LEVEL / SHARES
+
+
+@pytest.mark.parametrize("bug", reference.BUGS)
+def test_broken_verification_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "verify", partial(reference.verify, bug=bug))
+    if bug == "per-step residual":  # hides on the mixture
+        p = smallest_p_value(constant_drift(), 50_000, 14, window=6, drafter=Zero())
+    else:
+        p = smallest_p_value(flow(), 20_000, 14, window=14)
+    assert p < SUITE_LEVEL / SHARES
+
+
+def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = rounds.draft_path
+
+    def peeking(
+        target: fs.Target, drafter: fs.Drafter, rows: Rows, step: Tensor, std: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        class Peek:
+            begin, reach, learn = drafter.begin, drafter.reach, drafter.learn
+
+            def guess(
+                self,
+                memory: fs.DrafterMemory,
+                x: Tensor,
+                position: int,
+                step: Tensor,
+                row: Tensor,
+                before: fs.PreviousDraft | None,
+            ) -> Tensor:
+                return drafter.guess(memory, x, position, step, row, before) + 0.5 * rows.noise[:, position]
+
+        return honest(target, Peek(), rows, step, std)
+
+    monkeypatch.setattr(rounds, "draft_path", peeking)
+    assert smallest_p_value(flow(), 20_000, 15, window=14) < SUITE_LEVEL / SHARES
+
+
+def test_a_drafter_that_looks_ahead_is_caught_by_the_law_and_by_adaptedness() -> None:
+    target = flow("x0")
+    assert smallest_p_value(target, 20_000, 16, window=14, drafter=LooksAhead()) < SUITE_LEVEL / SHARES
+    assert not drafter_is_adapted(LooksAhead(), target, 6).passed
+
+
+# ------------------------------------------------------------------ the recycling theorem itself
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept(block: str) -> None:
+    """Theory, section 4: given τ, the noise behind the corrected state is N(0, I), also jointly with it."""
+    rows, width = 200_000, 5
+    generator = torch.Generator().manual_seed(17)
+    noise = torch.randn(rows, width, 2, generator=generator, dtype=torch.float64)
+    mean = torch.zeros_like(noise)
+    # The target's mean depends on the path so far, as it does in a chain.
+    past = noise.cumsum(1)[..., 0] - noise[..., 0]
+    drift = torch.stack([0.6 + 0.5 * past.tanh(), torch.full_like(past, 0.4)], 2)
+    verdict = verify(
+        noise,
+        mean,
+        drift,
+        torch.ones(rows, width, dtype=torch.float64),
+        torch.full((rows,), width),
+        torch.rand(rows, width, generator=generator, dtype=torch.float64),
+        block=BLOCKS[block],
+    )
+    p_values = []
+    for kept in range(width - 1):
+        rejected = verdict.accepted == kept
+        left = verdict.noise[rejected]
+        corrected = left[:, kept, 0] - left[:, kept, 0].median()
+        for z in left[:, kept + 1 :].flatten(1).T:
+            p_values.append(ks_normal(z.numpy()))
+            p_values.append(ks_normal((corrected.sign() * z).numpy()))
+    assert min(p_values) * len(p_values) > SUITE_LEVEL / SHARES

@@ -1,0 +1,165 @@
+"""Model folders, on real diffusers objects built from configs; `tests/cli` has the commands that use them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import foresample as fs
+from foresample import pretrained
+from foresample.integrations.pipelines import _stream_seeds
+from foresample.selftest import rows_are_independent
+from tests.tiny_model import copy_model, save_tiny_model
+
+diffusers = pytest.importorskip("diffusers")
+
+
+def generators(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+KINDS = [{"prediction_type": kind} for kind in ("epsilon", "sample", "v_prediction")]
+SPACINGS = [{"timestep_spacing": spacing} for spacing in ("leading", "trailing", "linspace")]
+OTHERS = [{"variance_type": "fixed_large"}, {"thresholding": True, "clip_sample": False}]
+
+
+@pytest.mark.parametrize("scheduler", [*({**a, **b} for a in KINDS for b in SPACINGS), *OTHERS], ids=str)
+def test_the_chain_is_the_scheduler_s_own(folder: Path, tmp_path: Path, scheduler: dict[str, object]) -> None:
+    """Replay `scheduler.step` with the same noise over the whole chain."""
+    model = pretrained.load(copy_model(folder, tmp_path / "model", **scheduler))
+    target, row = model.target(13, [0, 1, 2], reuse="x0"), torch.arange(3)
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    for k, timestep in enumerate(model.scheduler.timesteps):
+        with torch.no_grad():
+            output = model.unet(x, timestep, class_labels=row).sample
+            theirs = model.scheduler.step(output, timestep, x, torch.Generator().manual_seed(k)).prev_sample
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(k))
+            step = torch.full((3,), k)
+            ours = target.mean(x, target.predict(x, step, row), step) + target.std[k] * noise
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+        x = theirs
+
+
+@pytest.mark.parametrize("scheduler", [{}, *OTHERS], ids=str)
+def test_a_folder_draws_what_its_accelerated_pipeline_draws(
+    folder: Path, tmp_path: Path, scheduler: dict[str, object]
+) -> None:
+    """One reader of schedulers: the same settings work either way, from the same noise to the same pictures."""
+    path = copy_model(folder, tmp_path / "model", **scheduler)
+    pipe = diffusers.DDPMPipeline.from_pretrained(path)
+    pipe.set_progress_bar_config(disable=True)
+    network = pipe.unet.forward
+    pipe.unet.forward = lambda sample, timestep: network(
+        sample, timestep, class_labels=torch.ones(len(sample), dtype=torch.int64)
+    )
+    with fs.accelerate(pipe, window=4):
+        theirs = pipe(3, generators(3), num_inference_steps=14, output_type="np").images
+        calls = pipe.foresample_report.rounds
+    start = torch.cat([torch.randn(1, 1, 8, 8, generator=generator) for generator in generators(3)])
+    target = replace(pretrained.load(path).target(14, [1]), start_states=start)
+    run = fs.sample(target, seeds=_stream_seeds(generators(3))(3), window=4)
+    pictures = (run.samples / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+    torch.testing.assert_close(torch.from_numpy(theirs), pictures, rtol=1e-3, atol=1e-3)
+    assert calls == int(run.calls.sum()) < 3 * 14
+
+
+def test_the_folder_is_a_plain_diffusers_pipeline(folder: Path) -> None:
+    pipe = diffusers.DDPMPipeline.from_pretrained(folder)
+    ours = pretrained.load(folder).unet.state_dict()
+    for name, value in pipe.unet.state_dict().items():
+        assert torch.equal(ours[name], value.float())
+
+
+def test_labels_condition_the_samples(folder: Path) -> None:
+    model = pretrained.load(folder)
+    one, other = (fs.sample(model.target(5, [c]), 1, window=3, seed=0).samples for c in (0, 2))
+    assert not torch.equal(one, other)
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_corrupt_weights(folder: Path, tmp_path: Path) -> None:
+    path = copy_model(folder, tmp_path / "model")
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"is corrupt .* copy or download it again"):
+        pretrained.load(path)
+
+
+def test_foreign_weights(folder: Path, tmp_path: Path) -> None:
+    path = copy_model(folder, tmp_path / "model")
+    config = path / "unet" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "block_out_channels": [8, 24]}))
+    with pytest.raises(ValueError, match=r"does not fit the network of config.json"):
+        pretrained.load(path)
+
+
+def test_pickled_weights_are_never_opened(folder: Path, tmp_path: Path) -> None:
+    path = copy_model(folder, tmp_path / "model")
+    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(FileNotFoundError, match="read from safetensors only"):
+        pretrained.load(path)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "sentence"),
+    [
+        ({"variance_type": "learned_range"}, "use variance_type='fixed_small'"),
+        ({"prediction_type": "flow"}, "prediction_type='flow' is none of"),
+    ],
+)
+def test_schedulers_without_an_exact_coupling(
+    folder: Path, tmp_path: Path, scheduler: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        pretrained.load(copy_model(folder, tmp_path / "model", **scheduler))
+
+
+def test_other_pipelines_and_other_folders(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not the folder of a diffusers DDPM pipeline"):
+        pretrained.load(tmp_path)
+    path = copy_model(folder, tmp_path / "model")
+    (path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    with pytest.raises(ValueError, match="holds FluxPipeline"):
+        pretrained.load(path)
+
+
+# ------------------------------------------------------------------ the embedded model
+
+
+@pytest.fixture(scope="module")
+def embedded() -> pretrained.Pretrained:
+    return pretrained.load()
+
+
+def test_the_embedded_model_fits_its_limit_and_is_only_safetensors() -> None:
+    files = [path for path in pretrained.EMBEDDED.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 6_000_000
+    assert {path.suffix for path in files} <= {".json", ".safetensors"}
+
+
+def test_the_embedded_model_treats_rows_independently(embedded: pretrained.Pretrained) -> None:
+    assert rows_are_independent(embedded.target(10)).passed
+
+
+@pytest.mark.slow
+def test_the_embedded_model_draws_what_is_asked_in_fewer_calls(embedded: pretrained.Pretrained) -> None:
+    """Seven of ten garments recognised by the shipped classifier, in under half the calls."""
+    from foresample.pretrained.classifier import load_classifier
+
+    labels = torch.arange(10)
+    run = fs.sample(embedded.target(50, labels), 10, window=6, seed=1)
+    judge = load_classifier(pretrained.EMBEDDED.parent / "classifier.safetensors")
+    assert (judge(run.samples).argmax(1) == labels).sum() >= 7
+    assert run.speedup > 2

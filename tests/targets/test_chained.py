@@ -1,0 +1,170 @@
+"""A chain and a network: what the network is told, and a diffusers scheduler around one's own network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample.targets import ChainTarget, flow, from_scheduler, vp
+from tests.chains.common import LINEAR, f64, states
+
+GRIDS: dict[Callable[..., ChainTarget], tuple[Tensor, dict[str, Any]]] = {
+    vp: (LINEAR[[900, 500, 100, 10]], {}),
+    flow: (torch.tensor([0.9, 0.5, 0.2, 0.01], dtype=f64), {"churn": 0.4}),
+}
+
+
+@pytest.mark.parametrize("process", list(GRIDS), ids=["vp", "flow"])
+def test_the_network_is_told_the_time_of_each_row(process: Callable[..., ChainTarget]) -> None:
+    grid, options = GRIDS[process]
+    heard = []
+
+    def listening(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        heard.append((time.tolist(), row.tolist()))
+        return x
+
+    step, row = torch.tensor([2, 0, 3]), torch.tensor([7, 8, 9])
+    process(listening, grid, (3,), dtype=f64, **options).predict(states(3), step, row)
+    times = torch.tensor([999, 500, 20, 0])
+    process(listening, grid, (3,), time=times, dtype=f64, **options).predict(states(3), step, row)
+    assert heard == [(grid[step].tolist(), [7, 8, 9]), ([20, 999, 0], [7, 8, 9])]
+
+
+def test_the_chain_has_the_dtype_it_was_given_whatever_the_network_returns() -> None:
+    target = vp(lambda x, time, row: x.bfloat16(), GRIDS[vp][0], (3,), dtype=torch.float32)
+    x, step = states(4).float(), torch.arange(4)
+    prediction = target.predict(x, step, step)
+    assert {target.std.dtype, prediction.dtype, target.mean(x, prediction, step).dtype} == {torch.float32}
+
+
+def test_samples_start_where_they_are_told_to() -> None:
+    target = vp(lambda x, time, row: 0.1 * x, GRIDS[vp][0], (3,), dtype=f64)
+    start = states(4, seed=5)
+    noise = states(4)
+    assert torch.equal(target.start(noise), noise)
+    there = replace(target, start_states=start)
+    assert torch.equal(there.start(noise), start)
+    assert not torch.equal(fs.sample(there, 4, window=2).samples, fs.sample(target, 4, window=2).samples)
+
+
+# ------------------------------------------------------------------ from_scheduler
+
+
+def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+    """Bounded, of the size of its input, and different at every time and row."""
+    shift = (time / 1000 + 0.1 * row).view(-1, *(1,) * (x.ndim - 1)).to(x.dtype)
+    return torch.tanh(0.7 * x + shift) - 0.1 * x.roll(1, -1)
+
+
+DPM = {"algorithm_type": "sde-dpmsolver++"}
+SCHEDULERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("DDPMScheduler", {"clip_sample": True}, {}),
+    ("DDPMScheduler", {"variance_type": "fixed_large", "prediction_type": "v_prediction"}, {}),
+    ("DDPMScheduler", {"thresholding": True, "clip_sample": False}, {}),
+    ("DDIMScheduler", {"clip_sample": True}, {"eta": 0.6}),
+    ("EulerAncestralDiscreteScheduler", {}, {}),
+    ("DPMSolverMultistepScheduler", DPM, {}),
+    ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True, "shift": 3.0}, {}),
+]
+
+
+def scheduler_of(name: str, steps: int | None, **config: Any) -> Any:
+    scheduler = getattr(pytest.importorskip("diffusers"), name)(**config)
+    if steps is not None:
+        scheduler.set_timesteps(steps)
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "options"), SCHEDULERS, ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_the_chain_of_a_scheduler_is_its_own_loop(
+    name: str, config: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """The loop of a pipeline (scale the input, call the network, `scheduler.step`) with the same noise."""
+    scheduler = scheduler_of(name, 13, **config)
+    target = from_scheduler(scheduler, network, (3, 4, 4), **options)
+    noise = torch.randn(14, 2, 3, 4, 4, generator=torch.Generator().manual_seed(3))
+    row = torch.arange(2)
+    theirs = float(getattr(scheduler, "init_noise_sigma", 1)) * noise[13]
+    ours, previous = target.start(noise[13]), torch.zeros_like(noise[13])
+    for k, timestep in enumerate(scheduler.timesteps):
+        seen = (
+            scheduler.scale_model_input(theirs, timestep) if hasattr(scheduler, "scale_model_input") else theirs
+        )
+        output = network(seen, timestep.expand(2), row)
+        torch.manual_seed(k)  # not every scheduler takes a generator
+        theirs = scheduler.step(output, timestep, theirs, **options).prev_sample
+        torch.manual_seed(k)
+        drawn = torch.randn(theirs.shape)
+        step = torch.full((2,), k)
+        prediction = target.predict(ours, step, row)
+        ours = target.mean(ours, prediction, step, previous) + target.std[k] * drawn
+        previous = prediction
+        size = float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4 * size)
+
+
+@pytest.mark.parametrize("reuse", ["x0", "v", "eps"])
+def test_what_is_reused_changes_the_calls_and_not_the_chain(reuse: Any) -> None:
+    scheduler = scheduler_of("DDPMScheduler", 12, clip_sample=True)
+    plain, other = (from_scheduler(scheduler, network, (3,), reuse=kind, dtype=f64) for kind in ("x0", reuse))
+    run = fs.sequential(plain, 3, seed=1)
+    torch.testing.assert_close(fs.sequential(other, 3, seed=1).samples, run.samples, rtol=1e-6, atol=1e-8)
+
+
+def test_a_half_precision_network_leaves_the_chain_as_it_is() -> None:
+    scheduler = scheduler_of("DDPMScheduler", 8)
+    target = from_scheduler(scheduler, lambda x, time, row: network(x.bfloat16(), time, row), (3,))
+    run = fs.sample(target, 4, window=4)
+    assert run.samples.dtype == torch.float32
+
+
+@pytest.mark.law
+def test_speculation_on_a_scheduler_and_a_network_is_exact() -> None:
+    target = from_scheduler(scheduler_of("DPMSolverMultistepScheduler", 12, **DPM), network, (2,), dtype=f64)
+    result = fs.check(target, window=5, samples=2000, batch=2000)
+    assert result.passed, str(result)
+
+
+def test_a_scheduler_without_timesteps_is_refused() -> None:
+    for name in ("DDPMScheduler", "EulerAncestralDiscreteScheduler"):
+        with pytest.raises(ValueError, match=r"call scheduler\.set_timesteps\(steps\) first"):
+            from_scheduler(scheduler_of(name, None), network, (3,))
+
+
+def test_schedulers_without_noise_are_refused() -> None:
+    with pytest.raises(ValueError, match="eta=0 adds no noise, so there is nothing to speculate on"):
+        from_scheduler(scheduler_of("DDIMScheduler", 10), network, (3,), eta=0)
+    with pytest.raises(ValueError, match="UniPCMultistepScheduler adds no noise"):
+        from_scheduler(scheduler_of("UniPCMultistepScheduler", 10), network, (3,))
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("DPMSolverMultistepScheduler", DPM), ("DDIMScheduler", {"clip_sample": True})],
+    ids=["earlier estimates", "unlimited estimates"],
+)
+def test_means_made_of_denoised_estimates_reuse_these(name: str, config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="made of denoised estimates: reuse x0, not v"):
+        from_scheduler(scheduler_of(name, 10, **config), network, (3,), reuse="v")
+
+
+def test_a_solver_of_first_order_reuses_what_it_is_told_to() -> None:
+    scheduler = scheduler_of("DPMSolverMultistepScheduler", 10, solver_order=1, **DPM)
+    one, other = (from_scheduler(scheduler, network, (3,), reuse=kind, dtype=f64) for kind in ("x0", "v"))
+    assert not one.multistep
+    torch.testing.assert_close(
+        fs.sequential(other, 3).samples, fs.sequential(one, 3).samples, rtol=1e-6, atol=1e-8
+    )
+
+
+def test_what_is_no_scheduler_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no timesteps yet: call scheduler\.set_timesteps"):
+        from_scheduler(object(), network, (3,))

@@ -1,0 +1,90 @@
+"""One call split over replicas: the same samples, at the latency of one share."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample.contracts import affine_chain
+from foresample.targets import ChainTarget, replicated
+from tests.small_chains import CHAINS, flow, mixture
+from tests.waiting import GUARD
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_replicas_change_nothing(chain: str, replicas: int) -> None:
+    target = replicated([CHAINS[chain]() for _ in range(replicas)])
+    assert affine_chain(target) is not None  # kernels serve it as they serve the other
+    run, plain = (fs.sample(t, 7, window=5, seed=3) for t in (target, CHAINS[chain]()))
+    assert torch.equal(run.samples, plain.samples)
+    assert torch.equal(run.calls, plain.calls)
+    assert torch.equal(fs.sequential(target, 2).samples, fs.sequential(CHAINS[chain](), 2).samples)
+
+
+class Own:
+    """A target of one's own make."""
+
+    def __init__(self) -> None:
+        base = flow()
+        self.shape, self.std, self.start, self.mean = base.shape, base.std, base.start, base.mean
+        self.base = base
+        self.states: list[int] = []
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.states.append(len(x))
+        return self.base.predict(x, step, row)
+
+
+def test_any_target_and_even_shares() -> None:
+    replicas = [Own(), Own()]
+    run = fs.sample(replicated(replicas), 1, window=7)
+    assert torch.equal(run.samples, fs.sample(flow(), 1, window=7).samples)
+    assert sum(replicas[0].states) + sum(replicas[1].states) == int(run.evaluations)
+    assert max(replicas[0].states) == max(replicas[1].states) == 4  # of 8
+
+
+def test_replicas_run_at_once() -> None:
+    """Each waits for the other in its call: one after the other they would never meet.
+
+    So a wide window costs one share of the latency, which no clock has to tell.
+    """
+    meeting = threading.Barrier(2, timeout=GUARD)
+
+    def waiting(target: ChainTarget) -> ChainTarget:
+        def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+            shares.append(len(x))
+            meeting.wait()
+            return target.network(x, time, row)
+
+        return replace(target, network=network)
+
+    shares: list[int] = []
+    target = replicated([waiting(flow()), waiting(flow())])
+    x = torch.randn(16, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    step, row = torch.arange(16), torch.arange(16)
+    assert torch.equal(target.predict(x, step, row), flow().predict(x, step, row))
+    assert shares == [8, 8]
+
+
+def test_an_error_of_a_replica_is_told() -> None:
+    def broken(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        raise RuntimeError("device lost")
+
+    with pytest.raises(RuntimeError, match="device lost"):
+        fs.sample(replicated([flow(), replace(flow(), network=broken)]), 2, window=4)
+
+
+def test_replicas_must_be_of_one_target() -> None:
+    with pytest.raises(ValueError, match="replicas differ in shape or std: give the same target"):
+        replicated([flow(), mixture().flow(16, 0.9)])
+    with pytest.raises(ValueError, match="at least one target"):
+        replicated([])
+    with pytest.raises(TypeError, match="is not a target"):
+        replicated([flow(), torch.nn.Linear(2, 2)])  # type: ignore[list-item]

@@ -1,0 +1,312 @@
+"""Bad input is refused with its remedy, before long work: the target counts the calls made until then."""
+
+import math
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+
+import foresample as fs
+
+
+class Walk:
+    """A small sound chain; each test breaks one thing of it."""
+
+    def __init__(self, **broken):
+        self.shape = torch.Size([3])
+        self.std = torch.full((6,), 0.5)
+        self.calls = 0
+        self.output = lambda x, step, row: 0.9 * x
+        vars(self).update(broken)
+
+    def start(self, noise):
+        return noise
+
+    def predict(self, x, step, row):
+        self.calls += 1
+        return self.output(x, step, row)
+
+    def mean(self, x, prediction, step):
+        return prediction
+
+
+speculative = partial(fs.sample, window=3)
+both = pytest.mark.parametrize("sampler", [speculative, fs.sequential], ids=["sample", "sequential"])
+
+
+def refuses(run, target, kind, remedy, calls=0):
+    with pytest.raises(kind, match=remedy):
+        run(target)
+    assert target.calls == calls
+
+
+@both
+def test_the_unbroken_walk_is_accepted(sampler):
+    # Else every refusal below could be for the wrong reason.
+    target = Walk()
+    assert sampler(target, 2).samples.shape == (2, 3)
+    assert target.calls > 0
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [*product(["window", "block"], [0, -1, 2.0, "3", True]), ("window", None)]
+)
+def test_window_and_block_must_be_whole_numbers_of_at_least_one(name, value):
+    settings = {"window": 3, name: value}
+    remedy = f"{name} must be a whole number of at least 1, not {value!r}"
+    refuses(lambda target: fs.sample(target, 2, **settings), Walk(), ValueError, remedy)
+
+
+@both
+@pytest.mark.parametrize("count", [0, -3, 2.0, "2", True])
+def test_count_must_be_a_whole_number_of_at_least_one(sampler, count):
+    remedy = f"count must be a whole number of at least 1, not {count!r}"
+    refuses(lambda target: sampler(target, count), Walk(), ValueError, remedy)
+
+
+@both
+def test_neither_count_nor_seeds_is_refused_with_both_ways_to_say_it(sampler):
+    refuses(sampler, Walk(), ValueError, r"count=64, or seeds=\[…\]")
+
+
+@both
+@pytest.mark.parametrize("count", [2, 4])
+def test_seeds_must_be_as_many_as_the_samples(sampler, count):
+    remedy = f"3 seeds for count={count} samples: give one seed per sample, or no count"
+    refuses(lambda target: sampler(target, count, seeds=[1, 2, 3]), Walk(), ValueError, remedy)
+
+
+@both
+@pytest.mark.parametrize("seeds", [[], torch.tensor([], dtype=torch.int64)], ids=["list", "tensor"])
+def test_no_seeds_at_all_are_refused(sampler, seeds):
+    refuses(lambda target: sampler(target, seeds=seeds), Walk(), ValueError, "seeds is empty: give one")
+
+
+@both
+@pytest.mark.parametrize("choice", [{"count": 2, "seed": -1}, {"seeds": [4, -1]}], ids=["seed", "seeds"])
+def test_a_negative_seed_is_refused(sampler, choice):
+    remedy = r"a seed must be a whole number from 0 to 2\*\*63 - 1, not -1"
+    refuses(lambda target: sampler(target, **choice), Walk(), ValueError, remedy)
+
+
+@pytest.mark.parametrize("source", ["unknown", "Nearest", None])
+def test_frozen_names_what_it_can_freeze(source):
+    with pytest.raises(ValueError, match=f"one of head, parent, nearest, not {source!r}"):
+        fs.Frozen(source)
+
+
+# --- the target's contract ---
+
+
+@both
+@pytest.mark.parametrize("member", ["shape", "std", "start", "predict", "mean"])
+def test_a_target_that_lacks_a_member_is_refused_by_its_name(sampler, member):
+    class Partial:
+        calls = 0
+
+    for name in {"shape", "std", "start", "predict", "mean"} - {member}:
+        setattr(Partial, name, getattr(Walk(), name))
+    remedy = f"Partial is not a target: it lacks {member}; see docs/extending.md, or wrap a denoiser"
+    refuses(lambda target: sampler(target, 2), Partial(), TypeError, remedy)
+
+
+@both
+@pytest.mark.parametrize("thing", [None, 3, torch.nn.Linear(3, 3), lambda x: x])
+def test_what_is_no_target_is_refused(sampler, thing):
+    with pytest.raises(
+        TypeError, match=r"is not a target: it lacks .*wrap a denoiser with foresample\.targets"
+    ):
+        sampler(thing, 2)
+
+
+@both
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, -math.inf])
+def test_a_std_that_is_no_scale_is_refused_at_its_step(sampler, value):
+    target = Walk()
+    target.std[4] = value
+    refuses(lambda t: sampler(t, 2), target, ValueError, r"at step 4; a deterministic transition has std 0")
+
+
+@both
+@pytest.mark.parametrize(
+    "std",
+    [torch.tensor(0.5), torch.ones(6, 1), torch.ones(0), torch.ones(6, dtype=torch.int64), [0.5] * 6, 0.5],
+    ids=["0-d", "2-d", "empty", "integers", "list", "number"],
+)
+def test_a_std_that_is_not_one_float_per_transition_is_refused(sampler, std):
+    remedy = r"target\.std must be a floating-point tensor of shape \[N\], one scale per transition"
+    refuses(lambda target: sampler(target, 2), Walk(std=std), ValueError, remedy)
+
+
+# --- what the target returns ---
+
+
+@both
+@pytest.mark.parametrize(
+    ("start", "kind", "remedy"),
+    [
+        (lambda noise: noise.long(), TypeError, r"torch\.float32, .*not torch\.int64; cast inside"),
+        (
+            lambda noise: noise.double(),
+            TypeError,
+            r"torch\.float32, .*not torch\.float64; cast inside",
+        ),
+        (lambda noise: noise[:, :2], ValueError, r"shape \(2, 3\) .*not \(2, 2\)"),
+        (lambda noise: noise[0], ValueError, r"shape \(2, 3\) .*not \(3,\)"),
+        (lambda noise: noise.tolist(), TypeError, "a tensor, not list"),
+    ],
+    ids=["integers", "float64", "shape", "one state", "list"],
+)
+def test_a_wrong_start_is_refused_before_the_first_call(sampler, start, kind, remedy):
+    remedy = r"target\.start\(noise\) must return " + remedy
+    refuses(lambda target: sampler(target, 2), Walk(start=start), kind, remedy)
+
+
+@both
+@pytest.mark.parametrize(
+    ("output", "kind", "remedy"),
+    [
+        (lambda x, step, row: x[:, :2], ValueError, r"shape \(2, 3\) .*not \(2, 2\)"),
+        (lambda x, step, row: x[:1], ValueError, r"shape \(2, 3\) .*not \(1, 3\)"),
+        (lambda x, step, row: x.unsqueeze(0), ValueError, r"shape \(2, 3\) .*not \(1, 2, 3\)"),
+        (
+            lambda x, step, row: x.double(),
+            TypeError,
+            r"torch\.float32, .*not torch\.float64; cast inside",
+        ),
+        (
+            lambda x, step, row: x.half(),
+            TypeError,
+            r"torch\.float32, .*not torch\.float16; .*half-precision network is fine",
+        ),
+        (
+            lambda x, step, row: x.long(),
+            TypeError,
+            r"torch\.float32, .*not torch\.int64; cast inside",
+        ),
+        (lambda x, step, row: (x,), TypeError, "a tensor, not tuple"),
+        (lambda x, step, row: {"sample": x}, TypeError, "a tensor, not dict"),
+        (lambda x, step, row: None, TypeError, "a tensor, not NoneType"),
+    ],
+    ids=["shape", "rows", "dimensions", "float64", "float16", "integers", "tuple", "dict", "None"],
+)
+def test_a_wrong_prediction_is_refused_at_the_first_call(sampler, output, kind, remedy):
+    remedy = r"target\.predict\(x, step, row\) must return " + remedy
+    refuses(lambda target: sampler(target, 2), Walk(output=output), kind, remedy, calls=1)
+
+
+@both
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_or_infinity_is_reported_with_its_step_and_sample(sampler, value):
+    def output(x, step, row):
+        x = 0.9 * x
+        x[(step == 4) & (row == 1), 2] = value
+        return x
+
+    target = Walk(output=output)
+    with pytest.raises(FloatingPointError, match=r"NaN or infinity at step 4 of sample 1; .*wider dtype"):
+        sampler(target, 3)
+    assert target.calls <= 5  # at once when step 4 was first used: nothing was sampled from it
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_or_infinity_is_reported_when_only_a_later_sample_has_it(value):
+    # Rows of a call are packed: sample and step must come from the packed row, not from the window.
+    def output(x, step, row):
+        return torch.where((row == 5).unsqueeze(1) & (step == 2).unsqueeze(1), value, 0.9 * x)
+
+    for window in (1, 2, 5):
+        with pytest.raises(FloatingPointError, match="at step 2 of sample 5;"):
+            fs.sample(Walk(output=output), 7, window=window)
+
+
+def test_a_draft_model_is_held_to_the_same_contract():
+    draft = Walk(output=lambda x, step, row: x.double())
+    with pytest.raises(TypeError, match="cast inside the target"):
+        fs.sample(Walk(), 2, window=3, drafter=fs.DraftModel(draft))
+    assert draft.calls == 1
+
+
+# --- what only shows later, or in other arguments ---
+
+
+@both
+@pytest.mark.parametrize(
+    ("mean", "kind", "remedy"),
+    [
+        (lambda x, prediction, step: prediction[:, :1], ValueError, "target.mean.* must return shape"),
+        (lambda x, prediction, step: prediction.double(), TypeError, "target.mean.* must return torch.float32"),
+    ],
+    ids=["broadcastable shape", "wider dtype"],
+)
+def test_a_wrong_mean_is_refused_and_not_broadcast(sampler, mean, kind, remedy):
+    target = Walk(mean=mean)
+    with pytest.raises(kind, match=remedy):
+        sampler(target, 2)
+    assert target.calls <= 1
+
+
+@both
+def test_no_sample_that_is_nan_is_returned(sampler):
+    def mean(x, prediction, step):
+        return torch.where((step == 5).unsqueeze(1), torch.nan, prediction)
+
+    with pytest.raises(FloatingPointError, match="sample 0 ended as NaN"):
+        sampler(Walk(mean=mean), 2)
+
+
+@both
+def test_a_state_that_broke_before_the_network_is_not_blamed_on_it(sampler):
+    def mean(x, prediction, step):
+        return torch.where((step == 2).unsqueeze(1), torch.inf, prediction)
+
+    with pytest.raises(FloatingPointError, match="the state at step 3 of sample 0 is NaN or infinite"):
+        sampler(Walk(mean=mean), 1)
+
+
+@both
+@pytest.mark.parametrize("seeds", [[1.5, 2.0], [True], ["12"]], ids=str)
+def test_seeds_are_not_rounded_into_whole_numbers(sampler, seeds):
+    refuses(lambda target: sampler(target, seeds=seeds), Walk(), ValueError, "a seed must be a whole number")
+
+
+def test_whole_numbers_of_any_make_are_taken():
+    np = pytest.importorskip("numpy")
+    run = fs.sample(Walk(), np.int64(2), window=np.int32(3), seeds=torch.tensor([4, 5]))
+    assert torch.equal(run.samples, fs.sample(Walk(), 2, window=3, seeds=[4, 5]).samples)
+
+
+@pytest.mark.parametrize("drafter", ["replay", fs.Replay, 7], ids=["name", "class", "number"])
+def test_what_is_no_drafter_is_refused(drafter):
+    run = partial(fs.sample, count=2, window=3, drafter=drafter)
+    refuses(lambda target: run(target), Walk(), TypeError, "is not a drafter; pass an object such as")
+
+
+@both
+def test_a_scalar_state_is_refused(sampler):
+    remedy = r"a scalar state has shape \(1,\)"
+    refuses(lambda target: sampler(target, 2), Walk(shape=torch.Size([])), ValueError, remedy)
+
+
+@both
+def test_a_network_that_writes_into_its_input_does_no_harm(sampler):
+    honest = sampler(Walk(mean=lambda x, p, s: 0.5 * x + p), 3, seed=1).samples
+    writing = Walk(mean=lambda x, p, s: 0.5 * x + p, output=lambda x, step, row: x.mul_(0.9).clone())
+    assert torch.equal(sampler(writing, 3, seed=1).samples, honest)
+
+
+def test_arguments_of_denoising_targets_must_fit():
+    def zero(x, time, row):
+        return torch.zeros_like(x)
+
+    levels = [0.1, 0.5, 0.9]
+    with pytest.raises(ValueError, match="time has 2 values for 3 steps"):
+        fs.targets.vp(zero, levels, (2,), time=torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="clip must be positive"):
+        fs.targets.vp(zero, levels, (2,), clip=-1)
+    with pytest.raises(ValueError, match="eps says nothing of x0 at pure noise"):
+        fs.targets.flow(zero, [1.0, 0.5], (2,), churn=0.1, reuse="eps")

@@ -1,0 +1,85 @@
+"""The public surface: names that exist, modules nobody hides, and no package that was not asked for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import foresample as fs
+
+EXTRAS = (
+    "diffusers",
+    "transformers",
+    "safetensors",
+    "PIL",
+    "typer",
+    "rich",
+    "tqdm",
+    "matplotlib",
+    "ray",
+    "scipy",
+)
+
+
+def packages() -> list[ModuleType]:
+    """The package and those within it."""
+    inner = (m.name for m in pkgutil.walk_packages(fs.__path__, "foresample.") if m.ispkg)
+    return [fs, *map(importlib.import_module, inner)]
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda package: package.__name__)
+def test_public_names_exist_and_are_named_once(package: ModuleType) -> None:
+    names = getattr(package, "__all__", [])
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not hasattr(package, name)] == []
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda package: package.__name__)
+def test_no_module_is_hidden_by_a_name(package: ModuleType) -> None:
+    """`foresample.check` is a function, so no module may be called so: whoever imports it would get the function."""
+    modules = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    hidden = [name for name in modules if not isinstance(vars(package).get(name, package), ModuleType)]
+    assert hidden == []
+
+
+def test_what_others_write_against_stays() -> None:
+    """Names of the issue that named them; targets have more, which may come and go."""
+    functions = {"accelerate", "check", "generate", "restore", "sample", "sequential", "stream", "tune"}
+    classes = {"Drafter", "Engine", "Frozen", "GaussianMixture", "Replay", "Report", "Run", "Target"}
+    assert functions | classes | {"pretrained", "targets", "__version__"} <= set(fs.__all__)
+    makers = {"flow", "from_edm", "from_scheduler", "langevin", "replicated", "vp"}
+    assert makers | {"Chain", "ChainTarget", "GaussianMixture"} <= set(fs.targets.__all__)
+
+
+def fresh(code: str) -> str:
+    """What a new interpreter prints."""
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_importing_it_brings_torch_and_numpy_and_nothing_else() -> None:
+    brought = fresh(
+        "import json, sys, numpy, torch\n"
+        "before = set(sys.modules)\n"
+        "import foresample\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in set(sys.modules) - before})))"
+    )
+    assert set(json.loads(brought)) - sys.stdlib_module_names <= {"foresample", "torch", "numpy"}
+
+
+def test_it_samples_without_any_extra() -> None:
+    """Where none is installed; `None` in sys.modules refuses an import."""
+    speedup = fresh(
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({EXTRAS!r}))\n"
+        "import foresample as fs\n"
+        "print(fs.sample(fs.GaussianMixture.of_draft_trees(2).flow(10, 0.1), 2, window=4).speedup)"
+    )
+    assert float(speedup) > 1

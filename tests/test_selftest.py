@@ -1,0 +1,123 @@
+"""The self-test itself: it passes what is exact and names what is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import foresample as fs
+from foresample.selftest import (
+    KolmogorovSmirnov,
+    ks_normal,
+    ks_two_sample,
+    rows_are_independent,
+)
+from foresample.targets import Chain, ChainTarget
+from tests.small_chains import CHAINS, LooksAhead, flow
+
+
+def with_network(target: ChainTarget, network: Callable[[Tensor, Tensor, Tensor], Tensor]) -> ChainTarget:
+    """The same weights with a network whose output is the prediction itself, and which is told the step."""
+    weights = target.chain
+    return replace(
+        target, chain=Chain(weights.std, weights.state_weight, weights.prediction_weight), network=network
+    )
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("chain", CHAINS)
+def test_an_exact_sampler_passes(chain: str) -> None:
+    result = fs.check(CHAINS[chain](), window=6, samples=1000)
+    assert result.passed, str(result)
+    assert json.loads(result.to_json())["passed"]
+
+
+def test_a_target_that_mixes_rows_is_named_with_the_size_of_the_effect() -> None:
+    base = flow()
+
+    def centred(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return base.predict(x, step, row) + 0.05 * x.mean(0)  # what a batch normalisation in train mode does
+
+    result = fs.check(with_network(base, centred), window=6, samples=100)
+    assert not result.passed
+    assert "mixes rows" in str(result)
+    assert "std" in result.findings[0].detail
+
+
+def test_a_real_batch_normalisation_is_found_in_train_mode_only() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(2, 16), torch.nn.BatchNorm1d(16), torch.nn.SiLU(), torch.nn.Linear(16, 2)
+    )
+    target = with_network(flow(), lambda x, step, row: net.double()(x))
+    assert not rows_are_independent(target).passed
+    net.eval()
+    assert rows_are_independent(target).passed
+
+
+def test_rounding_that_changes_with_the_batch_is_not_mixing() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 512), torch.nn.SiLU(), torch.nn.Linear(512, 2))
+    base = CHAINS["single precision"]()
+    assert rows_are_independent(with_network(base, lambda x, step, row: net(x))).passed
+
+
+@pytest.mark.law
+def test_a_drafter_that_looks_ahead_fails() -> None:
+    result = fs.check(flow("x0"), window=14, drafter=LooksAhead(), samples=3000, batch=3000)
+    assert [f.passed for f in result.findings] == [True, False, False]
+    assert "moves when only later steps change" in str(result)
+
+
+def test_a_row_keeps_its_condition_in_every_batch() -> None:
+    """Targets look up prompts by row; the innovations of the self-test must use the same ones."""
+    base = flow()
+    shift = torch.linspace(-1, 1, 400, dtype=torch.float64)
+
+    def conditional(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return base.predict(x, step, row) + shift[row].unsqueeze(1)
+
+    result = fs.check(with_network(base, conditional), window=6, samples=400, batch=150)
+    assert result.passed, str(result)
+
+
+def test_progress_counts_every_transition() -> None:
+    seen: list[int] = []
+    fs.check(flow(), window=6, samples=50, batch=20, progress=seen.append)
+    assert sum(seen) == 2 * 50 * 16
+
+
+def test_a_chain_without_noise_is_refused() -> None:
+    base = flow()
+    quiet = replace(base, chain=replace(base.chain, std=torch.zeros_like(base.std)))
+    with pytest.raises(ValueError, match="nothing to speculate on"):
+        fs.check(quiet, window=3)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.05, 0.2])
+def test_kolmogorov_smirnov_agrees_with_scipy(shift: float) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal(1500), rng.standard_normal(2500) + shift
+    assert ks_two_sample(a, b) == pytest.approx(stats.ks_2samp(a, b, method="asymp").pvalue, rel=0.1)
+    assert ks_normal(b) == pytest.approx(stats.kstest(b, "norm").pvalue, rel=0.1)
+
+
+@pytest.mark.parametrize("decimals", [1, 12], ids=["ties", "no ties"])
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 50), (200, 70), (500, 2000)])
+def test_a_sample_that_comes_in_parts_is_tested_like_a_whole_one(sizes: tuple[int, int], decimals: int) -> None:
+    rng = np.random.default_rng(0)
+    held, other = (
+        np.round(rng.normal(shift, 1, n), decimals) for n, shift in zip(sizes, (0, 0.2), strict=True)
+    )
+    test = KolmogorovSmirnov(held)
+    for part in np.array_split(other, 3):
+        test.add(part)
+    assert test.count == len(other)
+    assert test.p_value() == pytest.approx(ks_two_sample(held, other), abs=1e-12)
