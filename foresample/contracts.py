@@ -66,6 +66,8 @@ class DraftPath:
     length: Tensor
     """[R]: drafts of each row to learn from, fewer than were made where one strayed hopelessly or broke the
     network; positions past `length` hold nothing."""
+    step: Tensor
+    """[R]: the step of position 0."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,9 @@ class Drafter(Protocol):
 
     def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
         """The memory of rows that have seen nothing; `like` is a state, [*shape]."""
+
+    # A drafter that starts from something (`drafters.Prior`) also has prime(memory, row) -> memory, called once after
+    # `begin` with the indices of the samples, [R].
 
     def reach(self, memory: DrafterMemory, window: int) -> Tensor:
         """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state)."""

@@ -112,6 +112,9 @@ class Call:
 class Layout(Protocol):
     """What a round evaluates and draws: all positions of all rows, or those needed."""
 
+    def drafts(self, window: int) -> int:
+        """The most transitions a round drafts."""
+
     def width(self, length: Tensor, window: int) -> int:
         """Transitions to draft for rows that can draft `length`, [R], of them."""
 
@@ -127,6 +130,9 @@ class Layout(Protocol):
 
 class Packed:
     """Just what is needed. Shapes follow the rows and are read back from the device."""
+
+    def drafts(self, window: int) -> int:
+        return window
 
     def width(self, length: Tensor, window: int) -> int:
         return max(1, int(length.max()))
@@ -144,11 +150,18 @@ class Packed:
         return noise
 
 
+@dataclass(frozen=True)
 class Padded:
     """Everything. Shapes are fixed and nothing is read back, so that rounds can be queued and captured."""
 
+    most: int | None = None
+    """Transitions drafted, where it is known that no row can draft more; the whole window by default."""
+
+    def drafts(self, window: int) -> int:
+        return window if self.most is None else min(self.most, window)
+
     def width(self, length: Tensor, window: int) -> int:
-        return window
+        return self.drafts(window)
 
     def needed(self, length: Tensor, width: int) -> Tensor | None:
         return None
@@ -193,7 +206,8 @@ def propose(target: Target, rows: Rows, how: Speculation) -> Draft:
     """Draft a window for each row, and say where the target is to be evaluated."""
     steps = len(target.std)
     first = rows.step.clamp(max=steps - 1)
-    length = torch.minimum(how.drafter.reach(rows.memory, how.window), how.last[first] - first)
+    reach = how.drafter.reach(rows.memory, how.layout.drafts(how.window))
+    length = torch.minimum(reach, how.last[first] - first)
     width = how.layout.width(length, how.window)
     position = torch.arange(width + 1, device=rows.step.device)
     step = (first.unsqueeze(1) + position).clamp(max=steps - 1)
@@ -237,7 +251,8 @@ def settle(
     # What broke at a draft that strayed is not learned from; it is a fault if a committed transition used it.
     network, state = broken(predictions), broken(draft.states)
     lost = (network | state)[index, examined] & (accepted < examined)
-    path = DraftPath(draft.states, predictions, draft.states[:, 1:] - draft.mean, examined - lost.long())
+    innovations = draft.states[:, 1:] - draft.mean
+    path = DraftPath(draft.states, predictions, innovations, examined - lost.long(), step[:, 0])
     used = torch.arange(width + 1, device=step.device) <= accepted.unsqueeze(1)
     rows_after = replace(
         rows,
@@ -285,6 +300,8 @@ def begin(
     position = torch.arange(window + 1, device=seed.device).expand(len(seed), -1)
     noise = _stream(seed, position, target.shape, x.dtype)
     x, memory = x.contiguous(), drafter.begin(len(seed), window, x[0])
+    if hasattr(drafter, "prime"):
+        memory = drafter.prime(memory, sample)
     rounds, evaluations, step = (torch.zeros_like(seed) for _ in range(3))
     fault, previous = zero + NO_FAULT, torch.zeros_like(x)
     return Rows(sample, seed, rounds, evaluations, step, fault, x, previous, noise, memory)

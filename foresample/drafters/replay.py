@@ -20,12 +20,13 @@ misleads, so the horizon ends before it (`_horizon`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft, expand
+from foresample.drafters.prior import Prior, answer
 
 DIVERGED = 6.0
 """A sweep moved a prediction so many times as far as the prediction is from the window's first: it diverges."""
@@ -34,10 +35,19 @@ DIVERGED = 6.0
 @dataclass(frozen=True)
 class Replay:
     """Reuse per step. Adapted: the guess at a step uses states and predictions of that step and before; κ is of
-    the whole old path, and used behind its end only.
+    the whole old path, and used behind its end only; a prior is of other samples.
+
+    Args:
+        secant: follow the new path to first order.
+        prior: what to draft the first window from, which is a bare call otherwise; needs the secant.
     """
 
     secant: bool = True
+    prior: Prior | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.prior is not None and not self.secant:
+            raise ValueError("a prior needs the secant: leave secant=False out")
 
     def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
         path = (rows, window + 1, *like.shape)
@@ -50,7 +60,25 @@ class Replay:
             memory["states"] = like.new_zeros(path)
             memory["gain"] = like.new_zeros((rows, window + 1))
             memory["response"] = like.new_zeros(rows)
+            memory["horizon"] = torch.zeros_like(memory["visited"])
         return memory
+
+    def prime(self, memory: DrafterMemory, row: Tensor) -> DrafterMemory:
+        """The memory of rows that have seen nothing, with the prior's paths as if they were old ones.
+
+        They are not counted as visited: slopes are measured between two paths of the same sample only.
+        """
+        if self.prior is None:
+            return memory
+        states, predictions, gain = self.prior.paths(row, memory["predictions"].shape[1])
+        return {
+            **memory,
+            "states": states.to(memory["states"]),
+            "predictions": predictions.to(memory["predictions"]),
+            "gain": gain.to(memory["gain"]).expand_as(memory["gain"]).contiguous(),
+            "ready": torch.ones_like(memory["ready"]),
+            "horizon": torch.full_like(memory["horizon"], min(self.prior.steps, states.shape[1])),
+        }
 
     def reach(self, memory: DrafterMemory, window: int) -> Tensor:
         return memory["ready"] * window
@@ -67,11 +95,18 @@ class Replay:
         prediction = memory["predictions"][:, position]
         if not self.secant:
             return prediction
-        within = prediction + expand(memory["gain"][:, position], x) * (x - memory["states"][:, position])
+        jacobian = None if self.prior is None else self.prior.response
+        apart = x - memory["states"][:, position]
+        within = prediction + expand(memory["gain"][:, position], x) * apart
+        if jacobian is not None:
+            within = within + answer(jacobian, step, apart)
         if before is None:
             return within
-        beyond = before.guess + expand(memory["response"], x) * before.innovation
-        return torch.where(expand(position < memory["visited"], x), within, beyond)
+        if jacobian is None:
+            beyond = before.guess + expand(memory["response"], x) * before.innovation
+        else:
+            beyond = before.guess + answer(jacobian, step, before.innovation)
+        return torch.where(expand(position < memory["horizon"], x), within, beyond)
 
     def learn(self, memory: DrafterMemory, path: DraftPath, committed: Tensor) -> DrafterMemory:
         rows, width = memory["predictions"].shape[:2]
@@ -89,10 +124,30 @@ class Replay:
         }
         if self.secant:
             after["states"] = path.states[shift]
+            after["horizon"] = visited
             known = position < visited.unsqueeze(1)
-            after["gain"] = torch.where(known, _gain(memory, path, moved)[shift], 0.0)
+            after["gain"] = torch.where(known, self._gain(memory, path, moved)[shift], 0.0)
             after["response"] = _response(path)
         return after
+
+    def _gain(self, memory: DrafterMemory, path: DraftPath, moved: Tensor) -> Tensor:
+        """g at each position of the path, [R, W+1]: how predictions moved with states since the path before it.
+
+        With a prior's Jacobian, it is the slope of what that leaves unexplained.
+        """
+        width = path.states.shape[1]
+        position = torch.arange(width, device=moved.device)
+        apart = path.states - memory["states"][:, :width]
+        if self.prior is not None and self.prior.response is not None:
+            step = (path.step.unsqueeze(1) + position).clamp(max=len(self.prior.response) - 1)
+            moved = moved - answer(self.prior.response, step.flatten(), apart.flatten(0, 1)).view_as(moved)
+        dx, dp = apart.flatten(2), moved.flatten(2)
+        square, size = (dx * dx).sum(2), (path.states * path.states).flatten(2).sum(2)
+        # Two paths that agree to rounding say nothing of the slope.
+        telling = (square > torch.finfo(square.dtype).eps * size) & (position < memory["visited"].unsqueeze(1))
+        gain = (dp * dx).sum(2) / torch.where(telling, square, 1.0)
+        nearest = torch.where(telling, position, -1).cummax(1).values  # telling position at or before each
+        return torch.where(nearest >= 0, gain.gather(1, nearest.clamp(min=0)), memory["gain"][:, :width])
 
 
 def _horizon(memory: DrafterMemory, path: DraftPath, moved: Tensor, committed: Tensor) -> Tensor:
@@ -111,19 +166,6 @@ def _horizon(memory: DrafterMemory, path: DraftPath, moved: Tensor, committed: T
     seen_twice = (position > committed.unsqueeze(1)) & (position < memory["visited"].unsqueeze(1))
     diverges = seen_twice & (swept > DIVERGED * away)
     return torch.minimum(path.length, torch.where(diverges, position, width).amin(1) - 1)
-
-
-def _gain(memory: DrafterMemory, path: DraftPath, moved: Tensor) -> Tensor:
-    """g at each position of the path, [R, W+1]: how predictions moved with states since the path before it."""
-    width = path.states.shape[1]
-    dx, dp = (path.states - memory["states"][:, :width]).flatten(2), moved.flatten(2)
-    square, size = (dx * dx).sum(2), (path.states * path.states).flatten(2).sum(2)
-    # Two paths that agree to rounding say nothing of the slope.
-    position = torch.arange(width, device=square.device)
-    telling = (square > torch.finfo(square.dtype).eps * size) & (position < memory["visited"].unsqueeze(1))
-    gain = (dp * dx).sum(2) / torch.where(telling, square, 1.0)
-    nearest = torch.where(telling, position, -1).cummax(1).values  # telling position at or before each
-    return torch.where(nearest >= 0, gain.gather(1, nearest.clamp(min=0)), memory["gain"][:, :width])
 
 
 def _response(path: DraftPath) -> Tensor:

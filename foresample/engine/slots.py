@@ -7,13 +7,16 @@ waits for stragglers. Two ways to keep slots, for two kinds of machine:
     fixed    on a GPU: rows stay where they are and every call has the same shape, so that nothing in a round
              waits for the host and a round can be replayed as a CUDA graph. A round commits at most window + 1
              transitions, so the host knows how many rounds are certain to be needed before any sample can be
-             done. It queues that many, and only then looks.
+             done. It queues that many, and only then looks. Where no row can draft the whole window, at the end
+             of its chain or at a cold start, a narrower round evaluates fewer states; rounds are captured at a
+             few widths for that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,10 +26,12 @@ from foresample import kernels
 from foresample.contracts import Target, expand, predict
 from foresample.core import round as plain
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
-from foresample.core.round import Call, Rows, Speculation, begin
-from foresample.drafters import Replay
+from foresample.core.round import Call, Padded, Rows, Speculation, begin
 from foresample.faults import NO_FAULT, raise_faults
 from foresample.kernels.graphs import capture
+
+STATES = (2, 4, 8, 12, 20, 32, 50, 80, 128)
+"""Of each row in a call: the widths at which padded rounds are made, beside the whole window's."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,11 @@ class Round(NamedTuple):
 
 def round_for(target: Target, how: Speculation) -> Round:
     """The fused round where it serves, else the plain one."""
-    if how.drafter == Replay() and how.recycle and kernels.serve(target):
+    if how.recycle and kernels.serve(target):
         from foresample.kernels import round as fused
 
-        return Round(fused.propose, fused.settle)
+        if fused.serves(how.drafter, target.shape.numel()):
+            return Round(fused.propose, fused.settle)
     return Round(plain.propose, plain.settle)
 
 
@@ -83,11 +89,13 @@ class RoundRunner:
     def begin(self, sample: Tensor, seed: Tensor) -> Rows:
         return begin(self.target, self.how.drafter, self.how.window, seed, sample=sample)
 
-    def round(self, rows: Rows) -> tuple[Rows, Commit]:
-        draft = self._round.propose(self.target, rows, self.how)
+    def round(self, rows: Rows, drafts: int | None = None) -> tuple[Rows, Commit]:
+        """One round; of at most so many drafts, where it is known that no row can make more (padded rounds only)."""
+        how = self.how if drafts is None else replace(self.how, layout=Padded(drafts))
+        draft = self._round.propose(self.target, rows, how)
         call = draft.call
         predictions = predict(self.timed, call.x, call.step, call.row)
-        rows, commit = self._round.settle(self.target, rows, draft, predictions, self.how)
+        rows, commit = self._round.settle(self.target, rows, draft, predictions, how)
         self.tally.count(commit)
         return rows, commit
 
@@ -148,7 +156,16 @@ class FixedSlots:
         # For each slot: the sample to begin, its seed, and whether to begin it.
         self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
         self.rows = runner.begin(self.incoming[0], self.incoming[1]).map(_own)
-        self.graphs = (capture(self._admit, device), capture(self._round, device)) if graph else None
+        window = runner.how.window
+        self.reach = int(
+            runner.how.drafter.reach(self.rows.memory, window).max()
+        )  # of a row that has just begun
+        self.widths = sorted({*(states - 1 for states in STATES if states <= window), window})
+        self.graphs: dict[int | None, torch.cuda.CUDAGraph] = {}
+        if graph:
+            self.graphs[None] = capture(self._admit, device)
+            for drafts in self.widths:
+                self.graphs[drafts] = capture(partial(self._round, drafts), device)
         self.clear()
 
     def clear(self) -> None:
@@ -156,6 +173,7 @@ class FixedSlots:
         self.runner.tally.clear()
         self.runner.timed.seconds = 0.0
         self.left = [0] * self.capacity  # transitions left of the row in each slot; 0: free
+        self.fresh = [False] * self.capacity  # rows that have just begun
         self.rounds = 0
         self.rows.step.fill_(self.runner.steps)
 
@@ -167,9 +185,9 @@ class FixedSlots:
         incoming = torch.zeros(3, self.capacity, dtype=torch.int64)
         incoming[:, free] = torch.stack([sample.cpu(), seed.cpu(), torch.ones_like(seed.cpu())])
         self.incoming.copy_(incoming)
-        self.graphs[0].replay() if self.graphs else self._admit()
+        self.graphs[None].replay() if self.graphs else self._admit()
         for slot in free:
-            self.left[slot] = self.runner.steps
+            self.left[slot], self.fresh[slot] = self.runner.steps, True
 
     def _admit(self) -> None:
         sample, seed, begins = self.incoming
@@ -181,18 +199,33 @@ class FixedSlots:
         self.rows.map(replaced, new)
 
     def advance(self, observe: Observer | None) -> Finished | None:
+        drafts, queued = self._plan()
         if observe is not None:
-            self._round(observe)
-            self.rounds += 1
-            return self._look()
-        certain = min(-(-left // self.most) for left in self.left if left)
-        for _ in range(certain):
-            self.graphs[1].replay() if self.graphs else self._round()
-        self.rounds += certain
+            queued = 1
+        for _ in range(queued):
+            self.graphs[drafts].replay() if self.graphs and observe is None else self._round(drafts, observe)
+        self.rounds += queued
         return self._look()
 
-    def _round(self, observe: Observer | None = None) -> None:
-        after, commit = self.runner.round(self.rows)
+    def _plan(self) -> tuple[int, int]:
+        """The narrowest round that holds what any row can draft, and how many such rounds to queue.
+
+        No more than are certain to be needed before a sample is done, or before a narrower round would do.
+        """
+        busy = [
+            (left, self.reach if fresh else self.most)
+            for left, fresh in zip(self.left, self.fresh, strict=True)
+            if left
+        ]
+        longest = max(min(left - 1, reach) for left, reach in busy)
+        drafts = next((width for width in self.widths if width >= longest), self.widths[-1])
+        if drafts < self.widths[-1] or any(self.fresh):
+            return drafts, 1
+        certain = min(-(-left // self.most) for left, _ in busy)
+        return drafts, min(certain, max(1, max(left for left, _ in busy) // self.most))
+
+    def _round(self, drafts: int, observe: Observer | None = None) -> None:
+        after, commit = self.runner.round(self.rows, drafts)
         if observe is not None:  # of the rows under way, in tensors of their own: these are about to change
             busy = commit.committed.nonzero().squeeze(1)
             observe(Commit(**{name: value[busy] for name, value in vars(commit).items()}))
@@ -210,6 +243,7 @@ class FixedSlots:
             if left and (step[slot] == steps or fault[slot] != NO_FAULT)
         ]
         self.left = [steps - step[slot] if left else 0 for slot, left in enumerate(self.left)]
+        self.fresh = [False] * self.capacity
         if not gone:
             return None
         for slot in gone:

@@ -11,7 +11,11 @@ Every sum is over one row alone in a fixed order, so a row does not depend on it
 
 The rows are changed in place: what `settle` returns are the tensors it was given.
 
-Shapes, beside the arguments: R rows, L the window, W = L + 1 positions, N steps, `size` elements of a state.
+A round may be narrower than the window: it then drafts fewer transitions, `drafts`, for rows that cannot draft more
+anyway, and evaluates fewer states; noise and memory keep the window's size.
+
+Shapes, beside the arguments: R rows, L the window, W = L + 1; D drafts of this round, V = D + 1; N steps, `size` elements
+of a state.
 """
 
 from __future__ import annotations
@@ -31,13 +35,14 @@ from foresample.core.coupling import quadrature
 from foresample.core.report import Commit
 from foresample.core.round import Call, Padded, Rows, Speculation
 from foresample.core.verify import FAR
-from foresample.drafters.replay import DIVERGED
+from foresample.drafters.replay import DIVERGED, Replay
 from foresample.faults import BROKEN_STATE, NO_FAULT
 from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
 from foresample.kernels.noise import normals, unit
 from foresample.kernels.transition import coefficients
 
 _BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
+MOST_ELEMENTS = 128  # of a state whose Jacobian one program holds
 _GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _SWEPT, _AWAY, _BROKEN = map(tl.constexpr, range(10))
 _SUMS = tl.constexpr(10)
 _STEP = tl.constexpr(streams.STEP)
@@ -57,75 +62,96 @@ def _draft(
     step,                              # [R]
     sample,                            # [R]
     ready,                             # [R]
-    visited,                           # [R]
+    horizon,                           # [R]
     gain,                              # [R, W]
-    response,                          # [R]
+    kappa,                             # [R]
     old_states,                        # [R, W, size]
     old_predictions,                   # [R, W, size]
+    jacobian,                          # [N, size, size]
     std,                               # [N]
     state_weight,                      # [N]
     prediction_weight,                 # [N]
     previous_weight,                   # [N]
     last,                              # [N]
-    states,                            # out, [R, W, size]
-    guesses,                           # out, [R, L, size]
+    states,                            # out, [R, V, size]
+    guesses,                           # out, [R, D, size]
     spent,                             # out, [R, W, size]
     length,                            # out, [R]
-    at_step,                           # out, [R, W]
-    of_sample,                         # out, [R, W]
+    at_step,                           # out, [R, V]
+    of_sample,                         # out, [R, V]
     steps,                             # N
     window,                            # L
+    drafts,                            # D
     size,                              # elements of a state
     MULTISTEP: tl.constexpr,
+    JACOBIAN: tl.constexpr,            # then BLOCK ≥ size
     BLOCK: tl.constexpr,
-    LANES: tl.constexpr,               # a power of 2 ≥ W
+    LANES: tl.constexpr,               # a power of 2 ≥ V
+    STAGES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = element < size
     width = window + 1
+    places = drafts + 1
     first = tl.minimum(tl.load(step + row), steps - 1)
     if tl.program_id(1) == 0:
         lane = tl.arange(0, LANES)
-        tl.store(at_step + row * width + lane, tl.minimum(first + lane, steps - 1), mask=lane < width)
-        tl.store(of_sample + row * width + lane, tl.load(sample + row) + lane * 0, mask=lane < width)
-        reach = tl.load(ready + row).to(tl.int64) * window
+        tl.store(at_step + row * places + lane, tl.minimum(first + lane, steps - 1), mask=lane < places)
+        tl.store(of_sample + row * places + lane, tl.load(sample + row) + lane * 0, mask=lane < places)
+        reach = tl.load(ready + row).to(tl.int64) * drafts
         tl.store(length + row, tl.minimum(reach, tl.load(last + first) - first))
 
-    seen = tl.load(visited + row)
-    kappa = tl.load(response + row)
-    here = tl.load(x + row * size + element, mask=inside)
+    known = tl.load(horizon + row)
+    follow = tl.load(kappa + row)
+    here = tl.load(x + row * size + element, mask=inside, other=0.0)
     guess = tl.zeros_like(here)
     innovation = tl.zeros_like(here)
     before = tl.zeros_like(here)
     if MULTISTEP:
         before = tl.load(previous + row * size + element, mask=inside)
     at = row * width * size + element
-    for j in tl.range(0, window, num_stages=4):  # loads run ahead of the recurrence
+    out = row * places * size + element
+    for j in tl.range(0, drafts, num_stages=STAGES):  # loads run ahead of the recurrence
         k = tl.minimum(first + j, steps - 1)
-        old = tl.load(old_states + at + j * size, mask=inside)
-        prediction = tl.load(old_predictions + at + j * size, mask=inside)
-        z = tl.load(noise + at + j * size, mask=inside)
-        within = prediction + tl.load(gain + row * width + j) * (here - old)
-        beyond = guess + kappa * innovation
-        guess = tl.where((j == 0) | (j < seen), within, beyond)
+        old = tl.load(old_states + at + j * size, mask=inside, other=0.0)
+        prediction = tl.load(old_predictions + at + j * size, mask=inside, other=0.0)
+        z = tl.load(noise + at + j * size, mask=inside, other=0.0)
+        apart = here - old
+        is_within = (j == 0) | (j < known)
+        within = prediction + tl.load(gain + row * width + j) * apart
+        if JACOBIAN:
+            change = tl.where(is_within, apart, innovation)
+            answer = _answer(jacobian, k, change, element, inside, size)
+            guess = tl.where(is_within, within, guess) + answer
+        else:
+            guess = tl.where(is_within, within, guess + follow * innovation)
         mean = tl.load(state_weight + k) * here + tl.load(prediction_weight + k) * guess
         if MULTISTEP:
             mean += tl.load(previous_weight + k) * before
             before = guess
         tl.store(spent + at + j * size, z, mask=inside)
-        tl.store(states + at + j * size, here, mask=inside)
-        tl.store(guesses + (row * window + j) * size + element, guess, mask=inside)
+        tl.store(states + out + j * size, here, mask=inside)
+        tl.store(guesses + (row * drafts + j) * size + element, guess, mask=inside)
         innovation = tl.load(std + k) * z
         here = mean + innovation
-    tl.store(states + at + window * size, here, mask=inside)
-    tl.store(spent + at + window * size, tl.load(noise + at + window * size, mask=inside), mask=inside)
+    tl.store(states + out + drafts * size, here, mask=inside)
+    for j in range(drafts, width):
+        tl.store(spent + at + j * size, tl.load(noise + at + j * size, mask=inside), mask=inside)
+
+
+@triton.jit
+def _answer(jacobian, k, change, element, inside, size):
+    """J_k · change, for a state that one program holds."""
+    both = inside[:, None] & inside[None, :]
+    matrix = tl.load(jacobian + (k * size + element[:, None]) * size + element[None, :], mask=both, other=0.0)
+    return tl.sum(matrix * change[None, :], 1)
 
 
 @triton.jit
 def _difference(
-    predictions,                       # [R, W, size]
-    guesses,                           # [R, L, size]
+    predictions,                       # [R, V, size]
+    guesses,                           # [R, D, size]
     row,
     j,
     k,
@@ -133,13 +159,13 @@ def _difference(
     inside,
     prediction_weight,                 # [N]
     previous_weight,                   # [N]
-    window,
+    drafts,
     size,
     MULTISTEP,
 ):
     """Target mean − draft mean at position j of a row."""
-    at = (row * (window + 1) + j) * size + element
-    guessed = (row * window + j) * size + element
+    at = (row * (drafts + 1) + j) * size + element
+    guessed = (row * drafts + j) * size + element
     prediction = tl.load(predictions + at, mask=inside, other=0.0)
     guess = tl.load(guesses + guessed, mask=inside, other=0.0)
     difference = tl.load(prediction_weight + k) * (prediction - guess)
@@ -153,31 +179,35 @@ def _difference(
 
 @triton.jit
 def _measure(
-    states,                            # [R, W, size]
-    predictions,                       # [R, W, size]
-    guesses,                           # [R, L, size]
+    states,                            # [R, V, size]
+    predictions,                       # [R, V, size]
+    guesses,                           # [R, D, size]
     noise,                             # [R, W, size]
-    at_step,                           # [R, W]
+    at_step,                           # [R, V]
     length,                            # [R]
     old_states,                        # [R, W, size]
     old_predictions,                   # [R, W, size]
+    jacobian,                          # [N, size, size]
     std,                               # [N]
     prediction_weight,                 # [N]
     previous_weight,                   # [N]
-    sums,                              # out, [R, W, _SUMS]
+    sums,                              # out, [R, V, _SUMS]
     steps,                             # N
     window,                            # L
+    drafts,                            # D
     size,                              # elements of a state
     MULTISTEP: tl.constexpr,
+    JACOBIAN: tl.constexpr,            # then BLOCK ≥ size
     BLOCK: tl.constexpr,
 ):
     width = window + 1
-    row = (tl.program_id(0) // width).to(tl.int64)
-    j = tl.program_id(0) % width
+    places = drafts + 1
+    row = (tl.program_id(0) // places).to(tl.int64)
+    j = tl.program_id(0) % places
     drafted = tl.load(length + row)
     if j > drafted:
         return
-    k = tl.load(at_step + row * width + j)
+    k = tl.load(at_step + row * places + j)
     scale = tl.load(std + k)
     gap = tl.zeros([BLOCK], tl.float64)
     dot = tl.zeros([BLOCK], tl.float64)
@@ -192,33 +222,37 @@ def _measure(
     for start in range(0, size, BLOCK):
         element = start + tl.arange(0, BLOCK)
         inside = element < size
-        at = (row * width + j) * size + element
+        at = (row * places + j) * size + element
+        kept = (row * width + j) * size + element
         x = tl.load(states + at, mask=inside, other=0.0)
         prediction = tl.load(predictions + at, mask=inside, other=0.0)
         broken = tl.maximum(broken, tl.where(tl.abs(prediction) < float("inf"), 0, 1))
         broken = tl.maximum(broken, tl.where(tl.abs(x) < float("inf"), 0, 2))
-        dx = (x - tl.load(old_states + at, mask=inside, other=0.0)).to(tl.float64)
-        dp = (prediction - tl.load(old_predictions + at, mask=inside, other=0.0)).to(tl.float64)
-        leading = tl.load(predictions + row * width * size + element, mask=inside, other=0.0)
+        dx = (x - tl.load(old_states + kept, mask=inside, other=0.0)).to(tl.float64)
+        dp = (prediction - tl.load(old_predictions + kept, mask=inside, other=0.0)).to(tl.float64)
+        leading = tl.load(predictions + row * places * size + element, mask=inside, other=0.0)
         apart = (prediction - leading).to(tl.float64)
         square += dx * dx
-        cross += dx * dp
+        if JACOBIAN:  # the slope of what it leaves unexplained
+            cross += dx * (dp - _answer(jacobian, k, dx, element, inside, size))
+        else:
+            cross += dx * dp
         swept += dp * dp
         away += apart * apart
         norm += x.to(tl.float64) * x
         if j < drafted:
             difference = _difference(
                 predictions, guesses, row, j, k, element, inside,
-                prediction_weight, previous_weight, window, size, MULTISTEP,
+                prediction_weight, previous_weight, drafts, size, MULTISTEP,
             ).to(tl.float64)
-            z = tl.load(noise + at, mask=inside, other=0.0).to(tl.float64)
+            z = tl.load(noise + kept, mask=inside, other=0.0).to(tl.float64)
             gap += difference * difference
             dot += difference * z
             ahead = tl.load(predictions + at + size, mask=inside, other=0.0)
             innovation = scale * z
             moved += (ahead - prediction) * innovation
             spread += innovation * innovation
-    out = sums + (row * width + j) * _SUMS
+    out = sums + (row * places + j) * _SUMS
     tl.store(out + _GAP, tl.sum(gap))
     tl.store(out + _DOT, tl.sum(dot))
     tl.store(out + _SQUARE, tl.sum(square))
@@ -254,7 +288,7 @@ def _latest(known_1, value_1, known_2, value_2):
 
 @triton.jit
 def _decide(
-    sums,                              # [R, W, _SUMS]
+    sums,                              # [R, V, _SUMS]
     seed,                              # [R]
     round,                             # in place, [R]
     evaluations,                       # in place, [R]
@@ -262,18 +296,20 @@ def _decide(
     fault,                             # in place, [R]
     length,                            # in place, [R]
     visited,                           # in place, [R]
+    horizon,                           # out, [R]
     gain,                              # in place, [R, W]
-    response,                          # out, [R]
+    kappa,                             # out, [R]
     ready,                             # out, [R]
     std,                               # [N]
     nodes,                             # [16]
     weights,                           # [16]
     accepted,                          # out, [R]
     committed,                         # out, [R]
-    push,                              # out, [R, L]: move of the noise over the gap
-    mismatch_out,                      # out, [R, L]
+    push,                              # out, [R, D]: move of the noise over the gap
+    mismatch_out,                      # out, [R, D]
     steps,                             # N
     window,                            # L
+    drafts,                            # D
     block,                             # transitions verified as one
     eps,                               # of the chain's dtype
     PADDED: tl.constexpr,
@@ -282,7 +318,7 @@ def _decide(
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, LANES)
     width = window + 1
-    sums += row * width * _SUMS
+    sums += row * (drafts + 1) * _SUMS
     u = tl.load(nodes + tl.arange(0, 16))
     w = tl.load(weights + tl.arange(0, 16))
     drafted = tl.load(length + row)
@@ -292,7 +328,7 @@ def _decide(
 
     # verify: the same lines as there
     _, mismatch, _ = _coordinates(sums, std, first, i, drafted, steps)
-    evaluated = width
+    evaluated = drafts + 1
     if not PADDED:
         evaluated = drafted + 1
     code = tl.load(sums + i * _SUMS + _BROKEN, mask=i <= drafted, other=0.0)
@@ -329,8 +365,8 @@ def _decide(
     drawn = tl.sum(residual(level_at, mismatch_at, before_at, u, w), 0)
     residual_s = tl.where(before < 0, drawn, mismatch - s)
     shift = tl.where(examined, tl.where(corrected, residual_s, normcdfinv(level)) - s, 0.0)
-    tl.store(push + row * window + i, tl.where(gap > 0, shift / gap, 0.0), mask=i < window)
-    tl.store(mismatch_out + row * window + i, mismatch, mask=i < window)
+    tl.store(push + row * drafts + i, tl.where(gap > 0, shift / gap, 0.0), mask=i < drafts)
+    tl.store(mismatch_out + row * drafts + i, mismatch, mask=i < drafts)
 
     # commit: all that is one number per row
     moves = tl.where(active, keep + 1, 0)
@@ -369,25 +405,26 @@ def _decide(
     tl.store(gain + row * width + moved_up, slope, mask=(moved_up >= 0) & (moved_up < remaining))
     tl.store(gain + row * width + i, tl.zeros([LANES], tl.float64), mask=(i >= remaining) & (i < width))
     tl.store(visited + row, remaining)
+    tl.store(horizon + row, remaining)
     tl.store(ready + row, 1)
     moved = tl.sum(tl.load(sums + i * _SUMS + _MOVED, mask=i < learned, other=0.0), 0)
     spread = tl.sum(tl.load(sums + i * _SUMS + _SPREAD, mask=i < learned, other=0.0), 0)
-    tl.store(response + row, tl.where(spread > 0, moved / tl.where(spread > 0, spread, 1.0), 0.0))
+    tl.store(kappa + row, tl.where(spread > 0, moved / tl.where(spread > 0, spread, 1.0), 0.0))
 
 
 @triton.jit
 def _commit(
-    states,                            # [R, W, size]
-    predictions,                       # [R, W, size]
-    guesses,                           # [R, L, size]
+    states,                            # [R, V, size]
+    predictions,                       # [R, V, size]
+    guesses,                           # [R, D, size]
     spent,                             # [R, W, size]
     seed,                              # [R]
-    at_step,                           # [R, W]
+    at_step,                           # [R, V]
     length,                            # [R]
     visited,                           # [R]
     accepted,                          # [R]
     committed,                         # [R]
-    push,                              # [R, L]
+    push,                              # [R, D]
     std,                               # [N]
     state_weight,                      # [N]
     prediction_weight,                 # [N]
@@ -399,18 +436,20 @@ def _commit(
     old_predictions,                   # out, [R, W, size]
     steps,                             # N
     window,                            # L
+    drafts,                            # D
     size,                              # elements of a state
     MULTISTEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     width = window + 1
+    places = drafts + 1
     row = (tl.program_id(0) // width).to(tl.int64)
     j = tl.program_id(0) % width
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = element < size
     at = (row * width + j) * size + element
     drafted = tl.load(length + row)
-    first = tl.load(at_step + row * width)
+    first = tl.load(at_step + row * places)
     source = j + tl.load(committed + row)
 
     # noise: what is left of the window's, moved along the line where it was examined; then the stream's next
@@ -418,10 +457,10 @@ def _commit(
         z = tl.load(spent + (row * width + source) * size + element, mask=inside)
         if source < drafted:
             k = tl.minimum(first + source, steps - 1)
-            shift = tl.load(push + row * window + source).to(z.dtype)
+            shift = tl.load(push + row * drafts + source).to(z.dtype)
             difference = _difference(
                 predictions, guesses, row, source, k, element, inside,
-                prediction_weight, previous_weight, window, size, MULTISTEP,
+                prediction_weight, previous_weight, drafts, size, MULTISTEP,
             )
             z += shift * difference
         tl.store(noise + at, z, mask=inside)
@@ -431,13 +470,13 @@ def _commit(
 
     # memory: the path, moved up; beyond its end, the last one
     keep = tl.load(accepted + row)
-    seen = (row * width + keep + tl.minimum(j + 1, tl.load(visited + row))) * size + element
+    seen = (row * places + keep + tl.minimum(j + 1, tl.load(visited + row))) * size + element
     tl.store(old_states + at, tl.load(states + seen, mask=inside), mask=inside)
     tl.store(old_predictions + at, tl.load(predictions + seen, mask=inside), mask=inside)
 
     if j == 0:
         k = tl.minimum(first + keep, steps - 1)
-        last = (row * width + keep) * size + element
+        last = (row * places + keep) * size + element
         prediction = tl.load(predictions + last, mask=inside)
         scale = tl.load(std + k)
         if keep == drafted:
@@ -449,13 +488,13 @@ def _commit(
                 else:
                     before = tl.load(previous + row * size + element, mask=inside)
                 new += tl.load(previous_weight + k) * before
-            new += scale * tl.load(spent + last, mask=inside)
+            new += scale * tl.load(spent + (row * width + keep) * size + element, mask=inside)
         else:
             difference = _difference(
                 predictions, guesses, row, keep, k, element, inside,
-                prediction_weight, previous_weight, window, size, MULTISTEP,
+                prediction_weight, previous_weight, drafts, size, MULTISTEP,
             )
-            shift = tl.load(push + row * window + keep).to(scale.dtype)
+            shift = tl.load(push + row * drafts + keep).to(scale.dtype)
             new = tl.load(states + last + size, mask=inside) + scale * shift * difference
         tl.store(x + row * size + element, new, mask=inside)
         tl.store(previous + row * size + element, prediction, mask=inside)
@@ -468,31 +507,42 @@ class FusedDraft:
     call: Call
     states: Tensor
     guesses: Tensor
-    """[R, L, *shape]: the guessed predictions."""
+    """[R, D, *shape]: the guessed predictions."""
     spent: Tensor
     """[R, W, *shape]: the rows' noise, which `settle` overwrites."""
     step: Tensor
     length: Tensor
 
 
+def serves(drafter: object, size: int) -> bool:
+    """Whether these kernels draft as this drafter does, for states of so many elements."""
+    if not isinstance(drafter, Replay) or not drafter.secant:
+        return False
+    return drafter.prior is None or drafter.prior.response is None or size <= MOST_ELEMENTS
+
+
 def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
     """See `core.round.propose`."""
     chain = cast(AffineChain, affine_chain(target))
-    count, width, window, memory = len(rows.x), how.window + 1, how.window, rows.memory
+    count, memory, jacobian = len(rows.x), rows.memory, _jacobian(how, target)
+    sizes = _sizes(target, how)
+    drafts, size = sizes["drafts"], sizes["size"]
     std, state_weight, *weights = coefficients(chain)
-    states, spent = torch.empty_like(rows.noise), torch.empty_like(rows.noise)
-    guesses = rows.x.new_empty((count, window, *target.shape))
-    step, sample = (rows.step.new_empty((count, width)) for _ in range(2))
+    states, spent = rows.x.new_empty((count, drafts + 1, *target.shape)), torch.empty_like(rows.noise)
+    guesses = rows.x.new_empty((count, drafts, *target.shape))
+    step, sample = (rows.step.new_empty((count, drafts + 1)) for _ in range(2))
     length = torch.empty_like(rows.step)
+    part = _BLOCK if jacobian is None else triton.next_power_of_2(size)
     with torch.cuda.device_of(states):
-        _draft[(count, triton.cdiv(math.prod(target.shape), _BLOCK))](
-            rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["visited"],
+        _draft[(count, triton.cdiv(size, part))](
+            rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["horizon"],
             memory["gain"], memory["response"], memory["states"], memory["predictions"],
-            std, state_weight, *weights, how.last,
+            std if jacobian is None else jacobian, std, state_weight, *weights, how.last,
             states, guesses, spent, length, step, sample,
-            **_sizes(target, chain, window), BLOCK=_BLOCK, LANES=triton.next_power_of_2(width),
+            **sizes, MULTISTEP=chain.previous_weight is not None, JACOBIAN=jacobian is not None, BLOCK=part,
+            LANES=triton.next_power_of_2(drafts + 1), STAGES=4 if jacobian is None else 2,
         )
-    call = Call.at(states, step, sample, how.layout.needed(length, window))
+    call = Call.at(states, step, sample, how.layout.needed(length, drafts))
     return FusedDraft(call, states, guesses, spent, step, length)
 
 
@@ -501,35 +551,46 @@ def settle(
 ) -> tuple[Rows, Commit]:
     """See `core.round.settle`; in place."""
     chain = cast(AffineChain, affine_chain(target))
-    count, width, window, memory = len(rows.x), how.window + 1, how.window, rows.memory
+    count, memory, jacobian = len(rows.x), rows.memory, _jacobian(how, target)
     states, guesses, spent, step, length = draft.states, draft.guesses, draft.spent, draft.step, draft.length
     std, state_weight, *weights = coefficients(chain)
-    sizes = _sizes(target, chain, window)
+    sizes, multistep = _sizes(target, how), chain.previous_weight is not None
+    window, drafts, size = (sizes[name] for name in ("window", "drafts", "size"))
     predictions = draft.call.spread(predictions, states).contiguous()
     accepted, committed = (torch.empty_like(rows.step) for _ in range(2))
-    sums = torch.empty((count, width, _SUMS.value), dtype=torch.float64, device=states.device)
-    push, mismatch = (sums.new_empty((count, window)) for _ in range(2))
+    sums = torch.empty((count, drafts + 1, _SUMS.value), dtype=torch.float64, device=states.device)
+    push, mismatch = (sums.new_empty((count, drafts)) for _ in range(2))
     with torch.cuda.device_of(states):
-        _measure[(count * width,)](
+        _measure[(count * (drafts + 1),)](
             states, predictions, guesses, spent, step, length, memory["states"], memory["predictions"],
-            std, *weights, sums, **sizes, BLOCK=_WIDE,
+            std if jacobian is None else jacobian, std, *weights, sums,
+            **sizes, MULTISTEP=multistep, JACOBIAN=jacobian is not None,
+            BLOCK=_WIDE if jacobian is None else triton.next_power_of_2(size),
         )
         _decide[(count,)](
             sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
-            memory["gain"], memory["response"], memory["ready"], std, *quadrature(states.device),
-            accepted, committed, push, mismatch,
-            sizes["steps"], window, how.block or window, torch.finfo(states.dtype).eps,
-            PADDED=isinstance(how.layout, Padded), LANES=triton.next_power_of_2(width), num_warps=8,
+            memory["horizon"], memory["gain"], memory["response"], memory["ready"], std,
+            *quadrature(states.device), accepted, committed, push, mismatch,
+            sizes["steps"], window, drafts, how.block or window, torch.finfo(states.dtype).eps,
+            PADDED=isinstance(how.layout, Padded), LANES=triton.next_power_of_2(window + 1), num_warps=8,
         )
-        _commit[(count * width, triton.cdiv(sizes["size"], _BLOCK))](
+        _commit[(count * (window + 1), triton.cdiv(size, _BLOCK))](
             states, predictions, guesses, spent, rows.seed, step, length, memory["visited"], accepted,
             committed, push, std, state_weight, *weights, rows.x, rows.previous, rows.noise,
-            memory["states"], memory["predictions"], **sizes, BLOCK=_BLOCK,
+            memory["states"], memory["predictions"], **sizes, MULTISTEP=multistep, BLOCK=_BLOCK,
         )
     return rows, Commit(rows.sample, step[:, 0], committed, states, rows.x, mismatch, length)
 
 
-def _sizes(target: Target, chain: AffineChain, window: int) -> dict[str, int]:
+def _sizes(target: Target, how: Speculation) -> dict[str, int]:
     """What the kernels share."""
-    multistep = chain.previous_weight is not None
-    return {"steps": len(target.std), "window": window, "size": math.prod(target.shape), "MULTISTEP": multistep}
+    drafts = how.layout.drafts(how.window)
+    return {"steps": len(target.std), "window": how.window, "drafts": drafts, "size": math.prod(target.shape)}
+
+
+def _jacobian(how: Speculation, target: Target) -> Tensor | None:
+    """The prior's J, [N, size, size], if there is one."""
+    prior = cast(Replay, how.drafter).prior
+    if prior is None or prior.response is None:
+        return None
+    return prior.response.to(target.std).contiguous()

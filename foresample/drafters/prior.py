@@ -1,0 +1,91 @@
+"""What predictions look like before anything of a sample is known: a path to draft the first window from.
+
+A chain begins with one bare call, because nothing is known of its sample yet. But at high noise predictions look
+much the same for every sample, so a path of *other* samples is a draft of the first window: their mean, or the last
+plan of a robot. Any draft is exact as long as it does not depend on the noise still to be spent (theory, section 7).
+It must never bring along the other samples' **noise**: what they led to may be among the conditions.
+
+`response` is the average Jacobian of the prediction, J_k: a matrix a step, fitted once. It then takes the place of
+the scalar slopes within the horizon and beyond it, in every window.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """Paths of other samples through steps 0 … K−1, and how predictions answer to their state."""
+
+    states: Tensor
+    """[P, K, *shape]: sample i drafts from path i % P."""
+    predictions: Tensor
+    """[P, K, *shape]"""
+    gain: Tensor | None = None
+    """[K]: slope of the prediction in the state around these paths; 0 if None."""
+    response: Tensor | None = None
+    """[N, d, d]: J_k, for states of d elements."""
+
+    def __post_init__(self) -> None:
+        if self.states.shape != self.predictions.shape or self.states.ndim < 3:
+            raise ValueError(
+                f"a prior's states and predictions are [paths, steps, *shape] both, not {tuple(self.states.shape)} and "
+                f"{tuple(self.predictions.shape)}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps the paths go through, K."""
+        return self.states.shape[1]
+
+    def paths(self, row: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """States and predictions of the paths of these samples, [R, width, *shape], and slopes, [width].
+
+        Behind their end the last one is repeated.
+        """
+        position = torch.arange(width, device=self.states.device).clamp(max=self.steps - 1)
+        which = (row.to(self.states.device) % len(self.states)).unsqueeze(1)
+        gain = self.states.new_zeros(self.steps) if self.gain is None else self.gain
+        return self.states[which, position], self.predictions[which, position], gain[position]
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Prior:
+        """The same on a device."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return Prior(*(None if value is None else value.to(device, dtype) for value in values))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as safetensors."""
+        from safetensors.torch import save_file
+
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        save_file({name: value.cpu().contiguous() for name, value in values.items() if value is not None}, path)
+
+    @staticmethod
+    def load(path: str | Path) -> Prior:
+        """Read what `save` wrote."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return Prior(**load_file(path))
+        except (SafetensorError, TypeError) as error:
+            raise ValueError(f"{path} holds no prior ({error}): fit one again") from None
+
+    def __repr__(self) -> str:
+        """Short, and another one for other values: samples depend on it."""
+        digest = hashlib.sha256()
+        for value in (self.states, self.predictions, self.gain, self.response):
+            if value is not None:
+                digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return f"Prior({len(self.states)} × {self.states.shape[1]} steps, {digest.hexdigest()[:12]})"
+
+
+def answer(jacobian: Tensor, step: Tensor, change: Tensor) -> Tensor:
+    """J_k · change, [R, *shape], for steps k, [R]."""
+    return torch.einsum("rij,rj->ri", jacobian[step], change.flatten(1)).view_as(change)

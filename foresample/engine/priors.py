@@ -1,0 +1,109 @@
+"""Fit a prior to a target: draw a few pilots, remember what the network said along their paths.
+
+The table is the mean path of the pilots. The denoised estimate is a martingale along the chain, so along any path its
+change from step k − 1 to k is its answer to the noise of step k − 1: a regression of the one on the other over the
+pilots gives the average Jacobian J_k, a matrix where states are small, shrunk towards a multiple of the identity
+(theory, section 7). For larger states a scalar slope around the mean path is fitted for the table's steps.
+
+Samples drawn with a prior depend on it, and have the target's law whatever it is; it must only not have been fitted on
+the samples' own noise, so pilots have seeds of their own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import Target, at_least_one, is_multistep, require_target, transition_mean
+from foresample.core.noise import seeds_of
+from foresample.drafters import Prior
+from foresample.engine.engine import Engine
+
+MATRIX_ELEMENTS = 128
+"""States with more elements than this have scalar slopes."""
+_SEED = 2**61  # of the pilots, away from those a user draws
+_RIDGE = 0.1  # of the mean eigenvalue
+
+
+class RecordingTarget:
+    """A target that remembers, for each sample and step, the last state it was evaluated at and what it said.
+
+    The last is the one that was committed. Nothing is read back from the device.
+    """
+
+    def __init__(self, target: Target, samples: int, steps: int) -> None:
+        self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
+        self.multistep, self.chain = is_multistep(target), getattr(target, "chain", None)
+        self.steps, self._predict = steps, target.predict
+        self.states = target.std.new_zeros(
+            (samples, steps + 1, *target.shape)
+        )  # the last place is for all others
+        self.predictions = torch.zeros_like(self.states)
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        prediction = self._predict(x, step, row)
+        place = step.clamp(max=self.steps)
+        self.states[row, place] = x
+        self.predictions[row, place] = prediction
+        return prediction
+
+
+def fit_prior(
+    target: Target, *, window: int, pilots: int = 64, paths: int = 1, seed: int = 0, slots: int | None = None
+) -> Prior:
+    """A prior for `Replay`, from pilots drawn now.
+
+    Args:
+        target: the chain.
+        window: of the runs it is for: the table has window + 1 steps.
+        pilots: samples to draw; they take rows 0 … pilots − 1 of the target.
+        paths: tables to fit: sample i uses number i % paths. A conditional target whose classes come in turn may have
+            one a class.
+        seed: of the pilots.
+        slots: pilots under way at a time; all by default.
+    """
+    require_target(target)
+    window, pilots, paths = (
+        at_least_one(*v) for v in (("window", window), ("pilots", pilots), ("paths", paths))
+    )
+    if pilots < 2 * paths:
+        raise ValueError(f"{pilots} pilots are too few for {paths} paths: draw at least two for each")
+    steps, size = len(target.std), target.shape.numel()
+    matrix = size <= MATRIX_ELEMENTS
+    recorded = RecordingTarget(target, pilots, steps if matrix else min(window + 1, steps))
+    Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots).sample(
+        seeds_of(_SEED + seed, pilots)
+    )
+    kept = recorded.steps
+    states, predictions = recorded.states[:, :kept], recorded.predictions[:, :kept]
+    table = min(window + 1, steps)
+    means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
+    if matrix:
+        return Prior(*means, response=_jacobians(target, states, predictions))
+    which = torch.arange(pilots, device=states.device) % paths
+    dx, dp = (
+        (v[:, :table] - mean[which]).flatten(2) for v, mean in zip((states, predictions), means, strict=True)
+    )
+    square = (dx * dx).sum((0, 2))
+    return Prior(*means, gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square.clamp(min=1e-30), 0.0))
+
+
+def _jacobians(target: Target, states: Tensor, predictions: Tensor) -> Tensor:
+    """J_k of every step, [N, d, d]; 0 where no noise leads to it."""
+    steps, size, pilots = len(target.std), target.shape.numel(), len(states)
+    found = target.std.new_zeros((steps, size, size))
+    identity = torch.eye(size, dtype=torch.float64, device=states.device)
+    for k in range(1, steps):
+        if target.std[k - 1] == 0:
+            continue
+        before = predictions[:, k - 2] if k > 1 else torch.zeros_like(predictions[:, 0])
+        step = torch.full((pilots,), k - 1, device=states.device)
+        mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, before)
+        noise = (states[:, k] - mean).flatten(1).double()
+        moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
+        slope = (noise * moved).sum() / (noise * noise).sum().clamp(min=1e-300)
+        square = noise.T @ noise
+        ridge = _RIDGE * square.trace() / size
+        rest = torch.linalg.solve(square + ridge * identity, noise.T @ (moved - slope * noise))
+        found[k] = (rest.T + slope * identity).to(found.dtype)
+    return found
