@@ -5,8 +5,8 @@ from foresample.contracts import Drafter, DrafterMemory, DraftPath, PreviousDraf
 from foresample.core.baseline import sequential
 from foresample.core.report import Commit, Report, Run
 from foresample.datasets import Dataset, generate, inspect_dataset
-from foresample.drafters import DraftModel, Frozen, Replay
-from foresample.engine import Engine, Sample, Tuning, sample, stream, tune
+from foresample.drafters import DraftModel, Frozen, Prior, Replay
+from foresample.engine import Engine, Sample, Tuning, fit_prior, sample, stream, tune
 from foresample.integrations import accelerate, restore
 from foresample.provenance import __version__
 from foresample.selftest import check
@@ -23,6 +23,7 @@ __all__ = [
     "Frozen",
     "GaussianMixture",
     "PreviousDraft",
+    "Prior",
     "Replay",
     "Report",
     "Run",
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "check",
+    "fit_prior",
     "generate",
     "inspect_dataset",
     "pretrained",

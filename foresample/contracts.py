@@ -148,6 +148,13 @@ def require_drafter(drafter: object) -> None:
         )
 
 
+def begin_memory(drafter: Drafter, window: int, row: Tensor, like: Tensor) -> DrafterMemory:
+    """The memory of samples `row`, [R], that have seen nothing; `like` is a state, [*shape]."""
+    memory = drafter.begin(len(row), window, like)
+    prime = getattr(drafter, "prime", None)
+    return memory if prime is None else prime(memory, row)
+
+
 def start_states(target: Target, noise: Tensor) -> Tensor:
     """x_0 from unit noise, checked."""
     x = target.start(noise)

@@ -27,6 +27,7 @@ from foresample.contracts import (
     DraftPath,
     PreviousDraft,
     Target,
+    begin_memory,
     expand,
     is_multistep,
     predict,
@@ -190,14 +191,15 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
 
     def guesses(changed_from: int) -> list[Tensor]:
         """Guesses of the window that starts at step 2; the noise of paths is changed from that step on."""
-        memory = drafter.begin(rows, window, current[0, 0])
+        memory = begin_memory(drafter, window, row, current[0, 0])
         for first, (old, new) in enumerate(zip(paths, other, strict=True)):
             # A state at a step is made by the noise of the step before; an innovation is that noise.
             x, prediction, innovation = (
                 _where_later(first + offset, changed_from, b, a)
                 for a, b, offset in zip(old, new, (0, 0, 1), strict=True)
             )
-            memory = drafter.learn(memory, DraftPath(x, prediction, innovation, length), committed)
+            step = torch.full_like(length, first)
+            memory = drafter.learn(memory, DraftPath(x, prediction, innovation, length, step), committed)
         found: list[Tensor] = []
         for j in range(window):
             before = PreviousDraft(found[-1], noise[j]) if found else None

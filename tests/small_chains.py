@@ -109,6 +109,7 @@ DRAFTERS: dict[str, Callable[[ChainTarget], fs.Drafter]] = {
     "nearest": lambda target: fs.Frozen("nearest"),
     "replay": lambda target: fs.Replay(secant=False),
     "secant": lambda target: fs.Replay(),
+    "warm": lambda target: fs.Replay(prior=fs.fit_prior(target, window=6, pilots=40)),
     "model": lambda target: fs.DraftModel(worse(target)),
 }
 

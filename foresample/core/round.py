@@ -31,6 +31,7 @@ from foresample.contracts import (
     DraftPath,
     PreviousDraft,
     Target,
+    begin_memory,
     expand,
     is_multistep,
     start_states,
@@ -299,9 +300,7 @@ def begin(
         x = start_states(target, unit)
     position = torch.arange(window + 1, device=seed.device).expand(len(seed), -1)
     noise = _stream(seed, position, target.shape, x.dtype)
-    x, memory = x.contiguous(), drafter.begin(len(seed), window, x[0])
-    if hasattr(drafter, "prime"):
-        memory = drafter.prime(memory, sample)
+    x, memory = x.contiguous(), begin_memory(drafter, window, sample, x[0])
     rounds, evaluations, step = (torch.zeros_like(seed) for _ in range(3))
     fault, previous = zero + NO_FAULT, torch.zeros_like(x)
     return Rows(sample, seed, rounds, evaluations, step, fault, x, previous, noise, memory)

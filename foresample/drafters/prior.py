@@ -56,15 +56,13 @@ class Prior:
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Prior:
         """The same on a device."""
-        values = (getattr(self, f.name) for f in fields(self))
-        return Prior(*(None if value is None else value.to(device, dtype) for value in values))
+        return Prior(**{name: value.to(device, dtype) for name, value in self._tensors().items()})
 
     def save(self, path: str | Path) -> None:
         """Write it as safetensors."""
         from safetensors.torch import save_file
 
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        save_file({name: value.cpu().contiguous() for name, value in values.items() if value is not None}, path)
+        save_file({name: value.cpu().contiguous() for name, value in self._tensors().items()}, path)
 
     @staticmethod
     def load(path: str | Path) -> Prior:
@@ -80,10 +78,13 @@ class Prior:
     def __repr__(self) -> str:
         """Short, and another one for other values: samples depend on it."""
         digest = hashlib.sha256()
-        for value in (self.states, self.predictions, self.gain, self.response):
-            if value is not None:
-                digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        for value in self._tensors().values():
+            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         return f"Prior({len(self.states)} × {self.states.shape[1]} steps, {digest.hexdigest()[:12]})"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def answer(jacobian: Tensor, step: Tensor, change: Tensor) -> Tensor:

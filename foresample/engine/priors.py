@@ -79,13 +79,13 @@ def fit_prior(
     table = min(window + 1, steps)
     means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
     if matrix:
-        return Prior(*means, response=_jacobians(target, states, predictions))
+        return Prior(means[0], means[1], response=_jacobians(target, states, predictions))
     which = torch.arange(pilots, device=states.device) % paths
     dx, dp = (
         (v[:, :table] - mean[which]).flatten(2) for v, mean in zip((states, predictions), means, strict=True)
     )
     square = (dx * dx).sum((0, 2))
-    return Prior(*means, gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square.clamp(min=1e-30), 0.0))
+    return Prior(means[0], means[1], gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square.clamp(min=1e-30), 0.0))
 
 
 def _jacobians(target: Target, states: Tensor, predictions: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ The rows are changed in place: what `settle` returns are the tensors it was give
 A round may be narrower than the window: it then drafts fewer transitions, `drafts`, for rows that cannot draft more
 anyway, and evaluates fewer states; noise and memory keep the window's size.
 
-Shapes, beside the arguments: R rows, L the window, W = L + 1; D drafts of this round, V = D + 1; N steps, `size` elements
-of a state.
+Shapes, beside the arguments: R rows, L the window, W = L + 1; D drafts of this round, V = D + 1; N steps, `size`
+elements of a state.
 """
 
 from __future__ import annotations

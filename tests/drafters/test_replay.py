@@ -19,10 +19,10 @@ def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
     predictions = torch.randn(1, 5, 2, generator=generator, dtype=torch.float64)
     memory = drafter.begin(1, 4, states[0, 0])
     length, one = torch.tensor([4]), torch.tensor([1])
-    memory = drafter.learn(memory, fs.DraftPath(states, predictions, states[:, 1:], length), one)
+    memory = drafter.learn(memory, fs.DraftPath(states, predictions, states[:, 1:], length, 0 * length), one)
     nudged = memory["states"] * (1 + 1e-15)
     memory = drafter.learn(
-        memory, fs.DraftPath(nudged, memory["predictions"] + 1e-3, states[:, 1:], length), one
+        memory, fs.DraftPath(nudged, memory["predictions"] + 1e-3, states[:, 1:], length, 0 * length), one
     )
     assert memory["gain"].abs().max() == 0
 
@@ -32,14 +32,14 @@ def test_replay_forgets_where_sweeps_diverge() -> None:
     drafter, ones = fs.Replay(), torch.ones(3, dtype=torch.int64)
     line = torch.arange(6.0, dtype=torch.float64).expand(3, 6).unsqueeze(2)
     memory = drafter.begin(3, 5, line[0, 0])
-    memory = drafter.learn(memory, fs.DraftPath(line, line + 100, line[:, 1:], 5 * ones), ones)
+    memory = drafter.learn(memory, fs.DraftPath(line, line + 100, line[:, 1:], 5 * ones, 0 * ones), ones)
     assert memory["visited"].tolist() == [5, 5, 5]  # seen once only
 
     again = line + 101  # at the same steps, the same predictions
     memory["predictions"][1, 4] += 6.1 * 4  # the sweep moves it so far, and it is 4 away from the first
     memory["predictions"][1, 3] += 5.9 * 3
     memory["predictions"][2, :3] += 1000
-    memory = drafter.learn(memory, fs.DraftPath(line, again, line[:, 1:], 5 * ones), 2 * ones)
+    memory = drafter.learn(memory, fs.DraftPath(line, again, line[:, 1:], 5 * ones, ones), 2 * ones)
     assert memory["visited"].tolist() == [4, 2, 4]
     assert memory["predictions"][1].flatten().tolist() == [103, 104, 104, 104, 104, 104]
 
