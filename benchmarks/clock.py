@@ -38,6 +38,8 @@ from benchmarks.results import (
     RoundShare,
     ThroughputRow,
     ThroughputSettings,
+    WarmRow,
+    WarmSettings,
     load,
     save,
 )
@@ -80,9 +82,10 @@ def _mean(values: list[float]) -> tuple[float, float]:
 def latency(
     model: Model,
     steps: list[int] = [100, 250, 1000],  # noqa: B006
-    window: list[int] = [20, 32, 50],  # noqa: B006
+    window: list[int] = [11, 19, 31, 49],  # noqa: B006
     samples: int = 32,
     seed: int = 1,
+    pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 64,
     eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
     out: Out = RESULTS,
 ) -> None:
@@ -92,17 +95,21 @@ def latency(
     rows: list[LatencyRow] = []
     rounds: list[RoundShare] = []
     mode = "eager" if eager else "graph"
-    settings = LatencySettings(model=model.name, network="bfloat16", mode=mode, samples=samples, seed=seed)
+    settings = LatencySettings(
+        model=model.name, network="bfloat16", mode=mode, samples=samples, seed=seed, pilots=pilots
+    )
     path = out / f"{model.resolve().name}-latency-{mode}.json"
     for length in steps:
         target = source.target(length)
+        drafter = fs.Replay(prior=_prior(model, length, max(window), pilots)) if pilots else None
         few = seeds[: max(2, samples // 4)]
         base, _ = _each(Sequential(target, 1, graph=not eager), few)
         for size in (0, *window):
             if size == 0:
                 seconds, calls = base, float(length)
             else:
-                seconds, calls = _each(fs.Engine(target, window=size, slots=1, graph=not eager), seeds)
+                engine = fs.Engine(target, window=size, slots=1, graph=not eager, drafter=drafter)
+                seconds, calls = _each(engine, seeds)
             (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
             gain = base_ms / ms
             rows.append(LatencyRow(steps=length, window=size, calls=calls, ms=ms, ms_error=error, gain=gain))
@@ -110,33 +117,37 @@ def latency(
             save(path, "latency", settings, rows=rows, rounds=rounds)
     if not eager:
         target = source.target(1000)
-        for size in (0, *window):
-            rounds.append(share := _round_share(target, size))
-            print(f"window {size}: round {share.round_us:.0f} us, network {share.network_us:.0f} us")
+        engine = fs.Engine(target, window=max(window), slots=1, graph=True)
+        slots = engine._slots(1)
+        assert isinstance(slots, FixedSlots)
+        for drafts in (0, *slots.widths):
+            rounds.append(share := _round_share(target, slots, drafts))
+            print(
+                f"{drafts} drafts: round {share.round_us:.0f} us, network {share.network_us:.0f} us, {share.share:.3f}"
+            )
             save(path, "latency", settings, rows=rows, rounds=rounds)
-        tunings = [_tuning(source.target(length), 1, window) for length in steps]
-        save(path, "latency", settings, rows=rows, rounds=rounds, tunings=tunings)
 
 
-def _round_share(target: ChainTarget, window: int, repeats: int = 20) -> RoundShare:
-    """Microseconds of a round and of the network alone on as many states, replayed in turn; window 0 is the
-    sequential sampler."""
+def _prior(model: Path, steps: int, window: int, pilots: int) -> fs.Prior:
+    """Fitted with the network as it is, not compiled for numbers of states that nobody times."""
+    return fs.fit_prior(_load(model, compiled=False).target(steps), window=window, pilots=pilots)
+
+
+def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
+    """Microseconds of a round of so many drafts and of the network alone on as many states, replayed in turn; 0 is
+    the sequential sampler."""
     key = seeds_of(0, repeats).cuda()
-    x = torch.randn((window + 1, *target.shape), device="cuda")
-    row = torch.zeros(window + 1, dtype=torch.int64, device="cuda")
-    step = torch.arange(window + 1, device="cuda") + 100
+    x = torch.randn((drafts + 1, *target.shape), device="cuda")
+    row = torch.zeros(drafts + 1, dtype=torch.int64, device="cuda")
+    step = torch.arange(drafts + 1, device="cuda") + 100
     network = capture(lambda: target.predict(x, step, row), x.device)
     plain = Sequential(target, 1, graph=True)
-    engine = fs.Engine(target, window=max(1, window), slots=1, graph=True)
-    slots = engine._slots(1)
-    assert isinstance(slots, FixedSlots)
-    assert slots.graphs is not None
-    graph = slots.graphs[1] if window else plain.graph
+    graph = slots.graphs[drafts] if drafts else plain.graph
     assert graph is not None
-    certain = len(target.std) // (window + 1) - 2
+    certain = min(100, len(target.std) // (drafts + 1) - 2)
     times: dict[str, list[float]] = {"round": [], "network": []}
     for i in range(repeats):
-        if window:
+        if drafts:
             slots.clear()
             slots.admit(key[:1] * 0, key[i : i + 1])
         else:
@@ -153,13 +164,58 @@ def _round_share(target: ChainTarget, window: int, repeats: int = 20) -> RoundSh
             times[name].append(1e3 * start.elapsed_time(end) / certain)
     (round_us, round_error), (network_us, network_error) = (_mean(times[n]) for n in ("round", "network"))
     return RoundShare(
-        window=window,
+        window=drafts,
         round_us=round_us,
         round_us_error=round_error,
         network_us=network_us,
         network_us_error=network_error,
         share=1 - network_us / round_us,
     )
+
+
+@app.command()
+def warm(
+    model: Annotated[list[Path], typer.Argument(help="Diffusers DDPM folders.")],
+    steps: list[int] = [50, 100, 250],  # noqa: B006
+    samples: int = 64,
+    pilots: int = 64,
+    seed: int = 3,
+    device: str = "cuda",
+    out: Out = RESULTS,
+) -> None:
+    """Calls started cold and started from a prior, from the same seeds; window 50, or half the chain."""
+    rows: list[WarmRow] = []
+    half = device == "cuda"
+    for folder in model:
+        source = pretrained.load(folder, device, torch.bfloat16 if half else torch.float32)
+        for length in steps:
+            target, window = source.target(length), min(50, length // 2)
+            prior = fs.fit_prior(target, window=window, pilots=pilots)
+            cold, hot = (
+                fs.sample(target, samples, window=window, seed=seed, drafter=fs.Replay(prior=p))
+                .calls.double()
+                .cpu()
+                for p in (None, prior)
+            )
+            (before, before_error), (after, after_error) = _mean(cold.tolist()), _mean(hot.tolist())
+            saved = 1 - hot / cold.mean()
+            rows.append(
+                WarmRow(
+                    model=folder.resolve().name,
+                    steps=length,
+                    window=window,
+                    pilots=pilots,
+                    cold=before,
+                    cold_error=before_error,
+                    warm=after,
+                    warm_error=after_error,
+                    fewer=1 - after / before,
+                    fewer_error=float((saved - (1 - cold / cold.mean())).std() / math.sqrt(samples)),
+                )
+            )
+            print(rows[-1], flush=True)
+            settings = WarmSettings(samples=samples, seed=seed, network="bfloat16" if half else "float32")
+            save(out / "warm.json", "warm", settings, rows=rows)
 
 
 @app.command()

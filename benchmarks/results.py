@@ -212,6 +212,8 @@ class LatencySettings:
     mode: str
     samples: AtLeastOne
     seed: int
+    pilots: Count = 0
+    """Of the prior that first windows were drafted from; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +224,40 @@ class Latency(Result):
     rows: Some[LatencyRow]
     rounds: list[RoundShare] = field(default_factory=list)
     tunings: list[Tuning] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmRow:
+    """Calls of a sample started cold and started from a prior, from the same seeds."""
+
+    model: str
+    steps: AtLeastOne
+    window: AtLeastOne
+    pilots: AtLeastOne
+    cold: Positive
+    cold_error: NotNegative
+    warm: Positive
+    warm_error: NotNegative
+    fewer: float
+    """Share of the cold calls that is saved."""
+    fewer_error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmSettings:
+    """Trained models."""
+
+    samples: AtLeastOne
+    seed: int
+    network: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warm(Result):
+    """What starting warm saves (`benchmarks.clock warm`)."""
+
+    settings: WarmSettings
+    rows: Some[WarmRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -625,6 +661,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "curves": Curves,
     "growth": Growth,
     "latency": Latency,
+    "warm": Warm,
     "throughput": Throughput,
     "memory": Memory,
     "gpu-tests": GpuTests,

@@ -74,7 +74,7 @@ def fused_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
     gap = expand(chain.prediction_weight[step], difference) * difference
     if chain.previous_weight is not None:  # the prediction before the window is no guess
         gap[:, 1:] += expand(chain.previous_weight[step], difference)[:, 1:] * difference[:, :-1]
-    return Settled(rows, after, commit, gap, draft.spent[:, :-1], target.std[step])
+    return Settled(rows, after, commit, gap, draft.spent[:, : draft.guesses.shape[1]], target.std[step])
 
 
 def decisions(round_: Settled, block: int | None) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,8 @@ class Engine:
         block = None if block is None else at_least_one("block", block)
         drafter = Replay() if drafter is None else drafter
         require_drafter(drafter)
+        if isinstance(drafter, Replay):
+            drafter = drafter.for_target(target)
         if graph:
             require_cuda(target)
         self.target, self.graph = target, graph

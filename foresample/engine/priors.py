@@ -3,7 +3,8 @@
 The table is the mean path of the pilots. The denoised estimate is a martingale along the chain, so along any path its
 change from step k − 1 to k is its answer to the noise of step k − 1: a regression of the one on the other over the
 pilots gives the average Jacobian J_k, a matrix where states are small, shrunk towards a multiple of the identity
-(theory, section 7). For larger states a scalar slope around the mean path is fitted for the table's steps.
+(docs/theory.md, "Starting warm"). For larger states a scalar slope around the mean path is fitted for each step of the
+table.
 
 Samples drawn with a prior depend on it, and have the target's law whatever it is; it must only not have been fitted on
 the samples' own noise, so pilots have seeds of their own.
@@ -85,7 +86,9 @@ def fit_prior(
         (v[:, :table] - mean[which]).flatten(2) for v, mean in zip((states, predictions), means, strict=True)
     )
     square = (dx * dx).sum((0, 2))
-    return Prior(means[0], means[1], gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square.clamp(min=1e-30), 0.0))
+    return Prior(
+        means[0], means[1], gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square.clamp(min=1e-30), 0.0)
+    )
 
 
 def _jacobians(target: Target, states: Tensor, predictions: Tensor) -> Tensor:
