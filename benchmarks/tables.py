@@ -32,6 +32,7 @@ from benchmarks.results import (
     QualityCost,
     Throughput,
     Training,
+    Warm,
     label,
     load,
     read,
@@ -129,7 +130,7 @@ def policy() -> str:
 def latency() -> str:
     """One sample at a time on a GPU."""
     cells = []
-    for mode, note in (("graph", ""), ("eager", ", eager")):
+    for mode, note in (("graph", ""), ("warm", ", warm and narrow"), ("eager", ", eager")):
         rows = load(Latency, f"cifar10-latency-{mode}").rows
         for steps in sorted({row.steps for row in rows}):
             base = _row(rows, steps=steps, window=0).ms
@@ -147,7 +148,7 @@ def latency() -> str:
 def clock() -> str:
     """The best window at each chain length."""
     cells = []
-    for mode, note in (("graph", ""), ("eager", ", both eager")):
+    for mode, note in (("warm", ""), ("eager", ", both eager")):
         rows = load(Latency, f"cifar10-latency-{mode}").rows
         for steps in sorted({row.steps for row in rows}):
             base = _row(rows, steps=steps, window=0)
@@ -155,6 +156,22 @@ def clock() -> str:
             ours = f"{best.ms:.0f} ms (window {best.window})"
             cells.append([f"{steps}{note}", f"{base.ms:.0f} ms", ours, f"**{best.gain:.1f}×**"])
     return _table(["steps", "sequential", "foresample", "faster"], cells)
+
+
+def warm() -> str:
+    """Calls started cold and from a prior."""
+    cells = [
+        [
+            MODELS.get(row.model, row.model),
+            f"{row.steps}",
+            f"{row.window}",
+            f"{row.cold:.2f} ± {row.cold_error:.2f}",
+            f"{row.warm:.2f} ± {row.warm_error:.2f}",
+            f"{100 * row.fewer:.1f} ± {100 * row.fewer_error:.1f} %",
+        ]
+        for row in load(Warm, "warm").rows
+    ]
+    return _table(["model", "steps", "window", "calls, cold", "calls, warm", "fewer"], cells)
 
 
 def rounds() -> str:
@@ -517,6 +534,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "clock": clock,
     "latency": latency,
     "rounds": rounds,
+    "warm": warm,
     "throughput": throughput,
     "growth": growth,
     "memory": memory,

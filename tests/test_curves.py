@@ -91,6 +91,7 @@ def test_pilots_choose_what_is_better() -> None:
     assert tuned("asd", 9, {"eps": bad, "x0": good}, 1, 1) == ("x0", None)
 
 
+@pytest.mark.slow
 def test_curves_are_saved_row_by_row_and_go_on_where_they_were_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ def test_results_of_a_gpu_are_told_with_what_has_changed_since() -> None:
 # ------------------------------------------------------------------ quality against cost
 
 
+@pytest.mark.slow
 def test_quality_against_cost_at_a_tiny_size(tmp_path: Path) -> None:
     keys = ["sequential", "default", "paradigms", "ddim", "dpmpp-2m"]
     for chosen in (keys[:2], keys):  # the second goes on where the first was cut

@@ -43,11 +43,15 @@ class Replay:
     """
 
     secant: bool = True
-    prior: Prior | None = field(default=None, compare=False)
+    prior: Prior | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.prior is not None and not self.secant:
             raise ValueError("a prior needs the secant: leave secant=False out")
+
+    def __str__(self) -> str:
+        """What decides on samples, for reports and manifests."""
+        return repr(self) if self.prior is None else f"Replay(secant={self.secant}, prior={self.prior})"
 
     def for_target(self, target: Target) -> Replay:
         """The same, its prior where the target's chain is; refused if it is of another chain."""

@@ -16,8 +16,8 @@ from tests.small_chains import flow
 from tests.waiting import wait_for
 
 FREE = 4
-"""Shards before the gate: with two workers one of them has drawn two, and of these the first is written when a
-sample behind the gate gets a slot, for no sample takes as many calls as forty others in seven slots."""
+"""Shards before the gate: one of two workers draws two of them or more, and the first of these is whole when a sample
+behind the gate gets a slot, for no sample takes as many calls as forty others in seven slots."""
 
 
 def test_what_a_dead_worker_took_and_did_not_write_comes_next() -> None:
