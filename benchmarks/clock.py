@@ -85,7 +85,7 @@ def latency(
     window: list[int] = [11, 19, 31, 49],  # noqa: B006
     samples: int = 32,
     seed: int = 1,
-    pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 64,
+    pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 200,
     eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
     out: Out = RESULTS,
 ) -> None:
@@ -129,8 +129,9 @@ def latency(
 
 
 def _prior(model: Path, steps: int, window: int, pilots: int) -> fs.Prior:
-    """Fitted with the network as it is, not compiled for numbers of states that nobody times."""
-    return fs.fit_prior(_load(model, compiled=False).target(steps), window=window, pilots=pilots)
+    """A path a class, fitted with the network as it is, not compiled for numbers of states that nobody times."""
+    source = _load(model, compiled=False)
+    return fs.fit_prior(source.target(steps), window=window, pilots=pilots, paths=max(1, len(source.labels)))
 
 
 def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
@@ -178,7 +179,7 @@ def warm(
     model: Annotated[list[Path], typer.Argument(help="Diffusers DDPM folders.")],
     steps: list[int] = [50, 100, 250],  # noqa: B006
     samples: int = 64,
-    pilots: int = 64,
+    pilots: int = 200,
     seed: int = 3,
     device: str = "cuda",
     out: Out = RESULTS,
@@ -190,7 +191,7 @@ def warm(
         source = pretrained.load(folder, device, torch.bfloat16 if half else torch.float32)
         for length in steps:
             target, window = source.target(length), min(50, length // 2)
-            prior = fs.fit_prior(target, window=window, pilots=pilots)
+            prior = fs.fit_prior(target, window=window, pilots=pilots, paths=max(1, len(source.labels)))
             cold, hot = (
                 fs.sample(target, samples, window=window, seed=seed, drafter=fs.Replay(prior=p))
                 .calls.double()
