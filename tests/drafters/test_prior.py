@@ -30,13 +30,11 @@ def test_the_first_round_drafts_from_the_prior_and_a_cold_one_has_nothing() -> N
     target, drafted = long_chain(), []
     for prior in (None, fs.fit_prior(target, window=8, pilots=8)):
         seen: list[int] = []
-        fs.sample(
-            target,
-            3,
-            window=8,
-            drafter=fs.Replay(prior=prior),
-            observe=lambda c, s=seen: s.append(int(c.drafted.max())),
-        )
+
+        def observe(commit: fs.Commit, seen: list[int] = seen) -> None:
+            seen.append(int(commit.drafted.max()))
+
+        fs.sample(target, 3, window=8, drafter=fs.Replay(prior=prior), observe=observe)
         drafted.append(seen[0])
     assert drafted == [0, 8]
 
