@@ -562,6 +562,46 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
+# ------------------------------------------------------------------ who finishes first
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderRow:
+    """A rule by which samples are chosen from a run."""
+
+    rule: str
+    rounds: AtLeastOne | None
+    """After which the run was stopped, if it was."""
+    kept: Positive
+    """Samples a run, on average."""
+    right: NotNegative
+    """P(x > 0) among them."""
+    error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderSettings:
+    """The chain and the runs."""
+
+    steps: AtLeastOne
+    window: AtLeastOne
+    slots: AtLeastOne
+    runs: AtLeastOne
+    seed: int
+    sequential: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Result):
+    """Samples chosen by when they were done (`benchmarks.order`)."""
+
+    settings: OrderSettings
+    right: NotNegative
+    """P(x > 0) of the sequential sampler."""
+    error: NotNegative
+    rows: Some[OrderRow]
+
+
 # ------------------------------------------------------------------ datasets and training
 
 
@@ -669,6 +709,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "quality-cost": QualityCost,
     "published": Published,
     "policy": Policy,
+    "order": Order,
     "generate-overhead": GenerateOverhead,
     "generate-memory": GenerateMemory,
     "generate-law": GenerateLaw,

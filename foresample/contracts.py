@@ -17,8 +17,9 @@ from torch import Tensor
 class Target(Protocol):
     """A chain of Gaussian transitions x_{k+1} = mean_k(x_k) + std_k z_k, z_k ~ N(0, I), k = 0 … N−1.
 
-    `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself: a network
-    whose output for one row depends on its batch-mates has no transition law (`foresample.check` finds out).
+    `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself, and answered the same
+    whenever it is asked for: a network whose output for one row depends on its batch-mates, on random numbers or on
+    earlier calls has no transition law (samplers look at the first call, `foresample.check` at more).
     """
 
     @property
@@ -35,7 +36,8 @@ class Target(Protocol):
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         """The expensive call: states [B, *shape], their steps [B] and sample indices [B] -> [B, *shape].
 
-        Returns the quantity worth reusing at a nearby state (denoised estimate, velocity, score, …).
+        Returns the quantity worth reusing at a nearby state (denoised estimate, velocity, score, …). It may write into
+        x, which is a copy, and not into the other two.
         """
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
@@ -83,9 +85,10 @@ class PreviousDraft:
 class Drafter(Protocol):
     """Guesses the target's predictions along a window, from what earlier rounds paid for.
 
-    **Adaptedness**, the one rule: the guess at a position may use the states and predictions of steps up to
-    that position's and the innovations of steps before it, of this path and of earlier ones, never those of
-    later steps, whose noise is still to be spent. `foresample.check` tests it.
+    **Adaptedness**, the one rule: what is decided of a position, the guess there and whether the window reaches
+    beyond it, may use the states and predictions of steps up to that position's and the innovations of steps
+    before it, of this path and of earlier ones, never those of later steps, whose noise is still to be spent.
+    `foresample.check` tests it.
     """
 
     def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
@@ -95,7 +98,10 @@ class Drafter(Protocol):
     # `begin` with the indices of the samples, [R].
 
     def reach(self, memory: DrafterMemory, window: int) -> Tensor:
-        """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state)."""
+        """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state).
+
+        Adapted as well: whether the transition from a position is drafted is decided by what is known there.
+        """
 
     def guess(
         self,

@@ -1,8 +1,11 @@
 """`foresample sample`: draw samples and keep everything about the run.
 
 Into the output folder go the raw samples (`samples.safetensors`, with seeds and labels), the report (`report.json`), a
-picture of the run (`run.png`) and, if the samples are pictures, these (`samples.png`). If the run is interrupted, the
-samples finished by then are written all the same.
+picture of the run (`run.png`) and, if the samples are pictures, these (`samples.png`).
+
+If the run is interrupted, those samples are written that were begun as many rounds before as the chain has steps.
+Whoever finishes first is not a fair sample; whether a sample was begun by then is decided before it is drawn, and a
+round commits a transition or more, so all of these are finished (theory, "Finishing first is not fair").
 """
 
 from __future__ import annotations
@@ -85,8 +88,7 @@ def sample_command(
         run, kept = drawn.run, drawn.kept
         files = write_samples(out, drawn.samples, seeds[kept], None if labels is None else labels[kept])
         if run is None:
-            where = f", saved in {out}" if files else ""
-            print(f"interrupted: {len(kept)} of {count} samples were finished{where}", file=sys.stderr)
+            print(f"interrupted: {_kept(drawn, count, out)}", file=sys.stderr)
             raise typer.Exit(130)
         plain = None if drafted else run
         if compare and drafted:
@@ -127,6 +129,15 @@ def sample_command(
     print("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
 
 
+def _kept(drawn: Drawn, count: int, out: Path) -> str:
+    """What an interrupted run leaves."""
+    told = f"{drawn.finished} of {count} samples were finished"
+    if drawn.finished == len(drawn.kept):
+        return f"{told}, saved in {out}" if drawn.finished else told
+    saved = f"the first {len(drawn.kept)} of all are saved in {out}" if len(drawn.kept) else "none is saved"
+    return f"{told}; {saved}: whoever finishes first is not a fair sample. Fewer --slots leave more of a run to keep"
+
+
 def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Table:
     table = plain_table("per sample", "sequential", "speculative", "", left=1)
     evaluations = report.evaluations_mean / report.steps
@@ -156,7 +167,7 @@ def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Tabl
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was drawn; of an interrupted run, the samples finished by then."""
+    """What was drawn; of an interrupted run, what of it is a fair sample."""
 
     samples: Tensor
     kept: Tensor
@@ -164,6 +175,8 @@ class Drawn:
     run: Run | None
     """None if it was interrupted."""
     history: History
+    finished: int
+    """Samples, also those not kept."""
 
 
 def draw(target: Target, seeds: Tensor, *, window: int, slots: int, graph: bool, progress: Progress) -> Drawn:
@@ -185,9 +198,9 @@ def draw(target: Target, seeds: Tensor, *, window: int, slots: int, graph: bool,
         else:
             run = sample(target, seeds=seeds, window=window, slots=slots, observe=observe)
     except KeyboardInterrupt:
-        kept = finished.done.nonzero().flatten()
-        return Drawn(finished.samples[kept], kept, None, history)
-    return Drawn(run.samples.cpu(), torch.arange(len(seeds)), run, history)
+        kept = finished.fair().nonzero().flatten()
+        return Drawn(finished.samples[kept], kept, None, history, int(finished.done.sum()))
+    return Drawn(run.samples.cpu(), torch.arange(len(seeds)), run, history, len(seeds))
 
 
 class _Finished:
@@ -197,8 +210,16 @@ class _Finished:
         self.steps = len(target.std)
         self.samples = torch.zeros(count, *target.shape, dtype=target.std.dtype)
         self.done = torch.zeros(count, dtype=torch.bool)
+        self.begun = torch.zeros(count, dtype=torch.int64)  # the round of each, from 1 on
+        self.rounds = 0
+
+    def fair(self) -> Tensor:
+        """Those begun as many rounds ago as the chain has steps."""
+        return (self.begun > 0) & (self.begun <= self.rounds + 1 - self.steps)
 
     def __call__(self, commit: Commit) -> None:
+        self.rounds += 1
+        self.begun[commit.sample[commit.step == 0].cpu()] = self.rounds
         end = (commit.step + commit.committed == self.steps).nonzero().flatten()
         if len(end):
             which = commit.sample[end].cpu()
@@ -210,11 +231,13 @@ def write_samples(out: Path, samples: Tensor, seeds: Tensor, labels: Tensor | No
     """Save the samples, and paint them if they are pictures."""
     if not len(samples):
         return []
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors = {"samples": samples, "seeds": seeds} | ({} if labels is None else {"labels": labels})
-    save_file({name: value.contiguous() for name, value in tensors.items()}, out / "samples.safetensors")
     files = [out / "samples.safetensors"]
+    files[0].write_bytes(
+        save({name: value.contiguous() for name, value in tensors.items()})
+    )  # as the umask has it
     if are_pictures(samples.shape[1:]):
         grid(samples).save(out / "samples.png")
         files.insert(0, out / "samples.png")

@@ -72,9 +72,9 @@ def fit_prior(
     steps, size = len(target.std), target.shape.numel()
     matrix = size <= MATRIX_ELEMENTS
     recorded = RecordingTarget(target, pilots, steps if matrix else min(window + 1, steps))
-    Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots).sample(
-        seeds_of(_SEED + seed, pilots)
-    )
+    # A look's call would be recorded as well; the runs the prior is for look for themselves.
+    engine = Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots, look=False)
+    engine.sample(seeds_of(_SEED + seed, pilots))
     kept = recorded.steps
     states, predictions = recorded.states[:, :kept], recorded.predictions[:, :kept]
     table = min(window + 1, steps)

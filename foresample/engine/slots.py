@@ -25,6 +25,7 @@ from torch import Tensor
 from foresample import kernels
 from foresample.contracts import Target, expand, predict
 from foresample.core import round as plain
+from foresample.core.look import FreeLook
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
 from foresample.faults import NO_FAULT, raise_faults
@@ -80,8 +81,9 @@ def round_for(target: Target, how: Speculation) -> Round:
 class RoundRunner:
     """Takes rows through rounds, the calls answered by the target; counts and clocks them."""
 
-    def __init__(self, target: Target, how: Speculation) -> None:
+    def __init__(self, target: Target, how: Speculation, look: FreeLook | None = None) -> None:
         self.target, self.how, self.steps = target, how, len(target.std)
+        self._predict = predict if look is None else look.predict
         self.tally = Tally(how.window, self.steps, target.std.device)
         self.timed = TimedTarget(target)
         self._round = round_for(target, how)
@@ -94,7 +96,7 @@ class RoundRunner:
         how = self.how if drafts is None else replace(self.how, layout=Padded(drafts))
         draft = self._round.propose(self.target, rows, how)
         call = draft.call
-        predictions = predict(self.timed, call.x, call.step, call.row)
+        predictions = self._predict(self.timed, call.x, call.step, call.row)
         rows, commit = self._round.settle(self.target, rows, draft, predictions, how)
         self.tally.count(commit)
         return rows, commit
