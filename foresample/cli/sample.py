@@ -1,8 +1,11 @@
 """`foresample sample`: draw samples and keep everything about the run.
 
 Into the output folder go the raw samples (`samples.safetensors`, with seeds and labels), the report (`report.json`), a
-picture of the run (`run.png`) and, if the samples are pictures, these (`samples.png`). If the run is interrupted, the
-samples finished by then are written all the same.
+picture of the run (`run.png`) and, if the samples are pictures, these (`samples.png`).
+
+If the run is interrupted, what is finished is written all the same, in two files: the samples before the first that is
+missing, whose law is right (`samples.safetensors`), and those that overtook others because they needed few rounds, a
+biased selection (`overtakers.safetensors`).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from tqdm import tqdm
 from foresample.cli import options
 from foresample.cli.console import plain_table, require_folder, require_modules
 from foresample.cli.pictures import History, are_pictures, grid, run_picture, side_by_side
-from foresample.cli.targets import choose_source, choose_window
+from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Target, resolve_slots
 from foresample.core.baseline import sequential
 from foresample.core.noise import seeds_of
@@ -73,27 +76,35 @@ def sample_command(
     require_modules("safetensors", "matplotlib")
     require_folder(out)
     chain, classes = source(), source.labels()
-    seeds, at_a_time, length = seeds_of(seed, count), resolve_slots(slots, count), len(chain.std)
+    at_a_time, length = resolve_slots(slots, count), len(chain.std)
+    require_room(chain, samples=count, slots=at_a_time)
+    seeds = seeds_of(seed, count)
     labels = None if classes is None else torch.tensor(classes)[torch.arange(count) % len(classes)]
     chosen = choose_window(window, chain, slots=at_a_time, graph=graph, quiet=as_json)
     drafted = chosen.number if chosen.pays else 0
+    require_room(chain, samples=count, slots=at_a_time, window=drafted)
     if compiled:  # now, so that it does not count as sampling
         for states in {at_a_time, at_a_time * (drafted + 1)}:
             call_seconds(chain, states, repeats=1)
     with RunBars(count * length, quiet=as_json) as bars:
         drawn = draw(chain, seeds, window=drafted, slots=at_a_time, graph=graph, progress=bars.update)
         run, kept = drawn.run, drawn.kept
-        files = write_samples(out, drawn.samples, seeds[kept], None if labels is None else labels[kept])
+        in_order = int((kept == torch.arange(len(kept))).sum())
+
+        def written(name: str, some: slice) -> list[Path]:
+            which = kept[some]
+            beside = {"seeds": seeds[which]} | ({} if labels is None else {"labels": labels[which]})
+            return write_samples(out, name, drawn.samples[some], beside)
+
+        files = written("samples", slice(in_order))
         if run is None:
-            where = f", saved in {out}" if files else ""
-            print(f"interrupted: {len(kept)} of {count} samples were finished{where}", file=sys.stderr)
+            late = written("overtakers", slice(in_order, None))
+            print(f"interrupted: {_finished(count, in_order, len(kept), files, late)}", file=sys.stderr)
             raise typer.Exit(130)
         plain = None if drafted else run
         if compare and drafted:
             watch = partial(bars.update, "sequential")
             plain = sequential(chain, seeds=seeds, slots=at_a_time, graph=graph, observe=watch)
-    if drafted:
-        files += paint(out, run, drawn.history, plain)
     seconds = plain.report.seconds if plain else estimate_sequential(chain, count, at_a_time)
     settings = {
         **source.about(),
@@ -117,6 +128,8 @@ def sample_command(
         sequential=json.loads(plain.report.to_json()) if plain else estimate,
     )
     write_result(out / "report.json", result)
+    if drafted:
+        files += paint(out, run, drawn.history, plain)
     if as_json:
         print(result_json(result))
         return
@@ -125,6 +138,16 @@ def sample_command(
     else:
         print(f"Sampled sequentially: {length} calls a sample, {seconds:.1f} seconds for all {count}.")
     print("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
+
+
+def _finished(count: int, in_order: int, finished: int, files: list[Path], late: list[Path]) -> str:
+    """What became of an interrupted run."""
+    told = f"{finished} of {count} samples were finished"
+    if files:
+        told += f"; the first {in_order}, whose law is right, are in {files[-1]}"
+    if late:
+        told += f"; {finished - in_order} that overtook others, a biased selection, are in {late[-1]}"
+    return told
 
 
 def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Table:
@@ -206,19 +229,19 @@ class _Finished:
             self.done[which] = True
 
 
-def write_samples(out: Path, samples: Tensor, seeds: Tensor, labels: Tensor | None) -> list[Path]:
-    """Save the samples, and paint them if they are pictures."""
+def write_samples(out: Path, name: str, samples: Tensor, beside: dict[str, Tensor]) -> list[Path]:
+    """Save samples and the numbers beside them, and paint them if they are pictures."""
     if not len(samples):
         return []
     from safetensors.torch import save_file
 
-    tensors = {"samples": samples, "seeds": seeds} | ({} if labels is None else {"labels": labels})
-    save_file({name: value.contiguous() for name, value in tensors.items()}, out / "samples.safetensors")
-    files = [out / "samples.safetensors"]
-    if are_pictures(samples.shape[1:]):
-        grid(samples).save(out / "samples.png")
-        files.insert(0, out / "samples.png")
-    return files
+    tensors = {"samples": samples, **beside}
+    path = out / f"{name}.safetensors"
+    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
+    if not are_pictures(samples.shape[1:]):
+        return [path]
+    grid(samples).save(path.with_suffix(".png"))
+    return [path.with_suffix(".png"), path]
 
 
 def paint(out: Path, run: Run, history: History, plain: Run | None) -> list[Path]:
