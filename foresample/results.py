@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foresample.core.report import without_nan
-from foresample.datasets.manifest import Costs, Manifest
+from foresample.datasets.manifest import Costs as Costs  # for the kinds that others add
+from foresample.datasets.manifest import Manifest
 from foresample.engine.tuning import Trial, Tuning
 from foresample.provenance import Origin, provenance
 from foresample.schema import (
@@ -23,13 +24,13 @@ from foresample.schema import (
     Count,
     NotNegative,
     Positive,
-    Rule,
     Some,
     Unfit,
     parse_json,
     read_object,
     read_plain,
 )
+from foresample.schema import Rule as Rule
 from foresample.selftest import Finding
 
 LABELS = {

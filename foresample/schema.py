@@ -1,8 +1,8 @@
 """Files are read with suspicion: plain files only, JSON of sane depth, and every value of the type that is expected.
 
-A dataclass is the schema: its annotations are the types, `Annotated[..., Rule]` says more. What does not fit is `Unfit`:
-half a sentence with the place and what was found there; whoever reads the file adds its name and the remedy. Result
-files, a dataset's manifest and shards, and model folders all go through here.
+A dataclass is the schema: its annotations are the types, `Annotated[..., Rule]` says more. What does not fit is
+`Unfit`: half a sentence with the place and what was found there; whoever reads the file adds its name and the remedy.
+Result files, a dataset's manifest and shards, and model folders all go through here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from reprlib import repr as shortened
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 MOST_BYTES = 2**29
 """Of a JSON file: a manifest of a million shards has a third of it."""
@@ -115,7 +115,7 @@ def read_object(kind: type[T], data: Any, where: str = "", *, given: Mapping[str
         if one.name in values:
             continue
         if one.name in data:
-            values[one.name] = _value(_types(kind)[one.name], data[one.name], where + one.name)
+            values[one.name] = _value(_types(cast(Any, kind))[one.name], data[one.name], where + one.name)
         elif one.default is MISSING and one.default_factory is MISSING:
             raise Unfit(f"{where}{one.name} is missing")
     return kind(**values)
@@ -158,5 +158,5 @@ def _fitting(fits: bool, value: Any, where: str, name: str) -> Any:
 
 
 @cache
-def _types(kind: type) -> dict[str, Any]:
+def _types(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)

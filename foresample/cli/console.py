@@ -36,7 +36,15 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
         except ModuleNotFoundError as error:
             raise fail(_missing(error.name) if error.name in EXTRAS else str(error)) from None
-        except (ImportError, OSError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError) as error:
+        except (
+            ImportError,
+            OSError,
+            ValueError,
+            TypeError,
+            RuntimeError,
+            ArithmeticError,
+            MemoryError,
+        ) as error:
             raise fail(_out_of_memory(error) or str(error)) from None
 
 
@@ -48,10 +56,11 @@ def fail(sentence: str) -> typer.Exit:
 
 def _out_of_memory(error: Exception) -> str | None:
     """The sentence for what no estimate foresaw."""
-    text = str(error)
+    text = str(error).strip() or "none is left"
     if not isinstance(error, MemoryError) and "allocate" not in text and "out of memory" not in text:
         return None
-    return f"there is not enough memory ({text.strip().splitlines()[0] if text.strip() else 'none is left'}): ask for fewer samples or slots at a time, or a smaller window"
+    remedy = "ask for fewer samples or slots at a time, or a smaller window"
+    return f"there is not enough memory ({text.splitlines()[0]}): {remedy}"
 
 
 def require_modules(*names: str) -> None:

@@ -318,12 +318,14 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(f"cannot write to {folder} ({error.strerror}): choose another folder") from None
     try:
-        lock = open(open_plain(path, os.O_RDWR | os.O_CREAT, follow=False), "r+b")
+        lock = os.fdopen(open_plain(path, os.O_RDWR | os.O_CREAT, follow=False), "r+b")
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror}): choose another folder") from None
     with lock:
         other = lock.read(200).decode(errors="replace").strip()
-        if os.fstat(lock.fileno()).st_nlink > 1 or not re.match(r"process \d|$", other):  # nothing is lost by asking
+        if os.fstat(lock.fileno()).st_nlink > 1 or not re.match(
+            r"process \d|$", other
+        ):  # nothing is lost by asking
             raise OSError(f"{path} was not written by foresample: choose another folder")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

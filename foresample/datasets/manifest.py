@@ -1,7 +1,7 @@
 """The manifest of a dataset: what it must look like, and how far it is believed.
 
-It is a summary that can be made anew from the shards, which prove themselves; only its settings, its runs and the answer
-of the law check are taken from it, and the latter only as long as the shards are those that were checked.
+It is a summary that can be made anew from the shards, which prove themselves; only its settings, its runs and the
+answer of the law check are taken from it, and the latter only as long as the shards are those that were checked.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise OSError(f"{path} cannot be read ({error.strerror}): move it away, or choose another folder") from None
+        raise OSError(
+            f"{path} cannot be read ({error.strerror}): move it away, or choose another folder"
+        ) from None
     except (Unfit, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is corrupt ({error}): move it away and run again; the shards are verified by themselves"

@@ -163,7 +163,9 @@ class Progress:
 # ---------------------------------------------------------------- files
 
 
-_LEFT_OVER = re.compile(r"\.(shard-\d{5,}\.safetensors|manifest\.json|contact\.png)\.[0-9a-f]{32}\.tmp", re.ASCII)
+_LEFT_OVER = re.compile(
+    r"\.(shard-\d{5,}\.safetensors|manifest\.json|contact\.png)\.[0-9a-f]{32}\.tmp", re.ASCII
+)
 
 
 def remove_left_overs(folder: Path) -> None:
@@ -263,7 +265,7 @@ _DTYPES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", t
 def _require_kinds(plan: Plan, number: int, kinds: dict[str, tuple[str, list[int]]]) -> None:
     """The tensors of a shard have the names, types and shapes that they must have."""
     count = kinds.get("index", ("", [0]))[1]
-    wanted: dict[str, tuple[str, list[int]]] = {name: ("I64", count) for name in _NUMBERS}
+    wanted: dict[str, tuple[str, list[int]]] = dict.fromkeys(_NUMBERS, ("I64", count))
     if plan.labels is not None:
         wanted["labels"] = "I64", count
     wanted["samples"] = _DTYPES[plan.dtype], [*count, *plan.shape]
@@ -308,7 +310,9 @@ _DEAREST = 2**40  # calls or evaluations of a sample; more cannot be meant, nor 
 
 def _entry(plan: Plan, number: int, done: Finished, failures: tuple[Failure, ...], sha256: str) -> Entry:
     place = done.index - number * plan.shard
-    in_order = int((place == torch.arange(len(place))).sum())  # indices rise, so once they differ they always do
+    in_order = int(
+        (place == torch.arange(len(place))).sum()
+    )  # indices rise, so once they differ they always do
     costs = int(done.calls.sum()), int(done.evaluations.sum())
     return Entry(number, len(place), in_order, *costs, failures, sha256)
 

@@ -159,7 +159,9 @@ def load(
         scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         chain = scheduler_chain(scheduler)  # refuses what has no exact coupling, before the weights are read
     if not torch.isfinite(chain.std).all():
-        raise ValueError(f"{settings}: its betas give a noise that is NaN or infinite; they must be between 0 and 1")
+        raise ValueError(
+            f"{settings}: its betas give a noise that is NaN or infinite; they must be between 0 and 1"
+        )
     settings = path / "unet" / "config.json"
     config = _read_json(settings, NetworkNumbers)
     labels = _labels(path, config)
@@ -274,7 +276,9 @@ def _require_fitting(sketch: Any, file: Path, weights: Path) -> torch.Size:
     with _blamed_on(file), torch.no_grad(), torch.device("meta"):
         classes = sketch.config.num_class_embeds
         condition = {"class_labels": torch.zeros(1, dtype=torch.int64)} if classes else {}
-        returned = sketch(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64), **condition).sample.shape[1:]
+        returned = sketch(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64), **condition).sample.shape[
+            1:
+        ]
     if returned != shape:
         raise ValueError(
             f"{file}: the network takes states of {list(shape)} and returns {list(returned)}; "
@@ -320,7 +324,9 @@ def _json(path: Path) -> Any:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist: not the folder of a diffusers DDPM pipeline") from None
     except OSError as error:
-        raise OSError(f"{path} cannot be read ({error.strerror}): not the folder of a diffusers DDPM pipeline") from None
+        raise OSError(
+            f"{path} cannot be read ({error.strerror}): not the folder of a diffusers DDPM pipeline"
+        ) from None
     except (Unfit, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from None
 

@@ -156,7 +156,9 @@ def test_an_interrupted_run_keeps_its_finished_samples(
     assert 0 < in_order < finished < 5
     assert torch.equal(first["seeds"], whole["seeds"][:in_order])  # and no other that happened to be quick
     assert torch.equal(first["samples"], whole["samples"][:in_order])
-    assert f"interrupted: {finished} of 5 samples were finished; the first {in_order}, whose law" in result.stderr
+    assert (
+        f"interrupted: {finished} of 5 samples were finished; the first {in_order}, whose law" in result.stderr
+    )
     assert f"; {finished - in_order} that overtook others, a biased selection, are in" in result.stderr
     for seed, picture in zip(late["seeds"], late["samples"], strict=True):
         assert torch.equal(picture, whole["samples"][whole["seeds"] == seed][0])
