@@ -29,7 +29,7 @@ from tqdm import tqdm
 from foresample.cli import options
 from foresample.cli.console import plain_table, require_folder, require_modules
 from foresample.cli.pictures import History, are_pictures, grid, run_picture, side_by_side
-from foresample.cli.targets import choose_source, choose_window
+from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Target, resolve_slots
 from foresample.core.baseline import sequential
 from foresample.core.noise import seeds_of
@@ -76,10 +76,13 @@ def sample_command(
     require_modules("safetensors", "matplotlib")
     require_folder(out)
     chain, classes = source(), source.labels()
-    seeds, at_a_time, length = seeds_of(seed, count), resolve_slots(slots, count), len(chain.std)
+    at_a_time, length = resolve_slots(slots, count), len(chain.std)
+    require_room(chain, samples=count, slots=at_a_time)
+    seeds = seeds_of(seed, count)
     labels = None if classes is None else torch.tensor(classes)[torch.arange(count) % len(classes)]
     chosen = choose_window(window, chain, slots=at_a_time, graph=graph, quiet=as_json)
     drafted = chosen.number if chosen.pays else 0
+    require_room(chain, samples=count, slots=at_a_time, window=drafted)
     if compiled:  # now, so that it does not count as sampling
         for states in {at_a_time, at_a_time * (drafted + 1)}:
             call_seconds(chain, states, repeats=1)
@@ -94,8 +97,6 @@ def sample_command(
         if compare and drafted:
             watch = partial(bars.update, "sequential")
             plain = sequential(chain, seeds=seeds, slots=at_a_time, graph=graph, observe=watch)
-    if drafted:
-        files += paint(out, run, drawn.history, plain)
     seconds = plain.report.seconds if plain else estimate_sequential(chain, count, at_a_time)
     settings = {
         **source.about(),
@@ -119,6 +120,8 @@ def sample_command(
         sequential=json.loads(plain.report.to_json()) if plain else estimate,
     )
     write_result(out / "report.json", result)
+    if drafted:
+        files += paint(out, run, drawn.history, plain)
     if as_json:
         print(result_json(result))
         return

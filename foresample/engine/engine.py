@@ -67,7 +67,7 @@ class Engine:
     ) -> None:
         require_target(target)
         self.slots = at_least_one("slots", slots)
-        window = at_least_one("window", window)
+        window = min(at_least_one("window", window), max(1, len(target.std) - 1))  # a longer one drafts no more
         block = None if block is None else at_least_one("block", block)
         drafter = Replay() if drafter is None else drafter
         require_drafter(drafter)

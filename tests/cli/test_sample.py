@@ -149,10 +149,18 @@ def test_an_interrupted_run_keeps_its_finished_samples(
     monkeypatch.setattr(RunBars, "update", stop_after_the_first)
     result = invoke(*small(folder, tmp_path / "cut"))
     assert result.exit_code == 130
-    kept, whole = (load_file(tmp_path / name / "samples.safetensors") for name in ("cut", "whole"))
-    assert 0 < len(kept["samples"]) < 5
-    assert f"interrupted: {len(kept['samples'])} of 5 samples were finished, saved in" in result.stderr
-    for seed, picture in zip(kept["seeds"], kept["samples"], strict=True):
+    whole = load_file(tmp_path / "whole" / "samples.safetensors")
+    first = load_file(tmp_path / "cut" / "samples.safetensors")
+    late = load_file(tmp_path / "cut" / "overtakers.safetensors")
+    in_order, finished = len(first["seeds"]), len(first["seeds"]) + len(late["seeds"])
+    assert 0 < in_order < finished < 5
+    assert torch.equal(first["seeds"], whole["seeds"][:in_order])  # and no other that happened to be quick
+    assert torch.equal(first["samples"], whole["samples"][:in_order])
+    assert (
+        f"interrupted: {finished} of 5 samples were finished; the first {in_order}, whose law" in result.stderr
+    )
+    assert f"; {finished - in_order} that overtook others, a biased selection, are in" in result.stderr
+    for seed, picture in zip(late["seeds"], late["samples"], strict=True):
         assert torch.equal(picture, whole["samples"][whole["seeds"] == seed][0])
 
 

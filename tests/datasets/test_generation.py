@@ -148,7 +148,7 @@ def test_torn_and_corrupt_shards_are_drawn_again_and_no_others(undisturbed: Path
         path.write_bytes(changed)
     paths[6].write_bytes(paths[5].read_bytes())  # sound, and another's
     paths[7].unlink()
-    (out / ".shard-00007.safetensors.0.tmp").write_bytes(b"half a shard")
+    (out / f".shard-00007.safetensors.{'0' * 32}.tmp").write_bytes(b"half a shard")
     before = inodes(out)
     assert not fs.inspect_dataset(out).complete
     assert fs.inspect_dataset(out).manifest["costs"]["samples"] == SHARD
