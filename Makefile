@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: demo report results-check test quick lint clean
+.PHONY: demo report results-check test quick lint mutants clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,9 @@ test: lint
 
 quick: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not (slow or law or ray or browser or gpu)"
+
+mutants: $(STAMP)
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutants
 
 clean:
 	rm -rf $(VENV) out

@@ -80,6 +80,27 @@ def test_a_constant_mismatch_of_one_std(dim: int, block: str) -> None:
     assert p > SUITE_LEVEL / SHARES
 
 
+def test_fresh_noise_is_fresh_in_a_first_window_too() -> None:
+    """Most drafters have none, because their first round is a bare call; `Zero` has one."""
+    p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)
+    assert p > SUITE_LEVEL / SHARES
+
+
+def far_off(by: float) -> tuple[fs.Target, fs.Drafter]:
+    """A random walk in float32, drafted so many std beside it."""
+    base = constant_drift(drift=0.0)
+    chain = base.chain.to("cpu", torch.float32)
+    return replace(base, chain=chain, network=lambda x, step, row: torch.zeros_like(x)), Zero(by)
+
+
+def test_no_correction_is_made_over_a_distance_that_rounding_spoils() -> None:
+    """A state corrected over 3·10⁶ std would be rounded by a quarter of one; over 10³ std nothing is lost."""
+    target, drafter = far_off(3e6)
+    assert smallest_p_value(target, 20_000, 13, window=3, drafter=drafter) > SUITE_LEVEL / SHARES
+    target, drafter = far_off(1e3)
+    assert fs.sample(target, 1, window=3, drafter=drafter).report.drafted > 0
+
+
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("chain", ["flow", "multistep"])
@@ -157,6 +178,23 @@ def test_a_drafter_that_looks_ahead_is_caught_by_the_law_and_by_adaptedness() ->
     target = flow("x0")
     assert smallest_p_value(target, 20_000, 16, window=14, drafter=LooksAhead()) < SUITE_LEVEL / SHARES
     assert not drafter_is_adapted(LooksAhead(), target, 6).passed
+
+
+def test_noise_of_the_round_before_instead_of_fresh_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a first window that is the noise just examined; drafters that begin with a bare call would never show it."""
+
+    def redrawn(rows: Rows, step: Tensor) -> Tensor:
+        return rounds._stream(rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round)
+
+    monkeypatch.setattr(rounds, "_redrawn", redrawn)
+    p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)
+    assert p < SUITE_LEVEL / SHARES
+
+
+def test_corrections_over_any_distance_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresample.core.verify.FAR", 1e9)
+    target, drafter = far_off(3e6)
+    assert smallest_p_value(target, 20_000, 13, window=3, drafter=drafter) < SUITE_LEVEL / SHARES
 
 
 # ------------------------------------------------------------------ the recycling theorem itself
