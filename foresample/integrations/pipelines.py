@@ -187,7 +187,8 @@ class AcceleratedPipeline:
         settings = Settings(window, self.drafter, self.block, self.recycle)
         seeds = _stream_seeds(bound.arguments.get("generator"))
         new = self.trace and key not in self.looked
-        session = Session(self.pipe, settings, seeds, callback, self._states_class, look=new)
+        networks = {name: self._caller(network) for name, network in self.networks.items()}
+        session = Session(self.pipe, settings, seeds, callback, self._states_class, networks, look=new)
         if new:
             session.explain = functools.partial(self._explain, session)
         self.session = session
@@ -272,20 +273,25 @@ class AcceleratedPipeline:
             return original(*args, **kwargs)
         return session.add_noise(original, dict(inspect.signature(original).bind(*args, **kwargs).arguments))
 
+    def _caller(self, network: Any) -> Callable[[dict[str, Any]], Any]:
+        """Calls a network with arguments by their names, as bound."""
+
+        def call(arguments: dict[str, Any]) -> Any:
+            bound = inspect.BoundArguments(signature, {k: arguments[k] for k in signature.parameters if k in arguments})  # type: ignore[arg-type]
+            return network(*bound.args, **bound.kwargs)
+
+        signature = _signature(network)
+        return call
+
     def _evaluate(self, name: str, network: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         session = self.session
         if isinstance(session, Watch):
             session.calls += session.turning
         if not isinstance(session, Session) or not session.inside:
             return call(*args, **kwargs)
-        signature = inspect.signature(getattr(network, "_orig_mod", network).forward)
+        signature = _signature(network)
         bound = signature.bind(*args, **kwargs)
-
-        def again(arguments: dict[str, Any]) -> Any:
-            told = inspect.BoundArguments(signature, {k: arguments[k] for k in bound.arguments})  # type: ignore[arg-type]
-            return call(*told.args, **told.kwargs)
-
-        return session.evaluate(name, dict(bound.arguments), again, list(signature.parameters))
+        return session.evaluate(name, dict(bound.arguments), list(signature.parameters))
 
     def _among_states(self, kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Drafted states meet a tensor with a row for each image: it is given a row for each state."""
@@ -302,6 +308,11 @@ class AcceleratedPipeline:
 def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
     """The pipeline's networks, by their names."""
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def _signature(network: Any) -> inspect.Signature:
+    """Of its `forward`, also where it is compiled."""
+    return inspect.signature(getattr(network, "_orig_mod", network).forward)
 
 
 def _watched(kind: type, name: str, handle: AcceleratedPipeline) -> type:

@@ -76,6 +76,14 @@ class Settings:
     recycle: bool
 
 
+@dataclass(frozen=True)
+class Route:
+    """Two networks share the steps: below a timestep the later one serves."""
+
+    later: str
+    boundary: float
+
+
 @dataclass
 class Recorded:
     """One network call of turn 0, to which those of later turns are compared."""
@@ -107,10 +115,13 @@ class Session:
         seeds: Callable[[int], Tensor],
         callback: Callable[..., Any] | None,
         wrap: type[Tensor],
+        networks: dict[str, Callable[[dict[str, Any]], Any]],
         look: bool,
     ) -> None:
         self.pipe, self.scheduler, self.settings, self.seeds = pipe, pipe.scheduler, settings, seeds
         self.callback, self.wrap, self.look = callback, wrap, look
+        self.networks, self.routes = networks, _routes(pipe)
+        self.straddled: set[int] = set()  # turns in which both networks of a route had to run
         self.turn = -1  # of the loop; −1 before it
         self.over = False
         self.answered = False
@@ -309,6 +320,8 @@ class Session:
             report.seconds = perf_counter() - self.started
             report.target_seconds = report.seconds - self.own_seconds
             self.tally.close(report, done.x, done.calls, done.evaluations)
+            report.calls_mean += len(self.straddled)
+            report.speedup = report.steps / report.calls_mean
 
     def _hand_out(self) -> Step:
         """The next states and the witnesses; in the last turn the images."""
@@ -393,7 +406,7 @@ class Session:
             vars(self.scheduler).update(index)
 
     def evaluate(
-        self, name: str, bound: dict[str, Any], network: Callable[..., Any], parameters: list[str]
+        self, name: str, bound: dict[str, Any], parameters: list[str]
     ) -> Any:
         """A network of the pipeline is called by the loop."""
         time_name = next((n for n in TIMES if n in parameters), None)
@@ -407,8 +420,9 @@ class Session:
                 f"the pipeline calls its {name} after the scheduler's step {self.turn}, before the next; {REMEDY}"
             )
         self._require_time(name, bound[time_name], len(states), states.dtype)
+        name = self._first_of_route(name)
         if self.turn == 0:
-            output = self._call(network, bound)
+            output = self._call(self.networks[name], bound)
             rest = {k: v for k, v in bound.items() if k not in (parameters[0], time_name)}
             self.recorded.append(Recorded(name, states.clone(), _copied(rest), output))
             self.called += 1
@@ -424,12 +438,20 @@ class Session:
             )
         recorded = self.recorded[self.called]
         self.called += 1
-        return self._answered(recorded, bound, network, parameters[0], time_name)
+        return self._answered(recorded, bound, parameters[0], time_name)
+
+    def _first_of_route(self, name: str) -> str:
+        """Of two networks that share the steps, the first; if the loop calls the one due at its own step."""
+        for first, route in self.routes.items():
+            if name in (first, route.later):
+                due = route.later if bool(self.timestep < route.boundary) else first
+                return first if name == due else name
+        return name
 
     # ------------------------------------------------------------ a network call of drafted states
 
     def _answered(
-        self, recorded: Recorded, bound: dict[str, Any], network: Callable[..., Any], first: str, time: str
+        self, recorded: Recorded, bound: dict[str, Any], first: str, time: str
     ) -> Any:
         states, copies = _plain(bound[first]), recorded.copies
         if len(states) != copies * self.rows:
@@ -455,7 +477,7 @@ class Session:
                 real, step = torch.cat([real, again], 1), torch.cat([step, step.new_zeros(1)])
             arguments[first] = real.flatten(0, 1)
             arguments[time] = self._times(bound[time], step.repeat(copies))
-            evaluated = self._call(network, arguments)
+            evaluated = self._routed(recorded.name, arguments, step.repeat(copies))
         return self._with_witnesses(recorded, recorded.output, evaluated, (), looks)
 
     def _kept(self, copies: int, device: torch.device) -> Tensor:
@@ -484,6 +506,11 @@ class Session:
         self, recorded: Recorded, path: tuple[Any, ...], value: Tensor, old: Tensor, looks: bool
     ) -> Tensor:
         copies, plain = recorded.copies, _plain(value)
+        frames = self._frames(recorded, old)
+        if frames > 1:  # a row for each frame of each state
+            if not (plain.shape == old.shape and torch.equal(plain, old)):
+                raise self._other(recorded, path[0])
+            plain = old = old.unflatten(0, (len(old) // frames, frames))
         batched = old.ndim > 0 and len(old) == copies * self.images and path[0] not in WITHOUT_ROWS
         row = _offset(self.row, copies, self.images)
         chosen = self._kept(copies, plain.device)
@@ -507,7 +534,13 @@ class Session:
         if looks and self.drafted:
             again = old.unflatten(0, (copies, self.images))[:, :1]
             result = torch.cat([result.unflatten(0, (copies, self.drafted)), again], 1).flatten(0, 1)
-        return result
+        return result.flatten(0, 1) if frames > 1 else result
+
+    def _frames(self, recorded: Recorded, value: Tensor) -> int:
+        """How many rows of an argument belong to one state: some video pipelines give one for each frame."""
+        states, rows = recorded.states, recorded.copies * self.images
+        frames = len(value) // rows if value.ndim > 1 else 1
+        return frames if states.ndim == 5 and frames in states.shape[1:3] and len(value) == rows * frames else 1
 
     def _with_witnesses(
         self, recorded: Recorded, old: Any, new: Any, path: tuple[Any, ...], looks: bool
@@ -539,6 +572,31 @@ class Session:
                 new = new[:, :-1]
             parts = [new, *parts]
         return torch.cat(parts, 1).flatten(0, 1).as_subclass(self.wrap)
+
+    def _routed(self, name: str, arguments: dict[str, Any], step: Tensor) -> Any:
+        """The network's answer, each state served by the network of its own timestep."""
+        route = self.routes.get(name)
+        if route is None:
+            return self._call(self.networks[name], arguments)
+        later = self.timesteps.to(step.device)[step] < route.boundary
+        if not later.any() or later.all():
+            return self._call(self.networks[route.later if later.all() else name], arguments)
+        self.straddled.add(self.turn)
+        parts = []
+        for network, served in ((name, ~later), (route.later, later)):
+            own = _mapped(lambda v, served=served: _select(v, served, len(served)), arguments)
+            parts.append(self._call(self.networks[network], own))
+
+        def joined(one: Any, two: Any) -> Any:
+            if isinstance(one, dict):
+                return type(one)(**{k: joined(v, two[k]) for k, v in one.items()})
+            if isinstance(one, (list, tuple)):
+                return type(one)(joined(a, b) for a, b in zip(one, two, strict=True))
+            whole = one.new_empty((len(served), *one.shape[1:]))
+            whole[~later], whole[later] = one, two
+            return whole
+
+        return joined(*parts)
 
     def _call(self, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         self.evaluating = True
@@ -823,6 +881,14 @@ def _select(value: Any, row: Tensor, batch: int) -> Any:
 
 def _beside(states: Tensor, dim: int, size: int) -> Tensor:
     return states.narrow(dim, size, states.shape[dim] - size)
+
+
+def _routes(pipe: Any) -> dict[str, Route]:
+    """Wan 2.2: from high noise to low, `transformer` serves down to a boundary, then `transformer_2`."""
+    ratio = pipe.config.get("boundary_ratio") if hasattr(pipe, "config") else None
+    if ratio is None or any(getattr(pipe, name, None) is None for name in ("transformer", "transformer_2")):
+        return {}
+    return {"transformer": Route("transformer_2", ratio * pipe.scheduler.config.num_train_timesteps)}
 
 
 def _ways_to_tell(value: Tensor, timestep: Tensor, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
