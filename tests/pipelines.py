@@ -305,6 +305,10 @@ def wan(two: bool = False, scheduler: Any = None, **more: Any) -> Any:
 
 
 def _quiet(pipe: Any) -> Any:
+    """As from_pretrained gives them, in evaluation mode; and no progress bar."""
+    for part in pipe.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.eval()
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

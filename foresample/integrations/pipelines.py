@@ -104,7 +104,9 @@ class AcceleratedPipeline:
         )
         # What the scheduler's instance had of its own before (somebody's patch) is put back.
         self._before = {name: vars(self.scheduler)[name] for name in _PATCHED if name in vars(self.scheduler)}
-        self._methods = {name: getattr(self.scheduler, name) for name in _PATCHED if hasattr(self.scheduler, name)}
+        self._methods = {
+            name: getattr(self.scheduler, name) for name in _PATCHED if hasattr(self.scheduler, name)
+        }
         self._stand_ins: dict[str, Any] = {}
         self._install()
 
@@ -128,7 +130,7 @@ class AcceleratedPipeline:
         # A network is watched at its call, outside of whatever hooks or compilers do to its `forward`.
         for name, network in self.networks.items():
             object.__setattr__(network, "__class__", _watched(type(network), name, self))
-        replacements = {
+        replacements: dict[str, Callable[..., Any]] = {
             "step": self._step,
             "set_timesteps": self._set_timesteps,
             "scale_model_input": self._scale,
@@ -277,7 +279,9 @@ class AcceleratedPipeline:
         """Calls a network with arguments by their names, as bound."""
 
         def call(arguments: dict[str, Any]) -> Any:
-            bound = inspect.BoundArguments(signature, {k: arguments[k] for k in signature.parameters if k in arguments})  # type: ignore[arg-type]
+            bound = inspect.BoundArguments(
+                signature, {k: arguments[k] for k in signature.parameters if k in arguments}
+            )
             return network(*bound.args, **bound.kwargs)
 
         signature = _signature(network)
@@ -353,7 +357,7 @@ def _configuration(scheduler: Any, arguments: dict[str, Any]) -> tuple[Any, ...]
 def _undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.BoundArguments]:
     """The same arguments with copies of the generators; numbers drawn inside are not missing afterwards."""
     twin = copy.copy(bound)
-    twin.arguments = dict(bound.arguments)  # type: ignore[misc]
+    twin.arguments = dict(bound.arguments)
     generator = twin.arguments.get("generator")
     if isinstance(generator, Sequence):
         twin.arguments["generator"] = [_copied_generator(g) for g in generator]

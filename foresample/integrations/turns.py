@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -375,7 +376,9 @@ class Session:
 
     def aligned(self, tree: Any) -> Any:
         """The arguments of an operation on drafted states: tensors with a row for each image get one for each state."""
-        found = {(v.ndim, len(v) // self.rows) for v in _leaves(tree) if isinstance(v, self.wrap) and v.ndim > 1}
+        found = {
+            (v.ndim, len(v) // self.rows) for v in _leaves(tree) if isinstance(v, self.wrap) and v.ndim > 1
+        }
 
         def fit(value: Any) -> Any:
             if isinstance(value, Tensor) and not isinstance(value, self.wrap) and value.ndim > 1:
@@ -405,9 +408,7 @@ class Session:
         finally:
             vars(self.scheduler).update(index)
 
-    def evaluate(
-        self, name: str, bound: dict[str, Any], parameters: list[str]
-    ) -> Any:
+    def evaluate(self, name: str, bound: dict[str, Any], parameters: list[str]) -> Any:
         """A network of the pipeline is called by the loop."""
         time_name = next((n for n in TIMES if n in parameters), None)
         states = bound.get(parameters[0])
@@ -450,14 +451,10 @@ class Session:
 
     # ------------------------------------------------------------ a network call of drafted states
 
-    def _answered(
-        self, recorded: Recorded, bound: dict[str, Any], first: str, time: str
-    ) -> Any:
+    def _answered(self, recorded: Recorded, bound: dict[str, Any], first: str, time: str) -> Any:
         states, copies = _plain(bound[first]), recorded.copies
         if len(states) != copies * self.rows:
-            raise Refused(
-                f"at step {self.turn} the pipeline gives its {recorded.name} other states; {REMEDY}"
-            )
+            raise Refused(f"at step {self.turn} the pipeline gives its {recorded.name} other states; {REMEDY}")
         self._require_states(recorded, states)
         looks = self.look and self.turn == 1
         kept = self._kept(copies, states.device)
@@ -485,16 +482,12 @@ class Session:
         kept = torch.arange(self.rows, device=device) < self.drafted
         return kept.repeat(copies)
 
-    def _argument(
-        self, recorded: Recorded, path: tuple[Any, ...], value: Any, old: Any, looks: bool
-    ) -> Any:
+    def _argument(self, recorded: Recorded, path: tuple[Any, ...], value: Any, old: Any, looks: bool) -> Any:
         """An argument as the loop gives it: the same as in turn 0, then that of each state's image."""
         if isinstance(value, dict) and isinstance(old, dict) and value.keys() == old.keys():
             return {k: self._argument(recorded, (*path, k), v, old[k], looks) for k, v in value.items()}
         if isinstance(value, (list, tuple)) and type(value) is type(old) and len(value) == len(old):
-            items = [
-                self._argument(recorded, (*path, i), v, old[i], looks) for i, v in enumerate(value)
-            ]
+            items = [self._argument(recorded, (*path, i), v, old[i], looks) for i, v in enumerate(value)]
             return type(value)(items)
         if isinstance(value, Tensor) and isinstance(old, Tensor):
             return self._tensor_argument(recorded, path, value, old, looks)
@@ -584,7 +577,7 @@ class Session:
         self.straddled.add(self.turn)
         parts = []
         for network, served in ((name, ~later), (route.later, later)):
-            own = _mapped(lambda v, served=served: _select(v, served, len(served)), arguments)
+            own = _mapped(partial(_select, row=served, batch=len(served)), arguments)
             parts.append(self._call(self.networks[network], own))
 
         def joined(one: Any, two: Any) -> Any:
@@ -735,7 +728,7 @@ class Session:
         chain = scheduler_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.start)
         steps = self.turns_expected
         if len(chain.std) > steps:  # a loop that ends early
-            cut = {k: v[:steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
+            cut: dict[str, Any] = {k: v[:steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
             chain = replace(chain, **cut)
         self.chain = chain.to(self.first.device, torch.float32)
 
@@ -750,7 +743,9 @@ class Session:
             recorded.dim = apart[0] if apart else None
             part = states.narrow(apart[0], 0, x.shape[apart[0]]) if apart else states
             scale = 1.0 if self.chain.scale is None else float(self.chain.scale[0])
-            fits = part.shape[1:] == x.shape[1:] and close(part, (scale * x).to(part).repeat(recorded.copies, *[1] * (x.ndim - 1)))
+            fits = part.shape[1:] == x.shape[1:] and close(
+                part, (scale * x).to(part).repeat(recorded.copies, *[1] * (x.ndim - 1))
+            )
         if not fits:
             raise Refused(
                 f"the pipeline gives its {recorded.name} something else than its latents (shape {tuple(states.shape)} "
@@ -786,6 +781,11 @@ class _InOrder:
     def _report(self, step: int, latents: Tensor) -> None:
         session, pipe = self.session, self.session.pipe
         assert session.callback is not None
+        if session.known is not None:
+            raise Refused(
+                "callback_on_step_end would be handed latents whose known region is not yet overwritten: leave it "
+                f"out, or {REMEDY}"
+            )
         given, before = latents.clone(), dict(vars(pipe))
         session.calling_back = True
         answer = session.callback(pipe, step, session.timesteps[step], {"latents": given})
