@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from foresample.contracts import Drafter, at_least_one
 from foresample.integrations.pipelines import (
@@ -16,12 +16,13 @@ from foresample.integrations.policies import AcceleratedPolicy, accelerate_polic
 
 def accelerate(
     served: Any,
-    window: int = 16,
+    window: int | Literal["auto"] = 16,
     *,
     drafter: Drafter | None = None,
     block: int | None = None,
     recycle: bool = True,
     batch_pad: bool | int = False,
+    trace: bool = True,
 ) -> AcceleratedPipeline | AcceleratedPolicy:
     """From now on a diffusers pipeline or a robot policy draws speculatively: the same law, fewer calls in sequence.
 
@@ -38,20 +39,26 @@ def accelerate(
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
             DiffusionPolicy (or its `.diffusion`), or a policy of the diffusion_policy family.
         window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
+            "auto", for pipelines: the first call of each configuration draws with several and keeps the fastest.
         drafter: as for `sample`.
         block: as for `sample`.
         recycle: as for `sample`.
         batch_pad: for policies, call the network with one number of states always, for torch.compile and CUDA
             graphs: True means plans × (window + 1), a number means that many. The padding's results are dropped.
+        trace: for pipelines, watch three steps of the untouched loop first, once per configuration, and refuse
+            what the chain does not explain; `foresample_trace` tells what that took.
     """
-    window = at_least_one("window", window)
+    if window != "auto":
+        window = at_least_one("window", window)
     block = None if block is None else at_least_one("block", block)
     if is_policy(served):
+        if window == "auto":
+            raise ValueError('window="auto" is a matter of pipelines: give a policy a number')
         return accelerate_policy(served, window, drafter, block, recycle, batch_pad)
     if is_pipeline(served):
         if batch_pad is not False:
             raise ValueError("batch_pad is a matter of policies: leave it out for a pipeline")
-        return accelerate_pipeline(served, window, drafter, block, recycle)
+        return accelerate_pipeline(served, window, drafter, block, recycle, trace)
     raise _unknown(served)
 
 
