@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from foresample.contracts import Drafter, at_least_one
+from foresample.drafters import Prior
 from foresample.integrations.pipelines import (
     AcceleratedPipeline,
     accelerate_pipeline,
@@ -16,12 +18,18 @@ from foresample.integrations.policies import AcceleratedPolicy, accelerate_polic
 
 def accelerate(
     served: Any,
-    window: int = 16,
+    window: int | Literal["auto"] = 16,
     *,
     drafter: Drafter | None = None,
     block: int | None = None,
     recycle: bool = True,
     batch_pad: bool | int = False,
+    graph: bool = False,
+    prior: Prior | str | Path | None = None,
+    warm: bool = False,
+    executed: int | None = None,
+    pilots: int | None = None,
+    trace: bool = True,
 ) -> AcceleratedPipeline | AcceleratedPolicy:
     """From now on a diffusers pipeline or a robot policy draws speculatively: the same law, fewer calls in sequence.
 
@@ -43,14 +51,28 @@ def accelerate(
         recycle: as for `sample`.
         batch_pad: for policies, call the network with one number of states always, for torch.compile and CUDA
             graphs: True means plans × (window + 1), a number means that many. The padding's results are dropped.
+        graph: for policies on a GPU, replay rounds as CUDA graphs; a new observation needs no new capture.
+        prior: for policies, a `Prior` fitted on other plans or the path of a saved one.
+        warm: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
+            the actions executed since; the plan then also depends on the last one, its law does not. `reset()` of the
+            policy forgets.
+        executed: actions executed between two plans; the policy's `n_action_steps` by default.
+        pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
+        trace: for policies, watch the untouched method for three steps first, and refuse one that is not the loop it
+            looks like.
     """
-    window = at_least_one("window", window)
+    if window != "auto" or not is_policy(served):
+        window = at_least_one("window", window)  # type: ignore[arg-type]
     block = None if block is None else at_least_one("block", block)
     if is_policy(served):
-        return accelerate_policy(served, window, drafter, block, recycle, batch_pad)
+        return accelerate_policy(
+            served, window, drafter, block, recycle, batch_pad, graph, prior, warm, executed, pilots, trace
+        )
     if is_pipeline(served):
-        if batch_pad is not False:
-            raise ValueError("batch_pad is a matter of policies: leave it out for a pipeline")
+        for name, given in (("batch_pad", batch_pad), ("graph", graph), ("prior", prior), ("warm", warm)):
+            if given not in (False, None):
+                raise ValueError(f"{name} is a matter of policies: leave it out for a pipeline")
+        assert window != "auto"
         return accelerate_pipeline(served, window, drafter, block, recycle)
     raise _unknown(served)
 
