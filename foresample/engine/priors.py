@@ -76,10 +76,19 @@ def fit_prior(
     engine = Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots, look=False)
     engine.sample(seeds_of(_SEED + seed, pilots))
     kept = recorded.steps
-    states, predictions = recorded.states[:, :kept], recorded.predictions[:, :kept]
-    table = min(window + 1, steps)
+    return prior_of_paths(
+        target, recorded.states[:, :kept], recorded.predictions[:, :kept], window=window, paths=paths
+    )
+
+
+def prior_of_paths(target: Target, states: Tensor, predictions: Tensor, *, window: int, paths: int = 1) -> Prior:
+    """A prior from recorded paths of pilots, [pilots, K, *shape] both.
+
+    They go through all N steps where states are small enough for a matrix a step, else through the table's.
+    """
+    pilots, table = len(states), min(window + 1, len(target.std))
     means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
-    if matrix:
+    if target.shape.numel() <= MATRIX_ELEMENTS:
         return Prior(means[0], means[1], response=_jacobians(target, states, predictions))
     which = torch.arange(pilots, device=states.device) % paths
     dx, dp = (
