@@ -188,9 +188,22 @@ def is_multistep(target: Target) -> bool:
 
 
 def affine_chain(target: Target) -> AffineChain | None:
-    """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`."""
+    """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`.
+
+    A subclass with a mean of its own no longer offers the chain it inherits.
+    """
     chain = getattr(target, "chain", None)
-    return chain if getattr(chain, "affine", False) else None
+    return chain if getattr(chain, "affine", False) and not _has_left_its_chain(type(target)) else None
+
+
+def _has_left_its_chain(kind: type) -> bool:
+    """Whether `mean` is defined in a class nearer than the one `chain` comes from."""
+    for base in kind.__mro__:
+        if "chain" in vars(base) or "chain" in vars(base).get("__annotations__", {}):
+            return False
+        if "mean" in vars(base):
+            return any("chain" in vars(b) or "chain" in vars(b).get("__annotations__", {}) for b in base.__mro__)
+    return False
 
 
 class AffineChain(Protocol):

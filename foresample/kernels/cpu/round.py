@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -29,8 +31,8 @@ from torch import Tensor
 from foresample.contracts import AffineChain, Target, affine_chain
 from foresample.core import noise as streams
 from foresample.core import verify
-from foresample.core.report import Commit
-from foresample.core.round import Call, Packed, Rows, Speculation
+from foresample.core.report import Commit, Tally
+from foresample.core.round import Call, Packed, Rows, Speculation, begin, last_draftable
 from foresample.drafters.replay import DIVERGED, Replay
 from foresample.faults import BROKEN_STATE, NO_FAULT
 from foresample.kernels.cpu.compiling import compiled, summing
@@ -61,6 +63,13 @@ def _lengths(
     return longest, total
 
 
+@compiled
+def _copy(out, values):
+    """An assignment of slices, which Numba takes long to compile."""
+    for e in range(len(out)):
+        out[e] = values[e]
+
+
 @summing
 def _draft(
     x,                                 # [R, size]
@@ -89,7 +98,7 @@ def _draft(
     change = np.empty(size, x.dtype)
     for row in range(len(x)):
         first = min(step[row], steps - 1)
-        states[row, 0] = x[row]
+        _copy(states[row, 0], x[row])
         for j in range(length[row]):
             k = first + j
             here, guess = states[row, j], guesses[row, j]
@@ -115,11 +124,8 @@ def _draft(
                 before, share = guesses[row, j - 1] if j else previous[row], previous_weight[k]
                 for e in range(size):
                     ahead[e] += share * before[e]
-        for j in range(states.shape[1]):
-            if j > length[row]:
-                states[row, j] = 0
-                continue
-            packed[b] = states[row, j]
+        for j in range(length[row] + 1):
+            _copy(packed[b], states[row, j])
             packed_step[b] = first + j
             packed_sample[b] = sample[row]
             b += 1
@@ -230,14 +236,14 @@ def _verify(
     block,                             # transitions verified as one
     far,                               # the mismatch that ends a window
     push,                              # out, [D]: move of the noise over the gap
-    mismatch,                          # out, [D]
+    mismatch,                          # out, [D], zeros
     coordinate,                        # scratch, [D]
     before,                            # scratch, [D]: ln p
     after,                             # scratch, [D]
 ):
     """Transitions kept, and transitions examined: `core.verify`."""
-    push[:] = 0.0
-    mismatch[:] = 0.0
+    for i in range(len(push)):
+        push[i] = 0.0
     drafted = 0
     while drafted < length and sums[drafted, _BROKEN] < 2:
         i = drafted
@@ -304,7 +310,8 @@ def _learn(
             told, slope = True, sums[i, _CROSS] / sums[i, _SQUARE]
         if i > keep:
             gain[i - keep - 1] = slope if told else gain[i]
-    gain[remaining:] = 0
+    for i in range(remaining, len(gain)):
+        gain[i] = 0
     moved = spread = 0.0
     for i in range(learned):
         moved, spread = moved + sums[i, _MOVED], spread + sums[i, _SPREAD]
@@ -343,16 +350,17 @@ def _settle(
     x,                                 # out, [R, size]
     step_after,                        # out, [R]
     committed,                         # out, [R]
-    mismatch,                          # out, [R, D]
+    mismatch,                          # out, [R, D], zeros
 ):
     steps, drafts, size = len(std), guesses.shape[1], x.shape[1]
     width = noise.shape[1]
-    sums = np.zeros((drafts + 1, _SUMS))
+    sums = np.empty((drafts + 1, _SUMS))
     push, coordinate, before, after = np.empty(drafts), np.empty(drafts), np.empty(drafts), np.empty(drafts)
     scratch = np.empty(size, x.dtype)
     for row in range(len(x)):
         if step[row] >= steps:  # nothing to do
-            x[row], step_after[row], committed[row], mismatch[row] = states[row, 0], step[row], 0, 0.0
+            _copy(x[row], states[row, 0])
+            step_after[row], committed[row] = step[row], 0
             continue
         first = step[row]
         predictions = packed[offset[row] : offset[row] + length[row] + 1]
@@ -387,7 +395,7 @@ def _settle(
         for j in range(width):
             source = j + keep + 1
             if source < width:
-                noise[row, j] = noise[row, source]
+                _copy(noise[row, j], noise[row, source])
                 if source < drafted and push[source] != 0:
                     _difference(
                         predictions, guessed, source, first + source, prediction_weight, previous_weight, scratch
@@ -404,9 +412,9 @@ def _settle(
         remaining, response = _learn(sums, keep, drafted, visited[row], eps, gain[row])
         for j in range(width):  # the path, moved up; beyond its end, the last one
             seen = keep + min(j + 1, remaining)
-            old_states[row, j] = path[seen]
-            old_predictions[row, j] = predictions[seen]
-        previous[row] = predictions[keep]
+            _copy(old_states[row, j], path[seen])
+            _copy(old_predictions[row, j], predictions[seen])
+        _copy(previous[row], predictions[keep])
         kappa[row], visited[row], horizon[row], ready[row] = response, remaining, remaining, True
         evaluations[row] += length[row] + 1
         round_[row] += 1
@@ -449,7 +457,7 @@ def propose(target: Target, rows: Rows, how: Speculation) -> CompiledDraft:
     length, offset = torch.empty_like(rows.step), torch.empty_like(rows.step)
     ready, last = memory["ready"].numpy(), how.last.numpy()
     drafts, total = _lengths(rows.step.numpy(), ready, last, how.window, length.numpy(), offset.numpy())
-    states, guesses = rows.x.new_empty((count, drafts + 1, *shape)), rows.x.new_empty((count, drafts, *shape))
+    states, guesses = rows.x.new_zeros((count, drafts + 1, *shape)), rows.x.new_empty((count, drafts, *shape))
     x = rows.x.new_empty((total, *shape))
     step, row = rows.step.new_empty(total), rows.step.new_empty(total)
     _draft(
@@ -468,7 +476,7 @@ def settle(
     """See `core.round.settle`; in place."""
     memory = rows.memory
     x, step, committed = torch.empty_like(rows.x), torch.empty_like(rows.step), torch.empty_like(rows.step)
-    mismatch = torch.empty(draft.guesses.shape[:2], dtype=torch.float64)
+    mismatch = torch.zeros(draft.guesses.shape[:2], dtype=torch.float64)
     _settle(
         *_flat(2, draft.states, draft.guesses), *_flat(1, predictions.detach().contiguous()),
         *_arrays(draft.offset, draft.length, rows.seed, rows.step, rows.round, rows.evaluations, rows.fault),
@@ -480,6 +488,21 @@ def settle(
     )  # fmt: skip
     commit = Commit(rows.sample, rows.step, committed, draft.states, x, mismatch, draft.length)
     return replace(rows, x=x, step=step), commit
+
+
+@cache
+def prepare(dtype: torch.dtype) -> None:
+    """Compile for chains of this dtype, before any clock runs: one round of the smallest chain there is."""
+    ones, shape = torch.ones(2, dtype=dtype), torch.Size([1])
+    chain = SimpleNamespace(
+        affine=True, std=ones, state_weight=ones, prediction_weight=ones, previous_weight=None
+    )
+    target = cast(Target, SimpleNamespace(chain=chain, std=ones, shape=shape, start=lambda noise: noise))
+    how = Speculation(Replay(), 1, None, True, last_draftable(ones), Packed())
+    rows = begin(target, how.drafter, how.window, torch.zeros(1, dtype=torch.int64))
+    draft = propose(target, rows, how)
+    _, commit = settle(target, rows, draft, draft.call.x, how)
+    Tally(how.window, len(ones), ones.device).count(commit)
 
 
 def _coefficients(target: Target, how: Speculation) -> tuple[Any, ...]:
