@@ -5,8 +5,10 @@ Shapes: R rows (samples under way), B states of one call, N steps, L the window,
 
 from __future__ import annotations
 
+import inspect
 import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -196,14 +198,12 @@ def affine_chain(target: Target) -> AffineChain | None:
     return chain if getattr(chain, "affine", False) and not _has_left_its_chain(type(target)) else None
 
 
+@cache
 def _has_left_its_chain(kind: type) -> bool:
-    """Whether `mean` is defined in a class nearer than the one `chain` comes from."""
-    for base in kind.__mro__:
-        if "chain" in vars(base) or "chain" in vars(base).get("__annotations__", {}):
-            return False
-        if "mean" in vars(base):
-            return any("chain" in vars(b) or "chain" in vars(b).get("__annotations__", {}) for b in base.__mro__)
-    return False
+    """Whether `mean` is defined in a nearer class than `chain`."""
+    declares = ["chain" in vars(base) or "chain" in inspect.get_annotations(base) for base in kind.__mro__]
+    defines = ["mean" in vars(base) for base in kind.__mro__]
+    return any(declares) and defines.index(True) < declares.index(True)
 
 
 class AffineChain(Protocol):
