@@ -332,10 +332,9 @@ def test_the_cache_is_named_after_all_sources_that_are_compiled_in() -> None:
     """Numba would not notice a change in another file than a function's own."""
     sources = {Path(__file__).parents[2] / "foresample" / name for name in compiling._CONSTANTS}
     assert all(path.is_file() for path in sources)
-    imported = {
-        module.__file__
-        for module in (plain_coupling, streams, compiled.verify)
-    } | {sys.modules[name].__file__ for name in ("foresample.drafters.replay", "foresample.faults")}
+    imported = {module.__file__ for module in (plain_coupling, streams, compiled.verify)} | {
+        sys.modules[name].__file__ for name in ("foresample.drafters.replay", "foresample.faults")
+    }
     assert {str(path) for path in sources} == imported
 
 

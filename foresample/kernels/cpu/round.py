@@ -447,7 +447,8 @@ def serves(target: Target, how: Speculation) -> bool:
     response = None if drafter.prior is None else drafter.prior.response
     like = target.std
     return response is None or (
-        response.shape == (len(like), size, size) and (response.dtype, response.device) == (like.dtype, like.device)
+        response.shape == (len(like), size, size)
+        and (response.dtype, response.device) == (like.dtype, like.device)
     )
 
 
