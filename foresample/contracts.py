@@ -5,8 +5,10 @@ Shapes: R rows (samples under way), B states of one call, N steps, L the window,
 
 from __future__ import annotations
 
+import inspect
 import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -194,9 +196,20 @@ def is_multistep(target: Target) -> bool:
 
 
 def affine_chain(target: Target) -> AffineChain | None:
-    """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`."""
+    """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`.
+
+    A subclass with a mean of its own no longer offers the chain it inherits.
+    """
     chain = getattr(target, "chain", None)
-    return chain if getattr(chain, "affine", False) else None
+    return chain if getattr(chain, "affine", False) and not _has_left_its_chain(type(target)) else None
+
+
+@cache
+def _has_left_its_chain(kind: type) -> bool:
+    """Whether `mean` is defined in a nearer class than `chain`."""
+    declares = ["chain" in vars(base) or "chain" in inspect.get_annotations(base) for base in kind.__mro__]
+    defines = ["mean" in vars(base) for base in kind.__mro__]
+    return any(declares) and defines.index(True) < declares.index(True)
 
 
 class AffineChain(Protocol):

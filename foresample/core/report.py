@@ -157,6 +157,10 @@ class Tally:
             from foresample.kernels.tally import count
 
             return count(commit, self.lengths, self.drafted, self.mismatch)
+        if kernels.compiles(commit.step.device):
+            from foresample.kernels.cpu.tally import count as compiled
+
+            return compiled(commit, self.lengths, self.drafted, self.mismatch)
         active = commit.committed > 0
         self.lengths.index_add_(0, (commit.committed - 1).clamp(min=0), active.long())
         self.drafted += (active * commit.drafted).sum()

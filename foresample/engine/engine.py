@@ -20,7 +20,7 @@ from foresample.core.noise import resolve_seeds
 from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, last_draftable
 from foresample.drafters import Replay
-from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order
+from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order, round_for
 from foresample.faults import raise_faults, require_finite
 from foresample.kernels.graphs import require_cuda
 
@@ -78,6 +78,7 @@ class Engine:
         self.target, self.graph = target, graph
         layout = Padded() if target.std.device.type == "cuda" else Packed()
         self.how = Speculation(drafter, window, block, recycle, last_draftable(target.std), layout)
+        round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
         noise = "recycled" if recycle else "fresh"
         self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
         self.look = FreeLook(self.slots * (window + 1)) if look else None

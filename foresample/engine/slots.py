@@ -62,19 +62,25 @@ def in_order(parts: list[Finished]) -> Finished:
 
 
 class Round(NamedTuple):
-    """The two halves of a round: the plain ones, or the fused ones."""
+    """The two halves of a round: the plain ones, the fused ones, or the compiled ones."""
 
     propose: Callable[[Target, Rows, Speculation], Any]
     settle: Callable[[Target, Rows, Any, Tensor, Speculation], tuple[Rows, Commit]]
 
 
 def round_for(target: Target, how: Speculation) -> Round:
-    """The fused round where it serves, else the plain one."""
+    """The fused round or the compiled one where they serve, else the plain one."""
     if how.recycle and kernels.serve(target):
         from foresample.kernels import round as fused
 
         if fused.serves(how.drafter, target.shape.numel()):
             return Round(fused.propose, fused.settle)
+    if kernels.compiles(target.std.device, target.std.dtype):
+        from foresample.kernels.cpu import round as compiled
+
+        if compiled.serves(target, how):
+            compiled.prepare(target.std.dtype)
+            return Round(compiled.propose, compiled.settle)
     return Round(plain.propose, plain.settle)
 
 
