@@ -522,8 +522,8 @@ def order() -> str:
     for row in saved.rows:
         rule = row.rule if row.rounds is None else f"stopped after {row.rounds} rounds: {row.rule}"
         cells.append([rule, f"{row.kept:.1f}", f"{row.right:.3f} ± {row.error:.3f}"])
-    told = f"{settings.steps} steps, window {settings.window}, {settings.slots} slots, {settings.runs} runs of each rule:"
-    return f"{told}\n\n{_table(['taken', 'samples a run', 'P(x > 0)'], cells)}"
+    where = f"{settings.steps} steps, window {settings.window}, {settings.slots} slots"
+    return f"{where}, {settings.runs} runs of each rule:\n\n{_table(['taken', 'samples a run', 'P(x > 0)'], cells)}"
 
 
 FIGURES: dict[str, Callable[[], str]] = {
