@@ -27,6 +27,7 @@ from benchmarks.results import (
     Growth,
     Latency,
     Memory,
+    Order,
     Policy,
     Quality,
     QualityCost,
@@ -530,7 +531,20 @@ def quality_cost() -> str:
     return f"{told}\n\n{_table(heads, cells)}"
 
 
+def order() -> str:
+    """Samples chosen by when they were done, and by their index."""
+    saved = load(Order, "order")
+    settings = saved.settings
+    cells = [["all of them (sequential)", f"{settings.sequential}", f"{saved.right:.3f} ± {saved.error:.3f}"]]
+    for row in saved.rows:
+        rule = row.rule if row.rounds is None else f"stopped after {row.rounds} rounds: {row.rule}"
+        cells.append([rule, f"{row.kept:.1f}", f"{row.right:.3f} ± {row.error:.3f}"])
+    where = f"{settings.steps} steps, window {settings.window}, {settings.slots} slots"
+    return f"{where}, {settings.runs} runs of each rule:\n\n{_table(['taken', 'samples a run', 'P(x > 0)'], cells)}"
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "order": order,
     "clock": clock,
     "latency": latency,
     "rounds": rounds,

@@ -104,7 +104,7 @@ def check(
         samples: speculative samples, and as many sequential ones.
         batch: how many of them are drawn at a time, at most.
         rows: how many the target has, if it looks something up by `row` (labels, prompts): rows 0 … rows − 1 are used,
-            and no others; `batch` by default.
+            and no others; as many as are drawn at a time by default.
         seed: fixes everything; two checks with one seed agree.
         level: probability with which a correct sampler fails the law tests.
         progress: called with the number of transitions committed since the last call.
@@ -112,7 +112,8 @@ def check(
     require_target(target)
     require_level(level)
     drafter = Replay() if drafter is None else drafter
-    rows = at_least_one("batch", batch) if rows is None else at_least_one("rows", rows)
+    batch = min(at_least_one("batch", batch), at_least_one("samples", samples))
+    rows = batch if rows is None else at_least_one("rows", rows)
     batch = min(batch, rows)
     with _naming_rows(rows):
         findings = [
