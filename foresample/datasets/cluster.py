@@ -2,9 +2,9 @@
 
 Each worker is a `LocalWorker` of `generation`: its own process, target and engine, and the same `draw_shards`. It takes
 the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only numbers
-travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue and another
-takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If the driver
-dies, its workers do, too. The same command resumes from the files.
+travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue, and
+another takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If
+the driver dies, its workers do, too. The same command resumes from the files.
 
 Several drivers may share a cluster: a worker that finds no free place waits for one.
 """
