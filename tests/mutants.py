@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,14 +66,26 @@ class Mutant:
 NASTY: tuple[tuple[str, str, str], ...] = (
     ("core/round.py", "draw=rows.round + 1)", "draw=rows.round)"),
     ("core/round.py", "rows.step.unsqueeze(1) + source, steps)", "rows.step.unsqueeze(1) + position, steps)"),
-    ("core/round.py", "[rows.previous.unsqueeze(1), predictions[:, :-1]]", "[predictions[:, :1], predictions[:, :-1]]"),
+    (
+        "core/round.py",
+        "[rows.previous.unsqueeze(1), predictions[:, :-1]]",
+        "[predictions[:, :1], predictions[:, :-1]]",
+    ),
     ("core/round.py", "before, previous = PreviousDraft(guess,", "before, _ = PreviousDraft(guess,"),
     ("core/round.py", "previous=predictions[index, accepted],", "previous=predictions[:, 0],"),
     ("core/round.py", "fault=note_fault(rows.fault, network, state, step, used)", "fault=rows.fault"),
-    ("core/round.py", "used = torch.arange(width + 1, device=step.device) <=", "used = torch.arange(width + 1, device=step.device) <"),
+    (
+        "core/round.py",
+        "used = torch.arange(width + 1, device=step.device) <=",
+        "used = torch.arange(width + 1, device=step.device) <",
+    ),
     ("core/round.py", "examined - lost.long(), step[:, 0])", "examined, step[:, 0])"),
     ("core/round.py", "torch.where(std == 0,", "torch.where(std < 0,"),
-    ("core/round.py", "begin_memory(drafter, window, sample, x[0])", "begin_memory(drafter, window, 0 * sample, x[0])"),
+    (
+        "core/round.py",
+        "begin_memory(drafter, window, sample, x[0])",
+        "begin_memory(drafter, window, 0 * sample, x[0])",
+    ),
     ("core/verify.py", "FAR = 1e5", "FAR = 1e9"),
     ("core/verify.py", "FAR = 1e5", "FAR = 1e2"),
     ("core/verify.py", "moved - s, 0.0)", "0.0 * s, 0.0)"),
@@ -83,20 +96,44 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ("core/noise.py", "(element, round.unsqueeze(1), zero,", "(element, 0 * round.unsqueeze(1), zero,"),
     ("core/noise.py", "torch.full_like(pair, stream)", "torch.full_like(pair, STEP)"),
     ("core/noise.py", "torch.full_like(element, TEST)", "torch.full_like(element, STEP)"),
-    ("drafters/replay.py", "position + committed.unsqueeze(1), path.length", "position + committed.unsqueeze(1) - 1, path.length"),
-    ("drafters/replay.py", "torch.where(expand(position < memory[\"horizon\"], x), within, beyond)", "within"),
-    ("drafters/replay.py", "(position < memory[\"visited\"].unsqueeze(1))\n        gain", "(position >= 0)\n        gain"),
-    ("drafters/replay.py", "nearest = torch.where(telling, position, -1).cummax(1)", "nearest = torch.where(telling, position, -1).flip(1).cummax(1)"),
-    ("drafters/replay.py", "diverges = seen_twice & (swept > DIVERGED * away)", "diverges = seen_twice & (swept < 0)"),
-    ("drafters/replay.py", "torch.where(diverges, position, width).amin(1) - 1", "torch.where(diverges, position, width).amin(1) - 2"),
+    (
+        "drafters/replay.py",
+        "position + committed.unsqueeze(1), path.length",
+        "position + committed.unsqueeze(1) - 1, path.length",
+    ),
+    ("drafters/replay.py", 'torch.where(expand(position < memory["horizon"], x), within, beyond)', "within"),
+    (
+        "drafters/replay.py",
+        '(position < memory["visited"].unsqueeze(1))\n        gain',
+        "(position >= 0)\n        gain",
+    ),
+    (
+        "drafters/replay.py",
+        "nearest = torch.where(telling, position, -1).cummax(1)",
+        "nearest = torch.where(telling, position, -1).flip(1).cummax(1)",
+    ),
+    (
+        "drafters/replay.py",
+        "diverges = seen_twice & (swept > DIVERGED * away)",
+        "diverges = seen_twice & (swept < 0)",
+    ),
+    (
+        "drafters/replay.py",
+        "torch.where(diverges, position, width).amin(1) - 1",
+        "torch.where(diverges, position, width).amin(1) - 2",
+    ),
     ("drafters/prior.py", "row.to(self.states.device) % len(self.states)", "0 * row.to(self.states.device)"),
     ("engine/slots.py", "== self.runner.steps) | (self.rows.fault != NO_FAULT)", "== self.runner.steps)"),
-    ("engine/slots.py", "if left and (step[slot] == steps or fault[slot] != NO_FAULT)", "if left and step[slot] == steps"),
+    (
+        "engine/slots.py",
+        "if left and (step[slot] == steps or fault[slot] != NO_FAULT)",
+        "if left and step[slot] == steps",
+    ),
     ("engine/slots.py", "self.rows.step.index_fill_(0, index, steps)", "pass"),
     ("engine/slots.py", "if drafts < self.widths[-1] or any(self.fresh):", "if False:"),
     ("engine/slots.py", "if width >= longest)", "if width >= longest - 1)"),
     ("engine/priors.py", "seeds_of(_SEED + seed, pilots)", "seeds_of(seed, pilots)"),
-    ("datasets/generation.py", "None if self.unfinished() else manifest.get(\"law\")", "manifest.get(\"law\")"),
+    ("datasets/generation.py", 'None if self.unfinished() else manifest.get("law")', 'manifest.get("law")'),
     ("datasets/generation.py", "if law and not run.unfinished():", "if law:"),
 )
 """(file, what it says, what the mutant says instead): mistakes that somebody could make, and some that were made."""
@@ -197,7 +234,9 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
         if name in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
+            if not isinstance(child, ast.AST) or isinstance(
+                child, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom
+            ):
                 continue
             if isinstance(child, ast.FunctionDef) and child.name == "__repr__":
                 continue
@@ -237,8 +276,8 @@ def _run_and_exit(copy: Path, tests: list[str], log: Path) -> None:
     try:
         os.setpgid(0, 0)
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
+        for stream in (1, 2):
+            os.dup2(out, stream)
         os.chdir(copy)
         sys.dont_write_bytecode = True  # a mutant of the same second and size would run the last one's
         sys.path[:] = [str(copy), *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
@@ -254,8 +293,21 @@ def _run_and_exit(copy: Path, tests: list[str], log: Path) -> None:
         )
         hypothesis.settings.load_profile("found is enough")
         chosen = "not (slow or ray or browser or gpu)"
-        code = int(pytest.main(["-x", "-q", "-m", chosen, "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+        quiet = [
+            "-q",
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+        ]
+        code = int(pytest.main(["-x", "-m", chosen, *quiet, *tests]))
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -287,7 +339,9 @@ def main() -> None:
         for room in rooms:
             found = noticed(copy, TESTS[room], log, options.seconds)
             if found is not None:
-                raise SystemExit(f"the tests of {room} do not pass without a mutant ({found}):\n{log.read_text()[-3000:]}")
+                raise SystemExit(
+                    f"the tests of {room} do not pass without a mutant ({found}):\n{log.read_text()[-3000:]}"
+                )
         counts, survivors = Counter[str](), []
         for number, mutant in enumerate(mutants, 1):
             path = copy / "foresample" / mutant.file
@@ -297,7 +351,9 @@ def main() -> None:
                 how = noticed(copy, TESTS[mutant.file.split("/")[0]], log, options.seconds)
             finally:
                 path.write_text(honest)
-            reason = next((r for f, t, c, r in SPARED if (f, t, c) == (mutant.file, mutant.text, mutant.change)), None)
+            reason = next(
+                (r for f, t, c, r in SPARED if (f, t, c) == (mutant.file, mutant.text, mutant.change)), None
+            )
             verdict = how or (f"spared: {reason}" if reason else "SURVIVED")
             counts["noticed" if how else "spared" if reason else "survived"] += 1
             if verdict == "SURVIVED":
