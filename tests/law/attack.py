@@ -5,8 +5,8 @@ generator; the tests are scipy's and look at whole paths: every marginal, pairs 
 N(0, I), alone, in pairs and in sums along the chain. All tests of all cases together alarm falsely with probability
 at most LEVEL (Bonferroni, an equal share for each of CASES).
 
-`test_attack.py` runs this at 2·10⁵ samples for CASES; by hand, every chain with every way to draft, and as many samples as
-one has patience for:
+`test_attack.py` runs CASES at 2·10⁵ samples each; by hand, every chain with every way to draft, and as many samples
+as one has patience for:
 
     python -m tests.law.attack --samples 2000000 --everything
 """
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -125,14 +125,14 @@ def six_decades() -> Walk:
     """Noise from 10³ to 10⁻³: each step forgets most of what the one before knew, and bends the rest."""
     std = np.logspace(3, -3, 7)
     before = np.concatenate([[1.0], std[:-1]])
-    return Walk(lambda x, k: np.sin(3 * x / before[k][:, None]), std, 0.8 * std / before, 0.9 * std, dim=2)
+    return Walk(lambda x, k: np.sin(3 * x / before[k][:, None]), std, 0.8 * std / before, 0.9 * std)
 
 
 def interrupted() -> Walk:
-    """Deterministic steps inside, one and two in a row, and at the end."""
-    std = 0.5 * np.ones(8)
-    std[[2, 4, 5, 7]] = 0
-    one = np.ones(8)
+    """Deterministic steps inside, two in a row, and at the end."""
+    std = 0.5 * np.ones(7)
+    std[[2, 3, 6]] = 0
+    one = np.ones(7)
     return Walk(lambda x, k: np.tanh(2 * np.roll(x, 1, 1) - x), std, 0.9 * one, one, dim=2)
 
 
@@ -239,7 +239,9 @@ def own_prior(chain: Walk, window: int) -> fs.Replay:
 
 def wrong_prior(chain: Walk, window: int) -> fs.Replay:
     """Of another chain: as exact as any."""
-    return fs.Replay(prior=fs.fit_prior(replace(chain, force=lambda x, k: 1 - 0.5 * x), window=window, pilots=8))
+    return fs.Replay(
+        prior=fs.fit_prior(replace(chain, force=lambda x, k: 1 - 0.5 * x), window=window, pilots=8)
+    )
 
 
 DRAFTERS: dict[str, Callable[[Walk, int], fs.Drafter]] = {
@@ -289,12 +291,16 @@ class Case:
     def __str__(self) -> str:
         words = [self.chain, self.drafter, f"window {self.window}"]
         words += [f"block {self.block}"] * (self.block is not None) + ["fresh"] * (not self.recycle)
-        return ", ".join(words + ["padded"] * self.padded + [f"{self.cut_off} forced"] * (self.cut_off is not None))
+        return ", ".join(
+            words + ["padded"] * self.padded + [f"{self.cut_off} forced"] * (self.cut_off is not None)
+        )
 
     def engine(self, slots: int) -> Engine:
         chain = CHAINS[self.chain]()
         drafter = DRAFTERS[self.drafter](chain, self.window)
-        made = Engine(chain, window=self.window, slots=slots, drafter=drafter, block=self.block, recycle=self.recycle)
+        made = Engine(
+            chain, window=self.window, slots=slots, drafter=drafter, block=self.block, recycle=self.recycle
+        )
         if self.padded:
             made.how = replace(made.how, layout=Padded())
         return made
@@ -312,19 +318,20 @@ class Case:
         return nullcontext() if self.cut_off is None else patch(*CUT_OFFS[self.cut_off])
 
 
-CUT_OFFS = {"FAR": ("foresample.core.verify.FAR", 0.4), "DIVERGED": ("foresample.drafters.replay.DIVERGED", 0.05)}
+CUT_OFFS = {
+    "FAR": ("foresample.core.verify.FAR", 0.4),
+    "DIVERGED": ("foresample.drafters.replay.DIVERGED", 0.05),
+}
 
 CASES = (
     Case("nonlinear", "replay", cut_off="FAR"),
-    Case("bimodal", "prior", padded=True),
+    Case("bimodal", "prior", window=3, padded=True),
     Case("six decades", "replay", recycle=False),
     Case("interrupted", "wrong prior", window=3, padded=True, block=2),
     Case("multistep", "prior", window=5, cut_off="DIVERGED"),
     Case("discontinuous", "nonsense", block=3, recycle=False),
-    Case("pulled", "1 std off"),
     Case("pulled", "30 std off", window=2),
-    Case("pulled", "3e5 std off", window=2),
-    Case("pulled in float32", "3e7 std off", window=2, padded=True),
+    Case("pulled in float32", "3e5 std off", window=2, padded=True),
 )
 
 
@@ -369,15 +376,24 @@ def p_values(chain: Walk, ours: np.ndarray, theirs: np.ndarray) -> Iterator[tupl
     for k, values in z.items():
         for a in range(dim):
             yield f"innovation {k}[{a}]", stats.kstest(values[:, a], "norm", method="asymp").pvalue
-        yield f"length of innovation {k}", stats.kstest((values**2).sum(1), "chi2", (dim,), method="asymp").pvalue
+        yield (
+            f"length of innovation {k}",
+            stats.kstest((values**2).sum(1), "chi2", (dim,), method="asymp").pvalue,
+        )
         yield f"innovation {k} given its state", given(rank(ours[:, k - 1, -1]), values[:, 0])
     noisy = list(z)
-    for j, k in zip(noisy, noisy[1:], strict=False):
+    for j, k in pairwise(noisy):
         yield f"innovations {j} and {k}", given(stats.norm.cdf(z[j][:, -1]), z[k][:, 0])
         for power in ((1, 1), (2, 1), (1, 2)):
-            yield f"moments {power} of innovations {j}, {k}", _moment(z[j][:, 0] ** power[0] * z[k][:, 0] ** power[1], power)
+            yield (
+                f"moments {power} of innovations {j}, {k}",
+                _moment(z[j][:, 0] ** power[0] * z[k][:, 0] ** power[1], power),
+            )
     total = sum(z.values()) / np.sqrt(len(z))
-    yield "sum of all innovations", stats.kstest(total @ angle / np.linalg.norm(angle), "norm", method="asymp").pvalue
+    yield (
+        "sum of all innovations",
+        stats.kstest(total @ angle / np.linalg.norm(angle), "norm", method="asymp").pvalue,
+    )
     square = sum((v**2).sum(1) for v in z.values())
     yield "length of all innovations", stats.kstest(square, "chi2", (dim * len(z),), method="asymp").pvalue
 
@@ -430,7 +446,9 @@ def same_table(a: np.ndarray, b: np.ndarray, a_ref: np.ndarray, b_ref: np.ndarra
 def _moment(values: np.ndarray, power: tuple[int, int]) -> float:
     """Is the mean of z^i z'^j zero, as it is for independent ones with i or j odd?"""
     variance = {1: 1.0, 2: 3.0}
-    return float(2 * stats.norm.sf(abs(values.mean()) * np.sqrt(len(values) / (variance[power[0]] * variance[power[1]]))))
+    return float(
+        2 * stats.norm.sf(abs(values.mean()) * np.sqrt(len(values) / (variance[power[0]] * variance[power[1]])))
+    )
 
 
 def smallest(chain: Walk, ours: np.ndarray, theirs: np.ndarray) -> tuple[float, str, int]:

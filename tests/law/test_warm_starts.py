@@ -49,8 +49,14 @@ class Policy:
     """Plans [n, 1] for observations [n, 1], one a row."""
 
     seen: np.ndarray
-    shape: torch.Size = torch.Size([1])
-    std: Tensor = torch.full((PLAN,), STD, dtype=torch.float64)  # noqa: RUF009
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([1])
+
+    @property
+    def std(self) -> Tensor:
+        return torch.full((PLAN,), STD, dtype=torch.float64)
 
     def start(self, noise: Tensor) -> Tensor:
         return noise
@@ -125,7 +131,9 @@ def smallest_of_loop(ours: Planned, theirs: Planned) -> float:
 def test_drafting_from_the_last_plan_keeps_the_law_of_observation_and_plan() -> None:
     ours = loop(20_000, 3, 1, drafts=True, fresh_noise=True)
     assert smallest_of_loop(ours, reference_loop(20_000, 3, 1)) > LEVEL
-    assert ours.calls < 0.98 * loop(2_000, 3, 1, drafts=False, fresh_noise=True).calls  # else nothing was drafted
+    assert (
+        ours.calls < 0.98 * loop(2_000, 3, 1, drafts=False, fresh_noise=True).calls
+    )  # else nothing was drafted
 
 
 @pytest.mark.parametrize("drafts", [True, False], ids=["and drafting from it", "alone"])
