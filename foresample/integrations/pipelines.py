@@ -306,7 +306,8 @@ class AcceleratedPipeline:
         return Tensor.__torch_function__.__func__(kind, func, types, args, kwargs)  # type: ignore[attr-defined]
 
     def _explain(self, session: Session, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
-        replay_scheduler(self.scheduler, self._methods["step"], chain, session.timesteps, x, arguments)
+        step, told = self._methods["step"], session.step_names
+        replay_scheduler(self.scheduler, step, chain, session.timesteps, x, arguments, session.start, told)
 
 
 def _networks(pipe: Any) -> dict[str, torch.nn.Module]:

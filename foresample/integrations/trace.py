@@ -8,8 +8,9 @@ chain, on made-up outputs, which takes no network. What is not explained is refu
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -137,24 +138,38 @@ def replay_scheduler(
     timesteps: Tensor,
     x: Tensor,
     arguments: dict[str, Any],
+    start: int,
+    follows: Container[str],
 ) -> None:
     """The scheduler's own `step` over the whole chain, from latents x [1, *shape], on made-up outputs."""
     kept = {k: list(v) if isinstance(v, list) else v for k, v in vars(scheduler).items()}
     chain = chain.to(x.device, torch.float64)
     told = {k: v for k, v in arguments.items() if k != "generator"}
-    previous = torch.zeros_like(x, dtype=torch.float64)
+    previous, old = torch.zeros_like(x, dtype=torch.float64), None
     try:
         for k, timestep in enumerate(timesteps.unbind()):
             output = torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
+            own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
             with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
-                result = step(model_output=output, timestep=timestep, sample=x, **told)
-            after = result[0] if isinstance(result, tuple) else result.prev_sample
+                result = step(model_output=output, timestep=timestep, sample=x, **told, **own)
+            after, old = (result if isinstance(result, tuple) else (result.prev_sample, None))[:2]
             error, previous = explained(chain, k, x, output, noise, after, previous)
             require_small(error, k, scheduler, after.dtype)
             x = after
     finally:
         vars(scheduler).clear()
         vars(scheduler).update(kept)
+
+
+def following(scheduler: Any, k: int, old: Tensor | None) -> dict[str, Any]:
+    """Arguments of `step` at step k that follow the loop, for the schedulers whose `step` asks for them."""
+    names, times = inspect.signature(scheduler.step).parameters, scheduler.timesteps.as_subclass(Tensor)
+    told = {
+        "prev_timestep": times[k + 1] if k + 1 < len(times) else None,
+        "timestep_back": times[k - 1] if k > 0 else None,
+        "old_pred_original_sample": old,
+    }
+    return {name: value for name, value in told.items() if name in names}
 
 
 def explained(
@@ -172,7 +187,8 @@ def explained(
     prediction = chain.predict(x, output.double(), step)
     ours = chain.mean(x, prediction, step, previous)
     std = float(chain.std[k])
-    drawn = torch.cat(noise) if noise and all(draw.shape[1:] == sample.shape[1:] for draw in noise) else None
+    rows = [draw for draw in noise if draw.shape[1:] == sample.shape[1:]]
+    drawn = torch.cat(rows)[-len(sample) :] if rows else None  # some draw twice, and use the last
     if std > 0 and drawn is not None and drawn.shape == sample.shape:
         ours = ours + std * drawn.to(x)
     elif std > 0:

@@ -134,6 +134,7 @@ class Session:
         self.inputs: list[tuple[Recorded, Tensor]] = []  # and the latents each was given
         self.told: list[Callable[[Tensor], Tensor]] | None = None
         self.step_arguments: dict[str, Any] = {}
+        self.step_names: set[str] = set()
         self.explain: Callable[[Chain, Tensor, dict[str, Any]], None] | None = None
         self.chain: Chain
         self.rounds: HandedRounds
@@ -254,7 +255,7 @@ class Session:
         # Some pipelines keep each image twice, for guidance, and go on with the first of the two.
         self.double = 2 if twins and torch.equal(output[:half], output[half:]) else 1
         self.images = len(sample) // self.double
-        self.step_arguments = {k: v for k, v in bound.items() if k not in OWN}
+        self.step_arguments, self.step_names = {k: v for k, v in bound.items() if k not in OWN}, set(bound)
         self.first, self.first_output = sample[: self.images], output[: self.images]
         self._read(bound)
         for recorded in self.recorded:
