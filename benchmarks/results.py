@@ -526,6 +526,68 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Of many plans: robots wait for the slow ones."""
+
+    mean: NotNegative
+    median: NotNegative
+    p99: NotNegative
+    most: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotClockRow:
+    """Plans at batch 1, one way of drawing them."""
+
+    method: str
+    """sequential or accelerated."""
+    run: str
+    """eager, compiled, graph, or compiled + graph."""
+    window: int | None
+    warm: bool
+    prior: bool
+    plans: AtLeastOne
+    ms: Spread
+    calls: Spread
+    round_ms: Positive | None = None
+    """A full-width round, replayed."""
+    network_ms: Positive | None = None
+    """The network alone on as many states, replayed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotClock(Result):
+    """LeRobot's diffusion policy on recorded observations (`benchmarks.robots clock`)."""
+
+    rows: Some[RobotClockRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuccessRow:
+    """One task, one way of planning."""
+
+    task: str
+    method: str
+    episodes: AtLeastOne
+    successes: Count
+    low: NotNegative
+    high: NotNegative
+    """Wilson's interval."""
+    plans: AtLeastOne
+    calls: Positive
+    """Of a plan, on average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotSuccess(Result):
+    """Meta-World in closed loop (`benchmarks.robots success`)."""
+
+    rows: Some[SuccessRow]
+    plan_ms: dict[str, Positive]
+    """Of each method, a plan at batch 1."""
+
+
 # ------------------------------------------------------------------ datasets and training
 
 
@@ -632,6 +694,8 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "quality-cost": QualityCost,
     "published": Published,
     "policy": Policy,
+    "robot-clock": RobotClock,
+    "robot-success": RobotSuccess,
     "generate-overhead": GenerateOverhead,
     "generate-memory": GenerateMemory,
     "generate-law": GenerateLaw,
