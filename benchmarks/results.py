@@ -562,6 +562,7 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
+<<<<<<< HEAD
 # ------------------------------------------------------------------ who finishes first
 
 
@@ -600,6 +601,68 @@ class Order(Result):
     """P(x > 0) of the sequential sampler."""
     error: NotNegative
     rows: Some[OrderRow]
+=======
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Of many plans: robots wait for the slow ones."""
+
+    mean: NotNegative
+    median: NotNegative
+    p99: NotNegative
+    most: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotClockRow:
+    """Plans at batch 1, one way of drawing them."""
+
+    method: str
+    """sequential or accelerated."""
+    run: str
+    """eager, compiled, graph, or compiled + graph."""
+    window: int | None
+    warm: bool
+    prior: bool
+    plans: AtLeastOne
+    ms: Spread
+    calls: Spread
+    round_ms: Positive | None = None
+    """A full-width round, replayed."""
+    network_ms: Positive | None = None
+    """The network alone on as many states, replayed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotClock(Result):
+    """LeRobot's diffusion policy on recorded observations (`benchmarks.robots clock`)."""
+
+    rows: Some[RobotClockRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuccessRow:
+    """One task, one way of planning."""
+
+    task: str
+    method: str
+    episodes: AtLeastOne
+    successes: Count
+    low: NotNegative
+    high: NotNegative
+    """Wilson's interval."""
+    plans: AtLeastOne
+    calls: Positive
+    """Of a plan, on average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotSuccess(Result):
+    """Meta-World in closed loop (`benchmarks.robots success`)."""
+
+    rows: Some[SuccessRow]
+    plan_ms: dict[str, Positive]
+    """Of each method, a plan at batch 1."""
+>>>>>>> robots
 
 
 # ------------------------------------------------------------------ datasets and training
@@ -709,7 +772,12 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "quality-cost": QualityCost,
     "published": Published,
     "policy": Policy,
+<<<<<<< HEAD
     "order": Order,
+=======
+    "robot-clock": RobotClock,
+    "robot-success": RobotSuccess,
+>>>>>>> robots
     "generate-overhead": GenerateOverhead,
     "generate-memory": GenerateMemory,
     "generate-law": GenerateLaw,

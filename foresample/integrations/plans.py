@@ -13,7 +13,7 @@ law of the plan given the observation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -141,11 +141,15 @@ class Planner:
     def _window(self) -> int | None:
         if self.how.window != "auto":
             return self.how.window
-        self.padded = 0
+        self.padded, count = 0, len(self.data)
         drafter = self.how.drafter or Replay(prior=self.table)
+        # Pilots of any number, each for one of these observations.
+        target = replace(
+            self.target, network=lambda x, time, row: self._call(x, time, row % count), start_states=None
+        )
         return tune(
-            self.target,
-            slots=len(self.data),
+            target,
+            slots=count,
             drafter=drafter,
             block=self.how.block,
             recycle=self.how.recycle,
