@@ -44,6 +44,8 @@ LABELS = foresample.results.LABELS | {
     "dgrs": "D-GRS",
     "rass": "RASS",
     "paradigms": "ParaDiGMS",
+    "parasolver": "ParaSolver",
+    "parataa": "ParaTAA",
     "ddim": "DDIM",
     "dpmpp-2m": "DPM-Solver++ 2M",
 }
@@ -358,7 +360,9 @@ class QualityCostPoint:
     evaluations: Positive
     distance: float
     seconds: NotNegative
-    """A sample."""
+    """A sample, many at a time."""
+    alone_ms: float | None = None
+    """A sample drawn alone."""
 
     @property
     def detail(self) -> str:
@@ -368,7 +372,7 @@ class QualityCostPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityCostSettings:
-    """A trained model."""
+    """A trained model; quality is told by `features`."""
 
     target: str
     steps: AtLeastOne
@@ -377,6 +381,7 @@ class QualityCostSettings:
     seed: int
     half: bool
     device: str
+    features: str = "the shipped classifier's"
 
 
 @dataclass(frozen=True, kw_only=True)
