@@ -227,6 +227,45 @@ class Latency(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpuRoundRow:
+    """Milliseconds of one core a round: the network, and all else by the compiled round and by the plain one."""
+
+    target: str
+    dim: AtLeastOne
+    window: AtLeastOne
+    slots: AtLeastOne
+    calls: Positive
+    network_ms: Positive
+    own_ms: NotNegative
+    plain_own_ms: NotNegative
+    sequential_ms: Positive
+    """A sample, one by one as all samples here."""
+    sample_ms: Positive
+
+    @property
+    def share(self) -> float:
+        """All else over the network."""
+        return self.own_ms / self.network_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRoundSettings:
+    """Samples of each measurement, of which the quickest of `repeats` counts."""
+
+    steps: AtLeastOne
+    repeats: AtLeastOne
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRounds(Result):
+    """The sampler's own arithmetic on a CPU (`benchmarks.clock cpu`)."""
+
+    settings: CpuRoundSettings
+    rows: Some[CpuRoundRow]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThroughputRow:
     """A GPU that is full."""
 
@@ -635,6 +674,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "gpu-tests": GpuTests,
     "quality": Quality,
     "quality-cost": QualityCost,
+    "cpu-rounds": CpuRounds,
     "published": Published,
     "policy": Policy,
     "generate-overhead": GenerateOverhead,
