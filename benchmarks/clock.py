@@ -1,4 +1,4 @@
-"""Wall clock on a GPU: what the calls saved are worth in seconds.
+"""Wall clock on a GPU: what the calls saved are worth in seconds; and what a round costs a CPU.
 
 Every figure is against the sequential sampler with the same network, compiled and graph-captured like ours,
 in the same process.
@@ -7,6 +7,7 @@ python -m benchmarks.clock latency assets/cifar10
 python -m benchmarks.clock throughput assets/cifar10
 python -m benchmarks.clock memory assets/cifar10
 python -m benchmarks.clock growth assets/cifar10
+python -m benchmarks.clock cpu
 python -m benchmarks.clock tests
 python -m benchmarks.clock plot
 """
@@ -15,9 +16,12 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Annotated, Any
 
 import torch
@@ -27,6 +31,8 @@ from torch import Tensor
 import foresample as fs
 from benchmarks.results import (
     RESULTS,
+    CpuRoundRow,
+    CpuRoundSettings,
     Growth,
     GrowthRow,
     GrowthSettings,
@@ -324,6 +330,96 @@ def growth(
     exponent = float((x * y).sum() / (x * x).sum())
     print(f"calls ~ N^{exponent:.3f}")
     save(out / f"{model.resolve().name}-growth.json", "growth", settings, rows=rows, exponent=exponent)
+
+
+@dataclass(frozen=True)
+class _Clocked(ChainTarget):
+    """A target that knows what its predictions cost, in seconds of this thread."""
+
+    spent: list[float] = field(default_factory=lambda: [0.0])
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        began = thread_time()
+        prediction = super().predict(x, step, row)
+        self.spent[0] += thread_time() - began
+        return prediction
+
+
+def _dense(dim: int, steps: int, width: int = 1024) -> ChainTarget:
+    """A DDPM chain with three dense layers, of no meaning."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(
+        *(torch.nn.Linear(dim, width), torch.nn.SiLU(), torch.nn.Linear(width, width), torch.nn.SiLU()),
+        torch.nn.Linear(width, dim),
+    )
+    alpha_bar = torch.linspace(5e-4, 0.999, steps, dtype=torch.float64)
+    return fs.targets.vp(lambda x, time, row: layers(x), alpha_bar, (dim,), predicts="x0")
+
+
+@app.command()
+def cpu(
+    steps: int = 100,
+    samples: Annotated[int, typer.Option(help="Of the small network; the embedded one draws a tenth.")] = 40,
+    repeats: int = 5,
+    seed: int = 4,
+    out: Out = RESULTS,
+) -> None:
+    """The sampler's own arithmetic on one core, compiled and plain, beside the network in the same run.
+
+    In seconds of this thread, so that what else the machine does counts little.
+    """
+    torch.set_num_threads(1)
+    settings = CpuRoundSettings(steps=steps, repeats=repeats, seed=seed)
+    dense, embedded = _dense(32, steps), pretrained.load().target(steps)
+    few = max(1, samples // 10)
+    cases = [
+        ("dense layers, d = 32", dense, 16, 1, samples),
+        ("dense layers, d = 32", dense, 16, 16, 4 * samples),
+        ("the embedded model", embedded, 8, 1, few),
+        ("the embedded model", embedded, 8, 20, 20),
+    ]
+    rows: list[CpuRoundRow] = []
+    for name, base, window, slots, count in cases:
+        target, few_repeats = _Clocked(base.chain, base.shape, base.network), repeats if base is dense else 1
+
+        def least(
+            sampler: Callable[[], fs.Engine | Sequential],
+            seeds: Tensor,
+            plain: str,
+            target: _Clocked = target,
+            times: int = few_repeats,
+        ) -> tuple[float, float, fs.Run]:
+            """Seconds in all and in the network, of the quickest run."""
+            os.environ["FORESAMPLE_PLAIN"] = plain
+            made, found = sampler(), []
+            made.sample(seeds[:1])
+            for _ in range(times):
+                target.spent[0], began = 0.0, thread_time()
+                run = made.sample(seeds)
+                found.append((thread_time() - began, target.spent[0], run))
+            return min(found, key=lambda one: one[0] - one[1])
+
+        engine = partial(fs.Engine, target, window=window, slots=slots)
+        seeds = seeds_of(seed, count)
+        (seconds, network, run), (plainly, plain_network, _) = (least(engine, seeds, p) for p in "01")
+        alone, _, _ = least(partial(Sequential, target, slots), seeds[:slots], "0")
+        rounds = run.report.rounds / run.report.occupancy / slots
+        row = CpuRoundRow(
+            target=name,
+            dim=math.prod(target.shape),
+            window=window,
+            slots=slots,
+            calls=run.report.calls_mean,
+            network_ms=1e3 * network / rounds,
+            own_ms=1e3 * (seconds - network) / rounds,
+            plain_own_ms=1e3 * (plainly - plain_network) / rounds,
+            sequential_ms=1e3 * alone / slots,
+            sample_ms=1e3 * seconds / count,
+        )
+        rows.append(row)
+        print(row, flush=True)
+        save(out / "cpu-rounds.json", "cpu-rounds", settings, rows=rows)
+    os.environ.pop("FORESAMPLE_PLAIN")
 
 
 def _tuning(target: ChainTarget, slots: int, windows: list[int]) -> fs.Tuning:

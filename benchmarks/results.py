@@ -44,6 +44,8 @@ LABELS = foresample.results.LABELS | {
     "dgrs": "D-GRS",
     "rass": "RASS",
     "paradigms": "ParaDiGMS",
+    "parasolver": "ParaSolver",
+    "parataa": "ParaTAA",
     "ddim": "DDIM",
     "dpmpp-2m": "DPM-Solver++ 2M",
 }
@@ -261,6 +263,45 @@ class Warm(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpuRoundRow:
+    """Milliseconds of one core a round: the network, and all else by the compiled round and by the plain one."""
+
+    target: str
+    dim: AtLeastOne
+    window: AtLeastOne
+    slots: AtLeastOne
+    calls: Positive
+    network_ms: Positive
+    own_ms: NotNegative
+    plain_own_ms: NotNegative
+    sequential_ms: Positive
+    """A sample, one by one as all samples here."""
+    sample_ms: Positive
+
+    @property
+    def share(self) -> float:
+        """All else over the network."""
+        return self.own_ms / self.network_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRoundSettings:
+    """Samples of each measurement, of which the quickest of `repeats` counts."""
+
+    steps: AtLeastOne
+    repeats: AtLeastOne
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRounds(Result):
+    """The sampler's own arithmetic on a CPU (`benchmarks.clock cpu`)."""
+
+    settings: CpuRoundSettings
+    rows: Some[CpuRoundRow]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThroughputRow:
     """A GPU that is full."""
 
@@ -394,7 +435,9 @@ class QualityCostPoint:
     evaluations: Positive
     distance: float
     seconds: NotNegative
-    """A sample."""
+    """A sample, many at a time."""
+    alone_ms: float | None = None
+    """A sample drawn alone."""
 
     @property
     def detail(self) -> str:
@@ -404,7 +447,7 @@ class QualityCostPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityCostSettings:
-    """A trained model."""
+    """A trained model; quality is told by `features`."""
 
     target: str
     steps: AtLeastOne
@@ -413,6 +456,7 @@ class QualityCostSettings:
     seed: int
     half: bool
     device: str
+    features: str = "the shipped classifier's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -562,7 +606,6 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
-<<<<<<< HEAD
 # ------------------------------------------------------------------ who finishes first
 
 
@@ -601,7 +644,8 @@ class Order(Result):
     """P(x > 0) of the sequential sampler."""
     error: NotNegative
     rows: Some[OrderRow]
-=======
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """Of many plans: robots wait for the slow ones."""
@@ -662,7 +706,6 @@ class RobotSuccess(Result):
     rows: Some[SuccessRow]
     plan_ms: dict[str, Positive]
     """Of each method, a plan at batch 1."""
->>>>>>> robots
 
 
 # ------------------------------------------------------------------ datasets and training
@@ -770,14 +813,12 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "gpu-tests": GpuTests,
     "quality": Quality,
     "quality-cost": QualityCost,
+    "cpu-rounds": CpuRounds,
     "published": Published,
     "policy": Policy,
-<<<<<<< HEAD
     "order": Order,
-=======
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,
->>>>>>> robots
     "generate-overhead": GenerateOverhead,
     "generate-memory": GenerateMemory,
     "generate-law": GenerateLaw,

@@ -1,6 +1,7 @@
 """Samples, calls and evaluations of every chain × drafter × block × noise mode, bit for bit those of a saved file.
 
-A net under refactoring, of the plain round: `python -m tests.test_golden` writes the file anew where a change of bits is meant.
+A net under refactoring, of the plain round. `python -m tests.test_golden` writes the file anew where a change of bits
+is meant.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def test_nan_is_named(where: str) -> None:
 
 
 def test_the_tally_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, commits = CHAINS["interrupted"](), []
+    target, commits = CHAINS["interrupted"](), list[fs.Commit]()
     fs.sample(target, 30, window=6, slots=4, observe=commits.append)
     tallies = []
     for plainly in ("0", "1"):

@@ -12,8 +12,8 @@ row does not depend on its batch-mates.
 
 The rows are changed in place, but for `x` and `step`, which a `Commit` shows to those who watch.
 
-Shapes, beside the arguments: R rows, L the window, W = L + 1; D drafts of this round, V = D + 1; B states of its call, row
-by row; N steps, `size` elements of a state.
+Shapes, beside the arguments: R rows, L the window, W = L + 1; D drafts of this round, V = D + 1; B states of its call,
+row by row; N steps, `size` elements of a state.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _dot(one, two):
 
 @compiled
 def _is_broken(values):
-    for value in values:
+    for value in values:  # noqa: SIM110 - Numba compiles no generators here
         if not math.isfinite(value):
             return True
     return False
