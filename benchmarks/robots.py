@@ -84,7 +84,9 @@ class Clock:
         self, plans: int, draw: Callable[[Observation], object], calls: Callable[[], float]
     ) -> tuple[Spread, Spread]:
         """So many plans, after five that are not counted; milliseconds and calls."""
-        times, counts, warm_up = [], [], 5
+        times: list[float] = []
+        counts: list[float] = []
+        warm_up = 5
         while len(times) < plans + warm_up:
             for course in self.courses:
                 self.policy.reset()
@@ -181,7 +183,7 @@ def _planner(policy: Any) -> Planner:
 
 def fit(policy: Any, courses: list[list[Observation]], pilots: int) -> fs.Prior:
     """A prior from plans of these episodes, all of an episode at once."""
-    accelerated = fs.accelerate(policy, 99, pilots=pilots, trace=False)
+    accelerated: Any = fs.accelerate(policy, 99, pilots=pilots, trace=False)
     for course in courses:
         together = {name: torch.cat([one[name] for one in course]) for name in course[0]}
         policy.diffusion.generate_actions(together)

@@ -206,8 +206,8 @@ def _dpm_singlestep(scheduler: Any, options: Options) -> Chain:
     config = scheduler.config
     if config.algorithm_type == "sde-dpmsolver++" and config.solver_order > 1:
         raise ValueError(
-            "DPMSolverSinglestepScheduler starts its steps of higher order from the state before last, so its states are "
-            "no chain; use solver_order=1, or DPMSolverMultistepScheduler with solver_order=2"
+            "DPMSolverSinglestepScheduler starts its steps of higher order from the state before last, so its states "
+            "are no chain; use solver_order=1, or DPMSolverMultistepScheduler with solver_order=2"
         )
     return _dpm_multistep(scheduler, options)
 
@@ -284,8 +284,8 @@ def _unclip(scheduler: Any, options: Options) -> Chain:
     """DDPM's chain, if each step is told the next, as pipelines do."""
     if scheduler.config.variance_type != "fixed_small_log":
         raise ValueError(
-            f"UnCLIPScheduler(variance_type={scheduler.config.variance_type!r}) has a state-dependent std, which has no "
-            "exact coupling; use variance_type='fixed_small_log'"
+            f"UnCLIPScheduler(variance_type={scheduler.config.variance_type!r}) has a state-dependent std, which has "
+            "no exact coupling; use variance_type='fixed_small_log'"
         )
     # At the last steps 1 − ᾱ and β disagree in single precision, and what the scheduler computes is its law.
     time, alpha_bar = scheduler.timesteps.cpu(), scheduler.alphas_cumprod.float().cpu()

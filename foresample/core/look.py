@@ -86,7 +86,9 @@ class FreeLook:
         if self.done or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return predict(target, x, step, row)
         few_x, few_step, few_row = (values[: self.states].clone() for values in (x, step, row))
-        prediction = predict(target, x, step, row).clone()  # a captured network answers into the same memory again
+        prediction = predict(
+            target, x, step, row
+        ).clone()  # a captured network answers into the same memory again
         require_unedited((few_step, few_row), (step, row))
         self.calls += look(target, few_x, few_step, few_row, prediction[0], states=self.states)
         self.done = True

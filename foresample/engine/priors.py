@@ -81,7 +81,9 @@ def fit_prior(
     )
 
 
-def prior_of_paths(target: Target, states: Tensor, predictions: Tensor, *, window: int, paths: int = 1) -> Prior:
+def prior_of_paths(
+    target: Target, states: Tensor, predictions: Tensor, *, window: int, paths: int = 1
+) -> Prior:
     """A prior from recorded paths of pilots, [pilots, K, *shape] both.
 
     They go through all N steps where states are small enough for a matrix a step, else through the table's.

@@ -106,7 +106,9 @@ class Planner:
             self.data.copy_(request.data)
         for name, value in request.conditions.items():
             if value is not None:
-                self.conditions[name].copy_(value)
+                kept = self.conditions[name]
+                assert kept is not None
+                kept.copy_(value)
         if self.start is not None and request.noise is not None:
             self.start.copy_(self._free(request.noise))
         run = self.engine.sample(seeds)

@@ -143,7 +143,18 @@ def test_an_interrupted_run_keeps_what_was_begun_as_many_rounds_ago_as_the_chain
 ) -> None:
     """Whether a sample is among those is decided before it is drawn; whoever finishes first would not be fair."""
     tunes(None)
-    how = ["sample", "--target", "flow", "--slots", "2", "--count", "9", "--window", window, "--out"]  # 16 steps
+    how = [
+        "sample",
+        "--target",
+        "flow",
+        "--slots",
+        "2",
+        "--count",
+        "9",
+        "--window",
+        window,
+        "--out",
+    ]  # 16 steps
     succeeds(*how, tmp_path / "whole")
     rounds, begun, done = 0, {}, 0
 

@@ -228,7 +228,10 @@ def test_a_prior_is_fitted_on_what_was_sampled_and_not_on_a_look() -> None:
 
 def test_the_size_of_the_effect_is_told_in_std_and_in_words() -> None:
     told = [str(Difference("mixes", 0.1, 3, shift)) for shift in (2.0, 0.5, 0.01, 1e-5)]
-    assert "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std (more than the step" in told[0]
+    assert (
+        "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std (more than the step"
+        in told[0]
+    )
     assert "a good part" in told[1]
     assert "a small part" in told[2]
     assert "next to nothing" in told[3]

@@ -222,7 +222,7 @@ def test_the_lock_of_another_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "shard-00003.safetensors"])
 @pytest.mark.parametrize("other", [as_link, as_folder, as_pipe])
 def test_what_lies_in_the_place_of_a_file(out: Path, tmp_path: Path, name: str, other: Replace) -> None:
-    treasure = shutil.move(out / name, tmp_path / "treasure")
+    treasure = (out / name).rename(tmp_path / "treasure")
     other(out / name, treasure)
     before = treasure.read_bytes()
     for look in (fs.inspect_dataset, draw):
@@ -409,7 +409,7 @@ def test_numbers_nobody_can_mean_are_refused_before_the_work(
     tmp_path: Path, how: dict[str, int], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foresample.sizes.machine_memory", lambda device="cpu": 2**33)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 0, 2**40))  # type: ignore[attr-defined]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 0, 2**40))
     monkeypatch.setattr(fs.Engine, "draw", lambda *_: pytest.fail("began"))
     with pytest.raises((ValueError, OSError), match=sentence):
         fs.generate(flow(), **{"window": 4, **how}, out=tmp_path)  # type: ignore[arg-type]

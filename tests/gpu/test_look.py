@@ -37,7 +37,9 @@ def convolutions(*between: nn.Module) -> nn.Module:
 def test_it_costs_a_call_or_two_once_an_engine_and_changes_nothing(dtype: torch.dtype, graph: bool) -> None:
     for slots in (1, 7):
         target = pictures(convolutions(), dtype)
-        looks, bare = (fs.Engine(target, window=4, slots=slots, graph=graph, look=look) for look in (True, False))
+        looks, bare = (
+            fs.Engine(target, window=4, slots=slots, graph=graph, look=look) for look in (True, False)
+        )
         run, plain = (engine.sample(seeds_of(1, 9)) for engine in (looks, bare))
         assert 1 <= run.report.look_calls <= 2
         assert looks.sample(seeds_of(1, 9)).report.look_calls == 0
@@ -50,4 +52,6 @@ def test_networks_without_a_law_are_refused(graph: bool) -> None:
     for module, said in ((nn.BatchNorm2d(64), "mixes rows"), (nn.Dropout(0.2), "draws random numbers")):
         with pytest.raises(ValueError, match=f"the target {said}"):
             fs.sample(pictures(convolutions(module)), 3, window=4, graph=graph)
-        assert fs.sample(pictures(convolutions(module).eval()), 3, window=4, graph=graph).samples.isfinite().all()
+        assert (
+            fs.sample(pictures(convolutions(module).eval()), 3, window=4, graph=graph).samples.isfinite().all()
+        )

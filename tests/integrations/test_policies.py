@@ -344,7 +344,10 @@ def test_settings_and_calls_that_cannot_work_are_refused() -> None:
         with pytest.raises(ValueError, match=r"cannot pass return_dict to scheduler\.step"):
             policy.conditional_sample(data, data.bool(), return_dict=False)
     thresholded = diffusers.DDPMScheduler(thresholding=True, clip_sample=False, **SCHEDULE)
-    with fs.accelerate(LowdimPolicy(thresholded).eval()) as policy, pytest.raises(ValueError, match="clip_sample"):
+    with (
+        fs.accelerate(LowdimPolicy(thresholded).eval()) as policy,
+        pytest.raises(ValueError, match="clip_sample"),
+    ):
         plan_lowdim(policy, 1)
 
 

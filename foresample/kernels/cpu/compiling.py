@@ -56,9 +56,10 @@ def cache_folder() -> Path | None:
 @contextmanager
 def _kept_in(folder: Path | None) -> Iterator[None]:
     """Numba looks at its setting when a function is decorated."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = before if folder is None else str(folder)
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = before if folder is None else str(folder)
     try:
         yield
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
