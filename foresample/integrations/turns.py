@@ -248,7 +248,8 @@ class Session:
         if output.shape != sample.shape:
             raise Refused(
                 f"the scheduler is given an output of shape {tuple(output.shape)} for latents of "
-                f"{tuple(sample.shape)}, so it does more than the chain contains (a learned variance?); use a scheduler with fixed variance"
+                f"{tuple(sample.shape)}, so it does more than the chain contains (a learned variance?); use a "
+                "scheduler with fixed variance"
             )
         half = len(sample) // 2
         twins = len(sample) % 2 == 0 and torch.equal(sample[:half], sample[half:])
