@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 SUITE_LEVEL = 1e-3
-SHARES = 400
+SHARES = 500
 SAMPLES = 5_000
 MANY_SAMPLES = 100_000
 CHAINS = ("flow", "ddpm", "ddim", "langevin", "wells", "interrupted", "multistep", "single precision")
-DRAFTERS = ("head", "parent", "nearest", "replay", "secant", "model")
+DRAFTERS = ("head", "parent", "nearest", "replay", "secant", "warm", "model")
 BLOCKS = ("per step", "blocks of 4", "whole window")
 
 BROKEN = {

@@ -231,7 +231,7 @@ def test_decoded_pictures(tmp_path: Path) -> None:
     [
         (lambda: diffusers.UniPCMultistepScheduler(), "adds no noise"),
         (lambda: diffusers.DDPMScheduler(variance_type="learned_range"), "use variance_type='fixed_small'"),
-        (lambda: diffusers.LCMScheduler(), "use one of DDPMScheduler"),
+        (lambda: diffusers.KDPM2AncestralDiscreteScheduler(), "takes two network calls a step"),
     ],
 )
 def test_schedulers_are_refused_before_the_first_prompt(scheduler: Any, sentence: str, tmp_path: Path) -> None:
