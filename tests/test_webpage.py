@@ -150,9 +150,9 @@ def test_what_is_no_result_is_named(page: Path) -> None:
 
 
 def hostile(value: Any) -> Any:
-    """Every text in it, and every name of an entry, replaced; but for what kind it is."""
+    """Every text in it, and every name of an entry, replaced; but for its kind and dtype, which are checked."""
     if isinstance(value, dict):
-        return {key: value[key] if key == "kind" else hostile(value[key]) for key in value}
+        return {key: value[key] if key in ("kind", "dtype") else hostile(value[key]) for key in value}
     if isinstance(value, list):
         return [hostile(part) for part in value]
     return HOSTILE if isinstance(value, str) else value

@@ -57,7 +57,7 @@ def breaking_off(at: int) -> fs.Target:
 
 def interrupted(out: Path) -> fs.Dataset:
     with pytest.raises(RuntimeError, match="gone"):
-        draw(out, lambda: breaking_off(50))
+        draw(out, lambda: breaking_off(25))
     return fs.inspect_dataset(out)
 
 
