@@ -35,7 +35,7 @@ from foresample.engine.priors import prior_of_paths
 from foresample.integrations.plans import Planner, PlanSettings, Request
 from foresample.integrations.policy_trace import require_same_chain
 
-_STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `schedulers.read`
+_STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `scheduler_chain`
 
 
 def is_policy(served: Any) -> bool:
