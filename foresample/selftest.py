@@ -28,15 +28,17 @@ from foresample.contracts import (
     PreviousDraft,
     Target,
     begin_memory,
+    earlier_predictions,
     expand,
-    is_multistep,
+    no_history,
     predict,
+    remember,
     require_target,
     start_states,
     transition_mean,
 )
 from foresample.core.baseline import sequential
-from foresample.core.noise import START, normal, seeds_of
+from foresample.core.noise import START, extra_noise, normal, seeds_of
 from foresample.core.report import Commit
 from foresample.drafters import Replay
 from foresample.engine.sampling import sample
@@ -111,7 +113,7 @@ def check(
 
     seeds = seeds_of(seed, 2 * samples)
     steps = _steps_to_test(target)
-    recorders = [Recorder(steps, target, samples), Recorder(steps, target, samples)]
+    recorders = [Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples)]
     for first in range(0, samples, batch):
         last = min(first + batch, samples)
         watch = [recorder.from_sample(first, progress) for recorder in recorders]
@@ -144,11 +146,13 @@ def rows_are_independent(target: Target, seed: int = 0, batch: int = 4) -> Findi
         for k in torch.linspace(0, len(std) - 1, min(4, len(std))).long().tolist():
             step = torch.full_like(key, k)
             others = torch.cat([x[:1], 3 * x[1:].flip(0) + 1])
-            one, two = predict(target, x, step, row), predict(target, others, step, row)
+            extra = extra_noise(target, key, step)
+            one, two = (predict(target, states, step, row, extra) for states in (x, others))
             change = float((one[0] - two[0]).norm() / (one[0].norm() + 1e-30))
             if change > worst and std[k] > 0:
-                shift = transition_mean(target, x, one, step, one) - transition_mean(
-                    target, others, two, step, two
+                none = no_history(target, x)
+                shift = transition_mean(target, x, one, step, none, extra) - transition_mean(
+                    target, others, two, step, none, extra
                 )
                 worst_shift, at = float(shift[0].norm() / std[k]), k
             worst = max(worst, change)
@@ -230,13 +234,18 @@ def _where_later(first: int, step: int, new: Tensor, old: Tensor) -> Tensor:
 
 
 class Recorder:
-    """Keeps the states around chosen steps, in float64: x_k and x_{k+1}, before them x_{k−1}, for each k."""
+    """Keeps the states around chosen steps, in float64: x_k and x_{k+1} for each k, and before them as many as its
+    mean needs predictions of."""
 
-    def __init__(self, steps: Sequence[int], target: Target, samples: int) -> None:
+    def __init__(
+        self, steps: Sequence[int], target: Target, samples: int, *, seeds: Tensor | None = None
+    ) -> None:
         self.steps = list(steps)
-        shape = (len(self.steps), 3, samples, *target.shape)
+        shape = (len(self.steps), 2 + earlier_predictions(target), samples, *target.shape)
         self.states = torch.full(shape, torch.nan, dtype=torch.float64)
         self.row = torch.zeros(samples, dtype=torch.int64)  # of each sample in its own run
+        # Of the samples; only the extra noise of a target that has some is asked for with them.
+        self.seeds = torch.zeros_like(self.row) if seeds is None else seeds
 
     def from_sample(
         self, first: int, progress: Callable[[int], None] | None = None
@@ -245,8 +254,9 @@ class Recorder:
 
         def observe(commit: Commit) -> None:
             for i, k in enumerate(self.steps):
-                for side in range(3):  # x_k is committed by transition k − 1, at position k − 1 − step
-                    position = k + side - 2 - commit.step
+                sides = self.states.shape[1]
+                for side in range(sides):  # x_k is committed by transition k − 1, at position k − 1 − step
+                    position = k + side - (sides - 1) - commit.step
                     hit = (position >= 0) & (position < commit.committed)
                     row = commit.sample[hit].cpu()
                     self.states[i, side, first + row] = commit.states[hit, position[hit]].double().cpu()
@@ -274,7 +284,7 @@ def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -
     generator = torch.Generator().manual_seed(seed)
     results = []
     for i, k in enumerate(ours.steps):
-        (_, x, y), (_, x_seq, y_seq) = ours.states[i].flatten(2), theirs.states[i].flatten(2)
+        (*_, x, y), (*_, x_seq, y_seq) = ours.states[i].flatten(2), theirs.states[i].flatten(2)
         directions = torch.randn(x.shape[1], 3, generator=generator, dtype=torch.float64)
         directions /= directions.norm(dim=0)
 
@@ -304,7 +314,7 @@ def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -
 def _steps_to_test(target: Target, at_most: int = 5) -> list[int]:
     """Stochastic steps spread over the chain, from the first on whose states before it are committed ones."""
     std = target.std
-    candidates = [k for k in range(2 if is_multistep(target) else 1, len(std)) if std[k] > 0]
+    candidates = [k for k in range(1 + earlier_predictions(target), len(std)) if std[k] > 0]
     if not candidates:
         raise ValueError(
             "no transition of this chain but perhaps the first adds noise: nothing to speculate on"
@@ -316,17 +326,25 @@ def _innovations(target: Target, recorder: Recorder, i: int, batch: int = 1024) 
     """(x_{k+1} − mean_k(x_k))/std_k, [samples, size]."""
     k, std = recorder.steps[i], target.std
     rows = []
-    parts = (*recorder.states[i], recorder.row)
-    for before, x, y, row in zip(*(part.split(batch) for part in parts), strict=True):
-        past, here = (v.to(device=std.device, dtype=std.dtype) for v in (before, x))
-        row = row.to(std.device)
-        step = torch.full_like(row, k)
+    parts = (*recorder.states[i], recorder.row, recorder.seeds)
+    for *states, y, row, seed in zip(*(part.split(batch) for part in parts), strict=True):
+        row, seed = row.to(std.device), seed.to(std.device)
         with torch.no_grad():
-            prediction = predict(target, here, step, row)
-            previous = predict(target, past, step - 1, row) if is_multistep(target) else prediction
-            mean = transition_mean(target, here, prediction, step, previous).double().cpu()
+            mean = _mean_along([x.to(std) for x in states], target, k, row, seed).double().cpu()
         rows.append(((y - mean) / float(std[k])).flatten(1))
     return torch.cat(rows)
+
+
+def _mean_along(states: list[Tensor], target: Target, k: int, row: Tensor, seed: Tensor) -> Tensor:
+    """The mean of transition k, given the states before it, the last being x_k: as many as it needs predictions of."""
+    previous = no_history(target, states[-1])
+    for x, at in zip(states, range(k - len(states) + 1, k + 1), strict=True):
+        step = torch.full_like(row, at)
+        extra = extra_noise(target, seed, step)
+        prediction = predict(target, x, step, row, extra)
+        if at < k:
+            previous = remember(target, prediction, previous)
+    return transition_mean(target, states[-1], prediction, step, previous, extra)
 
 
 # ---------------------------------------------------------------- the law of finished samples

@@ -14,7 +14,14 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, at_least_one, require_drafter, require_target
+from foresample.contracts import (
+    Drafter,
+    Target,
+    at_least_one,
+    calls_per_step,
+    require_drafter,
+    require_target,
+)
 from foresample.core.noise import resolve_seeds
 from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, last_draftable
@@ -136,6 +143,7 @@ class Engine:
         assert slots is not None
         runner = slots.runner
         report = Report(self.method, runner.steps, len(seeds), self.how.window, slots=slots.capacity)
+        report.calls_per_step = calls_per_step(self.target)
         run = runner.tally.close(report, done.x, done.calls, done.evaluations)
         report.occupancy = report.rounds / (slots.capacity * slots.rounds)
         report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds

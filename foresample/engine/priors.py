@@ -14,8 +14,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target, at_least_one, is_multistep, require_target, transition_mean
-from foresample.core.noise import seeds_of
+from foresample.contracts import (
+    Target,
+    at_least_one,
+    calls_per_step,
+    earlier_predictions,
+    extra_shape,
+    no_history,
+    remember,
+    require_target,
+    transition_mean,
+)
+from foresample.core.noise import extra_noise, seeds_of
 from foresample.drafters import Prior
 from foresample.engine.engine import Engine
 
@@ -33,15 +43,16 @@ class RecordingTarget:
 
     def __init__(self, target: Target, samples: int, steps: int) -> None:
         self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
-        self.multistep, self.chain = is_multistep(target), getattr(target, "chain", None)
+        self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
+        self.chain, self.calls_per_step = getattr(target, "chain", None), calls_per_step(target)
         self.steps, self._predict = steps, target.predict
         self.states = target.std.new_zeros(
             (samples, steps + 1, *target.shape)
         )  # the last place is for all others
         self.predictions = torch.zeros_like(self.states)
 
-    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-        prediction = self._predict(x, step, row)
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        prediction = self._predict(x, step, row, **extra)
         place = step.clamp(max=self.steps)
         self.states[row, place] = x
         self.predictions[row, place] = prediction
@@ -71,34 +82,37 @@ def fit_prior(
     steps, size = len(target.std), target.shape.numel()
     matrix = size <= MATRIX_ELEMENTS
     recorded = RecordingTarget(target, pilots, steps if matrix else min(window + 1, steps))
-    Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots).sample(
-        seeds_of(_SEED + seed, pilots)
-    )
+    seeds = seeds_of(_SEED + seed, pilots)
+    Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots).sample(seeds)
     kept = recorded.steps
     states, predictions = recorded.states[:, :kept], recorded.predictions[:, :kept]
     table = min(window + 1, steps)
     means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
     if matrix:
-        return Prior(means[0], means[1], response=_jacobians(target, states, predictions))
+        return Prior(means[0], means[1], response=_jacobians(target, states, predictions, seeds))
     which = torch.arange(pilots, device=states.device) % paths
     dx, dp = (
         (v[:, :table] - mean[which]).flatten(2) for v, mean in zip((states, predictions), means, strict=True)
     )
     square = (dx * dx).sum((0, 2))
-    return Prior(means[0], means[1], gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square.clamp(min=1e-30), 0.0))
+    return Prior(
+        means[0], means[1], gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square.clamp(min=1e-30), 0.0)
+    )
 
 
-def _jacobians(target: Target, states: Tensor, predictions: Tensor) -> Tensor:
+def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tensor) -> Tensor:
     """J_k of every step, [N, d, d]; 0 where no noise leads to it."""
     steps, size, pilots = len(target.std), target.shape.numel(), len(states)
     found = target.std.new_zeros((steps, size, size))
     identity = torch.eye(size, dtype=torch.float64, device=states.device)
+    seeds, before = seeds.to(states.device), no_history(target, states[:, 0])
     for k in range(1, steps):
+        previous, before = before, remember(target, predictions[:, k - 1], before)
         if target.std[k - 1] == 0:
             continue
-        before = predictions[:, k - 2] if k > 1 else torch.zeros_like(predictions[:, 0])
         step = torch.full((pilots,), k - 1, device=states.device)
-        mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, before)
+        extra = extra_noise(target, seeds, step)
+        mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, previous, extra)
         noise = (states[:, k] - mean).flatten(1).double()
         moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
         slope = (noise * moved).sum() / (noise * noise).sum().clamp(min=1e-300)

@@ -94,7 +94,7 @@ class RoundRunner:
         how = self.how if drafts is None else replace(self.how, layout=Padded(drafts))
         draft = self._round.propose(self.target, rows, how)
         call = draft.call
-        predictions = predict(self.timed, call.x, call.step, call.row)
+        predictions = predict(self.timed, call.x, call.step, call.row, call.extra)
         rows, commit = self._round.settle(self.target, rows, draft, predictions, how)
         self.tally.count(commit)
         return rows, commit

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.contracts import is_multistep
+from foresample.contracts import earlier_predictions
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Rows
@@ -38,9 +38,10 @@ BLOCKS = {"per step": 1, "blocks of 4": 4, "whole window": None}
 
 def smallest_p_value(target: fs.Target, samples: int, seed: int, every: int = 1, **settings: Any) -> float:
     """The smallest p-value of all tests along the chain, corrected for their number."""
-    steps = [k for k in range(2 if is_multistep(target) else 1, len(target.std)) if target.std[k] > 0][::every]
-    ours, theirs = Recorder(steps, target, samples), Recorder(steps, target, samples)
+    first = 1 + earlier_predictions(target)
+    steps = [k for k in range(first, len(target.std)) if target.std[k] > 0][::every]
     seeds = seeds_of(seed, 2 * samples)
+    ours, theirs = (Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples))
     fs.sample(target, seeds=seeds[:samples], observe=ours.from_sample(0), **settings)
     fs.sequential(target, seeds=seeds[samples:], observe=theirs.from_sample(0))
     p_values = [p for _, p in law_tests(target, ours, theirs, seed)]
