@@ -5,9 +5,11 @@ from foresample.targets.chained import (
     ChainTarget,
     Denoiser,
     flow,
+    from_chain,
     from_edm,
     from_scheduler,
     langevin,
+    reverse_sde,
     vp,
 )
 from foresample.targets.mixture import GaussianMixture
@@ -20,10 +22,12 @@ __all__ = [
     "GaussianMixture",
     "Kind",
     "flow",
+    "from_chain",
     "from_edm",
     "from_scheduler",
     "karras_sigmas",
     "langevin",
     "replicated",
+    "reverse_sde",
     "vp",
 ]
