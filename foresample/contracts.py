@@ -234,13 +234,16 @@ def calls_per_step(target: Target) -> int:
 
 def _extra(target: Target, extra: Tensor | None) -> dict[str, Tensor]:
     """The extra noise as the target takes it: a keyword, if at all."""
-    if extra_shape(target) is None:
+    shape = extra_shape(target)
+    if shape is None:
         return {}
     if extra is None:
         raise TypeError(
             f"{type(target).__name__} has extra noise, which is not known here: it can be sampled, but it cannot draft "
             "for another target; draft with foresample.Replay()"
         )
+    if extra.shape[1:] != shape:
+        raise ValueError(f"extra noise must have shape {(len(extra), *shape)} here, not {tuple(extra.shape)}")
     return {"extra": extra}
 
 

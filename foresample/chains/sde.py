@@ -132,7 +132,9 @@ def reverse_sde_chain(
     if predictor not in ("euler_maruyama", "reverse_diffusion"):
         raise ValueError(f"predictor must be 'euler_maruyama' or 'reverse_diffusion', not {predictor!r}")
     if steps < 2 or not 0 < end < 1:
-        raise ValueError(f"a reverse SDE needs at least 2 steps and an end within (0, 1), not {steps} and {end}")
+        raise ValueError(
+            f"a reverse SDE needs at least 2 steps and an end within (0, 1), not {steps} and {end}"
+        )
     t = torch.linspace(1, end, steps, dtype=torch.float64)
     if predictor == "euler_maruyama":
         state, noise = 1 - process.drift(t) / steps, process.diffusion(t) / math.sqrt(steps)

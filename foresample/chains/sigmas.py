@@ -180,7 +180,9 @@ def _sde_chain(
 def _chain(here: Tensor, towards: Tensor, std: Tensor) -> Chain:
     """x' = towards·x + (1 − towards)·D + std·z, the network being told σ."""
     if not (std > 0).any():
-        raise ValueError("no step of these levels adds noise, so there is nothing to speculate on; use more levels")
+        raise ValueError(
+            "no step of these levels adds noise, so there is nothing to speculate on; use more levels"
+        )
     return denoising_chain(
         Levels(torch.ones_like(here), here, norm=(1 + here**2).sqrt()),
         state_weight=towards,

@@ -96,7 +96,9 @@ def test_the_two_noises_of_a_step_are_increments_of_one_path_in_k_diffusion_too(
 
 
 @pytest.mark.parametrize("steps", ["euler", "heun", "midpoint"])
-@pytest.mark.parametrize("churn", [{"s_churn": 4.0}, {"s_churn": 80.0, "s_tmin": 0.1, "s_tmax": 3.0, "s_noise": 1.007}])
+@pytest.mark.parametrize(
+    "churn", [{"s_churn": 4.0}, {"s_churn": 80.0, "s_tmin": 0.1, "s_tmax": 3.0, "s_noise": 1.007}]
+)
 def test_churned_samplers_with_the_same_noise(steps: Any, churn: dict[str, float]) -> None:
     ours = {"s_churn": "churn", "s_tmin": "s_min", "s_tmax": "s_max", "s_noise": "s_noise"}
     chain = chains.edm_chain(LEVELS, **{ours[k]: v for k, v in churn.items()}, steps=steps)
@@ -154,7 +156,10 @@ def test_calls_of_two_networks_are_reported_as_such() -> None:
         (partial(chains.euler_ancestral_chain, [1.0]), "at least two levels"),
         (partial(chains.euler_ancestral_chain, [2.0, 1.0, -1.0]), "positive, but for a final 0"),
         (partial(chains.euler_ancestral_chain, [2.0, 0.0]), "no step of these levels adds noise"),
-        (partial(chains.euler_ancestral_chain, LEVELS, eta=0.0), "eta must be positive.*nothing to speculate on"),
+        (
+            partial(chains.euler_ancestral_chain, LEVELS, eta=0.0),
+            "eta must be positive.*nothing to speculate on",
+        ),
         (partial(chains.dpmpp_2m_sde_chain, LEVELS, eta=0.0), "eta must be positive"),
         (partial(chains.dpmpp_2m_sde_chain, LEVELS, solver_type="euler"), "'midpoint' or 'heun'"),
         (partial(chains.dpmpp_sde_chain, LEVELS, r=1.0), r"within \(0, 1\)"),
