@@ -144,7 +144,9 @@ def require_target(target: object) -> None:
             "a deterministic transition has std 0"
         )
     if earlier_predictions(target) not in (0, 1, 2):
-        raise ValueError(f"target.multistep must be 0, 1 or 2 earlier predictions, not {target.multistep!r}")
+        raise ValueError(
+            f"target.multistep must be 0, 1 or 2 earlier predictions, not {earlier_predictions(target)}"
+        )
     extra = extra_shape(target)
     if extra is not None and (not isinstance(extra, torch.Size) or len(extra) == 0):
         raise ValueError(

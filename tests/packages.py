@@ -20,7 +20,7 @@ import pytest
 class _Placeholder(ModuleType):
     """A module that has every name; what it gives is a class that does nothing."""
 
-    __path__: list[str] = []
+    __path__ = []  # noqa: RUF012: a package, for those who import from within
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

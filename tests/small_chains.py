@@ -130,7 +130,7 @@ def turn(x: Tensor, angle: Tensor) -> Tensor:
     return torch.cat([cosine * x[:, :1] - sine * x[:, 1:], sine * x[:, :1] + cosine * x[:, 1:]], 1)
 
 
-def turned() -> Turned:
+def turned() -> Any:  # not a Target to a type checker, since it demands its extra noise
     return Turned(ddpm())
 
 
@@ -154,7 +154,7 @@ def worse(target: ChainTarget) -> ChainTarget:
     """A cheaper network that is a little wrong everywhere, to draft with."""
 
     class Worse(ChainTarget):
-        def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
             return 0.9 * target.predict(x, step, row) + 0.15
 
     return Worse(target.chain, target.shape, target.network)

@@ -3,8 +3,8 @@
     x_{k+1} = state_weight·x_k + prediction_weight·p_k + previous_weight·p_{k−1} + older_weight·p_{k−2}
               + extra_weight·ξ_k + std·z_k
 
-with p the *prediction*, the quantity a drafter reuses at nearby states, and ξ extra noise (theory, section 11). The network is told `time`, sees scale·x
-and returns its output; from it
+with p the *prediction*, the quantity a drafter reuses at nearby states, and ξ extra noise (`contracts.Target`). The
+network is told `time`, sees scale·x and returns its output; from it
 
     x0 or p = from_state·x + from_output·output
     p       = to_state·x + to_x0·limit(x0)          where the denoised estimate is limited, else p is made at once

@@ -15,8 +15,8 @@ Euler takes D at x. The second-order steps (module `chain`) take the estimate al
     DPM++ SDE           y at σ_s = σ^{1−r} σ'^r,      D + (D₂ − D)/(2r)
                         itself an ancestral step with noise ξ
 
-In DPM++ SDE the two noises of a step are increments of one Brownian path in σ, so that the outer one is ρ ξ + √(1 − ρ²) z
-with ρ² = (σ − σ_s)/(σ − σ'): given the extra noise ξ the step has the fixed std s_noise σ_up √(1 − ρ²).
+In DPM++ SDE the two noises of a step are increments of one Brownian path in σ: the outer one is ρ ξ + √(1 − ρ²) z with
+ρ² = (σ − σ_s)/(σ − σ'): given the extra noise ξ the step has the fixed std s_noise σ_up √(1 − ρ²).
 
 **DPM++ 2M and 3M SDE** have one estimate a step and extrapolate it from earlier ones (module `multistep`). With
 h = ln(σ/σ'),

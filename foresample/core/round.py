@@ -340,8 +340,9 @@ def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, layout: L
 def _target_means(target: Target, draft: Draft, predictions: Tensor, history: Tensor) -> Tensor:
     """The target's means at all positions, [R, W+1, *shape]."""
     values = (draft.states, predictions, draft.step, history[:, : predictions.shape[1]])
+    x, prediction, step, previous = (v.flatten(0, 1) for v in values)
     extra = None if draft.extra is None else draft.extra.flatten(0, 1)
-    return transition_mean(target, *(v.flatten(0, 1) for v in values), extra).view_as(predictions)
+    return transition_mean(target, x, prediction, step, previous, extra).view_as(predictions)
 
 
 def _history(target: Target, rows: Rows, predictions: Tensor) -> Tensor:

@@ -49,8 +49,7 @@ def walk(target: ChainTarget, x: Tensor, noise: Tensor, extra: Tensor) -> Tensor
     for k, std in enumerate(target.std):
         step = torch.full_like(row, k)
         prediction = target.predict(x, step, row, extra[k])
-        history = (previous,) if target.multistep else ()
-        mean = target.mean(x, prediction, step, *history, extra=extra[k])
+        mean = target.mean(x, prediction, step, previous if target.multistep else None, extra[k])
         x, previous = mean + std * noise[k], remember(target, prediction, previous)
     return x
 
@@ -161,9 +160,9 @@ def test_calls_of_two_networks_are_reported_as_such() -> None:
             "eta must be positive.*nothing to speculate on",
         ),
         (partial(chains.dpmpp_2m_sde_chain, LEVELS, eta=0.0), "eta must be positive"),
-        (partial(chains.dpmpp_2m_sde_chain, LEVELS, solver_type="euler"), "'midpoint' or 'heun'"),
+        (partial(chains.dpmpp_2m_sde_chain, LEVELS, **{"solver_type": "euler"}), "'midpoint' or 'heun'"),
         (partial(chains.dpmpp_sde_chain, LEVELS, r=1.0), r"within \(0, 1\)"),
-        (partial(chains.edm_chain, LEVELS, churn=1.0, steps="rk4"), "'euler', 'heun' or 'midpoint'"),
+        (partial(chains.edm_chain, LEVELS, churn=1.0, **{"steps": "rk4"}), "'euler', 'heun' or 'midpoint'"),
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(make: Callable[[], Chain], sentence: str) -> None:
