@@ -20,7 +20,9 @@ import pytest
 class _Placeholder(ModuleType):
     """A module that has every name; what it gives is a class that does nothing."""
 
-    __path__ = []  # noqa: RUF012: a package, for those who import from within
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # a package, for those who import from within
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -160,9 +160,12 @@ def test_calls_of_two_networks_are_reported_as_such() -> None:
             "eta must be positive.*nothing to speculate on",
         ),
         (partial(chains.dpmpp_2m_sde_chain, LEVELS, eta=0.0), "eta must be positive"),
-        (partial(chains.dpmpp_2m_sde_chain, LEVELS, **{"solver_type": "euler"}), "'midpoint' or 'heun'"),
+        (lambda: SAMPLERS["dpmpp_2m_sde"][0](LEVELS, solver_type="euler"), "'midpoint' or 'heun'"),
         (partial(chains.dpmpp_sde_chain, LEVELS, r=1.0), r"within \(0, 1\)"),
-        (partial(chains.edm_chain, LEVELS, churn=1.0, **{"steps": "rk4"}), "'euler', 'heun' or 'midpoint'"),
+        (
+            lambda: chains.edm_chain(LEVELS, churn=1.0, steps="rk4"),  # type: ignore[arg-type]
+            "'euler', 'heun' or 'midpoint'",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(make: Callable[[], Chain], sentence: str) -> None:

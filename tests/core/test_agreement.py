@@ -32,8 +32,8 @@ class Nudged(ChainTarget):
 
     nudge = 0.0
 
-    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, *more: Tensor, **extra: Tensor) -> Tensor:
-        mean = super().mean(x, prediction, step, *more, **extra)
+    def mean(self, *args: Any, **extra: Any) -> Tensor:
+        mean = super().mean(*args, **extra)
         return mean * (1 + self.nudge * torch.sin(1e6 * mean))
 
 
