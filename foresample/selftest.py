@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ from foresample.drafters import Replay
 from foresample.engine.sampling import sample
 
 LEVEL = 1e-3
+_NEAR = 1.05  # of its base: a learned variance that low came near it
 _MIXES = 1e-4  # relative change of a prediction with its batch-mates that no arithmetic explains
 
 
@@ -128,6 +130,8 @@ def check(
         )
         sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
     findings.append(same_law(target, recorders[0], recorders[1], seed, level))
+    if getattr(getattr(target, "chain", None), "low_variance", None) is not None:
+        findings.append(variance_is_above_its_base(target, recorders[0]))
     return Check(findings, level)
 
 
@@ -345,6 +349,26 @@ def _mean_along(states: list[Tensor], target: Target, k: int, row: Tensor, seed:
         if at < k:
             previous = remember(target, prediction, previous)
     return transition_mean(target, states[-1], prediction, step, previous, extra)
+
+
+# ---------------------------------------------------------------- learned variances
+
+
+def variance_is_above_its_base(target: Any, recorder: Recorder) -> Finding:
+    """How near a learned variance comes to the part of it that the chain takes for certain."""
+    chain, device, ratios = target.chain, target.std.device, []
+    for k, states in zip(recorder.steps, recorder.states, strict=True):
+        x, row = states[-2].to(target.std), recorder.row.to(device)
+        step = torch.full_like(row, k)
+        time = step if chain.time is None else chain.time[step]
+        with torch.no_grad():
+            ratios.append(
+                (chain.variance(target.network(x, time, row), step) / chain.std[k] ** 2).flatten().cpu()
+            )
+    ratio = torch.cat(ratios)
+    near = float((ratio < _NEAR).double().mean())
+    detail = f"the learned variance is at least {float(ratio.min()):.3g} of it; {near:.2%} of values are below {_NEAR}"
+    return Finding("variance is above its base", bool((ratio >= 1).all()), detail)
 
 
 # ---------------------------------------------------------------- the law of finished samples

@@ -14,6 +14,12 @@ direction from the estimate before it is limited: there p is the unlimited x0, a
 
     mean = state_weight·x + prediction_weight·limit(p) + unlimited_weight·p.
 
+**A learned variance** v(x), the second half of the network's channels, lies between two levels in its logarithm: with f
+the output there, log v = low_variance + (f + 1)/2·(high_variance − low_variance). The chain's std is the part of it that
+is certain, and what is above is extra noise: x' = … + √(v(x) − std²) ξ + std·z has exactly the variance v(x). In order
+that the mean stays affine, extra_weight is the typical √(v − std²), and the difference to it is put into the
+prediction, p + (√(v(x) − std²) − extra_weight) ξ/prediction_weight. Where v(x) < std² that is NaN, hence a fault.
+
 **Second-order steps** evaluate the network twice: at x, which gives the denoised estimate D, and at an inner state
 
     y = inner_weight·x + (1 − inner_weight)·D + inner_extra·ξ,      the network being told inner_time, which gives D₂.
@@ -67,6 +73,8 @@ class Chain:
     to_state: Tensor | None = None
     to_x0: Tensor | None = None
     limit: Limit | None = None
+    low_variance: Tensor | None = None
+    high_variance: Tensor | None = None
     second_weight: Tensor | None = None
     inner_weight: Tensor | None = None
     inner_extra: Tensor | None = None
@@ -107,8 +115,16 @@ class Chain:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    def predict(self, x: Tensor, output: Tensor, step: Tensor) -> Tensor:
+    def predict(self, x: Tensor, output: Tensor, step: Tensor, extra: Tensor | None = None) -> Tensor:
         """The prediction at states x, [B, *shape], from the network's output there."""
+        if self.low_variance is not None and extra is not None:
+            if output.shape[1] != 2 * x.shape[1]:
+                raise ValueError(
+                    f"the network returns {output.shape[1]} channels for states of {x.shape[1]}, but a learned variance "
+                    "comes in as many again: use a fixed variance (variance_type='fixed_small') with this network"
+                )
+            value, _ = output.chunk(2, dim=1)
+            return self._spread(replace(self, low_variance=None).predict(x, value, step), output, step, extra)
         value = output
         if self.from_state is not None and self.from_output is not None:
             value = per_row(self.from_state, step, x) * x + per_row(self.from_output, step, x) * output.to(
@@ -119,6 +135,23 @@ class Chain:
         if self.to_state is not None and self.to_x0 is not None:
             value = per_row(self.to_state, step, x) * x + per_row(self.to_x0, step, x) * value
         return value
+
+    def variance(self, output: Tensor, step: Tensor) -> Tensor:
+        """The variance a network with 2C channels has learned, [B, C, …]."""
+        assert self.low_variance is not None
+        assert self.high_variance is not None
+        _, fraction = output.to(self.std.dtype).chunk(2, dim=1)
+        low, high = (per_row(v, step, fraction) for v in (self.low_variance, self.high_variance))
+        return torch.exp(low + (fraction + 1) / 2 * (high - low))
+
+    def _spread(self, prediction: Tensor, output: Tensor, step: Tensor, extra: Tensor) -> Tensor:
+        """The prediction with what the variance at x makes of the extra noise."""
+        assert self.extra_weight is not None
+        std, typical, weight = (
+            per_row(v, step, prediction) for v in (self.std, self.extra_weight, self.prediction_weight)
+        )
+        excess = (self.variance(output, step) - std**2).sqrt()
+        return torch.where(std == 0, prediction, prediction + (excess - typical) * extra / weight)
 
     def inner(self, x: Tensor, estimate: Tensor, step: Tensor, extra: Tensor | None) -> Tensor:
         """Where a second-order step evaluates the network again."""

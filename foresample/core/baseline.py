@@ -85,7 +85,7 @@ class Sequential:
             for k in range(steps):
                 self.graph.replay() if self.graph else self._transition()
                 if (k + 1) % look_every == 0 or k + 1 == steps:
-                    raise_faults(self.fault, self.row)
+                    raise_faults(self.fault, self.row, target)
                 if observe is not None:
                     observe(self._commit(k, len(index)))
         return self.x[: len(index)].clone()

@@ -124,7 +124,7 @@ class Engine:
         """Samples one by one as they are done, in no particular order."""
         seeds = resolve_seeds(seeds=seeds)
         for done in self.finished(seeds):
-            raise_faults(done.fault, done.index)
+            raise_faults(done.fault, done.index, self.target)
             require_finite(done.x, done.index)
             costs = torch.stack([done.index, done.calls, done.evaluations], 1).tolist()
             for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
@@ -135,7 +135,7 @@ class Engine:
         started, seeds = perf_counter(), resolve_seeds(seeds=seeds)
         parts = []
         for done in self.finished(seeds, observe):
-            raise_faults(done.fault, done.index)
+            raise_faults(done.fault, done.index, self.target)
             parts.append(done)
         done = in_order(parts)
         require_finite(done.x, done.index)

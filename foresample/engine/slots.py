@@ -280,7 +280,7 @@ class HandedRounds:
         rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.how)
         self.tally.count(commit)
         self.observe(commit)
-        raise_faults(rows.fault, rows.sample)
+        raise_faults(rows.fault, rows.sample, self.target)
         done = rows.step == len(self.target.std)
         if done.any():
             self._parts.append(Finished.of(rows, done.nonzero().squeeze(1)))

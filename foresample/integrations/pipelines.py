@@ -243,7 +243,7 @@ class Session:
                 return self.call.x
         assert self.rounds is not None
         assert self.chain is not None
-        self.rounds.answer(self.chain.predict(self.call.x, output, self.call.step))
+        self.rounds.answer(self.chain.predict(self.call.x, output, self.call.step, self.call.extra))
         if self.rounds.finished is not None:
             self.done = True
             return self.rounds.finished.x

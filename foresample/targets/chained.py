@@ -57,6 +57,16 @@ class ChainTarget:
         return None if self.chain.extra_weight is None else self.shape
 
     @property
+    def fault_hint(self) -> str:
+        """What else to look at where a prediction is NaN."""
+        if self.chain.low_variance is None:
+            return ""
+        return (
+            "; if its output is finite, its variance lies below what the chain takes for certain there: give a smaller "
+            "learned_base"
+        )
+
+    @property
     def calls_per_step(self) -> int:
         return 1 if self.chain.second_weight is None else 2
 
@@ -69,7 +79,7 @@ class ChainTarget:
         chain = self.chain
         seen = x if chain.scale is None else per_row(chain.scale, step, x) * x
         output = self.network(seen, step if chain.time is None else chain.time[step], row)
-        prediction = chain.predict(x, output, step)
+        prediction = chain.predict(x, output, step, extra)
         if chain.inner_time is None:
             return prediction
         inner = chain.inner(x, prediction, step, extra)
@@ -96,6 +106,7 @@ def vp(
     predicts: Kind = "eps",
     reuse: Kind = "x0",
     clip: float | None = None,
+    learned_base: float | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> ChainTarget:
@@ -111,10 +122,21 @@ def vp(
         predicts: what the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
         reuse: what drafters reuse.
         clip: clamp the denoised estimate to ±clip.
+        learned_base: for a network with a learned variance ("learned_range": it returns 2C channels, the second half
+            of which says where between β̃ and β the variance is, −1 … 1): what of it is certain (`vp.learned_range`),
+            0.9 say. It stops with a sentence where that is undercut; `foresample.check` says how near it comes.
         dtype: the chain's.
         device: the chain's.
     """
-    chain = vp_chain(alpha_bar, time=time, eta=eta, predicts=predicts, reuse=reuse, clip=clip)
+    chain = vp_chain(
+        alpha_bar,
+        time=time,
+        eta=eta,
+        predicts=predicts,
+        reuse=reuse,
+        clip=clip,
+        learned_base=learned_base,
+    )
     return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
 
 
