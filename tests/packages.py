@@ -27,7 +27,13 @@ class _Placeholder(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        return type(name, (), {"__init__": lambda self, *args, **options: None})
+
+
+class _Shell(ModuleType):
+    """A package without what its `__init__` does; it is of no version."""
+
+    __version__ = "0"
 
 
 def load(module: str, *, without: tuple[str, ...] = ()) -> Any:
@@ -38,14 +44,15 @@ def load(module: str, *, without: tuple[str, ...] = ()) -> Any:
     found = importlib.util.find_spec(package)
     if found is None or found.submodule_search_locations is None:
         pytest.skip(f"{package} is not installed: pip install --no-deps -r tests/packages.txt")
-    missing = [name for name in without if not _importable(name)]
+    # Of the package itself what is named is left out anyhow: it takes long to import.
+    missing = [name for name in without if name.startswith(f"{package}.") or not _importable(name)]
     sys.modules.update({name: _Placeholder(name) for name in missing})
     place = Path(next(iter(found.submodule_search_locations)))
     parts = module.split(".")
     for depth in range(1, len(parts)):  # packages without what their `__init__` brings
         name = ".".join(parts[:depth])
         if name not in sys.modules:
-            shell = ModuleType(name)
+            shell = _Shell(name)
             shell.__path__ = [str(place.joinpath(*parts[1:depth]))]
             shell.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
             shell.__spec__.submodule_search_locations = shell.__path__

@@ -83,7 +83,7 @@ def _ddpm(scheduler: Any, options: Options) -> Chain:
         limit=_limit(scheduler),
     )
     if config.variance_type == "learned_range":
-        return vp.learned_range(chain, here, there, LEARNED_BASE)
+        return vp.learned_range(chain, 1 - here / there, LEARNED_BASE)
     return chain
 
 

@@ -53,11 +53,11 @@ def vp_chain(
         return chain
     if eta != 1:
         raise ValueError(f"a learned variance is DDPM's: use eta=1, not {eta}")
-    return learned_range(chain, here, there, learned_base)
+    return learned_range(chain, 1 - here / there, learned_base)
 
 
-def learned_range(chain: Chain, here: Tensor, there: Tensor, base: float) -> Chain:
-    """DDPM with a learned variance between β̃ and β = 1 − ᾱ_t/ᾱ_s, in its logarithm.
+def learned_range(chain: Chain, beta: Tensor, base: float) -> Chain:
+    """DDPM with a learned variance between the chain's own, β̃, and β = 1 − ᾱ_t/ᾱ_s, in its logarithm.
 
     Networks leave that range a little at times. The std² of the chain, below which the variance must not fall, is
     `base`, less than 1, times the variance a tenth of the range below β̃.
@@ -67,9 +67,8 @@ def learned_range(chain: Chain, here: Tensor, there: Tensor, base: float) -> Cha
             f"base must lie within (0, 1), not {base}: it is the part of the posterior variance that the learned one "
             "never falls below"
         )
-    low, high = chain.std**2, 1 - here / there
-    noisy = low > 0
-    low, high = (torch.where(noisy, v, 1.0).log() for v in (low, high))
+    noisy = chain.std > 0
+    low, high = (torch.where(noisy, v, 1.0).log() for v in (chain.std**2, beta))
     std = torch.where(noisy, (base * (low - _LEAVES * (high - low)).exp()).sqrt(), 0.0)
     typical = torch.where(noisy, (((low + high) / 2).exp() - std**2).sqrt(), 0.0)
     return replace(chain, std=std, extra_weight=typical, low_variance=low, high_variance=high)

@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from foresample.contracts import Drafter, at_least_one
+from foresample.integrations.packages import (
+    AcceleratedPackage,
+    accelerate_package,
+    is_package,
+    restore_package,
+)
 from foresample.integrations.pipelines import (
     AcceleratedPipeline,
     accelerate_pipeline,
@@ -22,8 +28,8 @@ def accelerate(
     block: int | None = None,
     recycle: bool = True,
     batch_pad: bool | int = False,
-) -> AcceleratedPipeline | AcceleratedPolicy:
-    """From now on a diffusers pipeline or a robot policy draws speculatively: the same law, fewer calls in sequence.
+) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
+    """From now on a pipeline, a policy or a package's sampler draws speculatively: the same law, fewer calls in sequence.
 
     It is used as before; its attribute `foresample_report` tells what the last call cost. `restore`, or leaving the
     `with` block this was used in, undoes everything:
@@ -36,7 +42,8 @@ def accelerate(
 
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
-            DiffusionPolicy (or its `.diffusion`), or a policy of the diffusion_policy family.
+            DiffusionPolicy (or its `.diffusion`), or a policy of the diffusion_policy family;
+            denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer.
         window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
         drafter: as for `sample`.
         block: as for `sample`.
@@ -48,9 +55,11 @@ def accelerate(
     block = None if block is None else at_least_one("block", block)
     if is_policy(served):
         return accelerate_policy(served, window, drafter, block, recycle, batch_pad)
+    if batch_pad is not False and (is_pipeline(served) or is_package(served)):
+        raise ValueError("batch_pad is a matter of policies: leave it out for a pipeline")
+    if is_package(served):
+        return accelerate_package(served, window, drafter, block, recycle)
     if is_pipeline(served):
-        if batch_pad is not False:
-            raise ValueError("batch_pad is a matter of policies: leave it out for a pipeline")
         return accelerate_pipeline(served, window, drafter, block, recycle)
     raise _unknown(served)
 
@@ -59,6 +68,8 @@ def restore(served: Any) -> None:
     """Undo `accelerate`; does nothing to what was not accelerated."""
     if is_policy(served):
         restore_policy(served)
+    elif is_package(served):
+        restore_package(served)
     elif is_pipeline(served):
         restore_pipeline(served)
     else:
@@ -69,6 +80,6 @@ def _unknown(served: Any) -> TypeError:
     return TypeError(
         f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
-        "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), or "
-        "make a target with foresample.targets"
+        "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), "
+        "denoising-diffusion-pytorch's GaussianDiffusion or MONAI's DiffusionInferer, or make a target with foresample.targets"
     )

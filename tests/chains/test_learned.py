@@ -102,7 +102,7 @@ def test_the_self_test_passes_and_says_how_near_the_variance_came() -> None:
 @pytest.mark.parametrize("sampler", [lambda t: fs.sample(t, 50, window=5), lambda t: fs.sequential(t, 50)])
 def test_a_base_above_the_variance_is_a_sentence(sampler: Any) -> None:
     """The network leaves its range by far more than it may."""
-    with pytest.raises(FloatingPointError, match="its variance lies below.*give a smaller learned_base"):
+    with pytest.raises(FloatingPointError, match=r"its variance lies below.*give a smaller learned_base"):
         sampler(learned(depth=3.0))
 
 
@@ -123,5 +123,5 @@ def test_ddim_has_no_learned_variance() -> None:
 
 def test_a_network_without_the_channels_is_refused() -> None:
     target = vp(lambda x, t, row: x, GRID, (2,), learned_base=0.9, dtype=f64)
-    with pytest.raises(ValueError, match="returns 2 channels for states of 2.*use a fixed variance"):
+    with pytest.raises(ValueError, match=r"returns 2 channels for states of 2.*use a fixed variance"):
         fs.sample(target, 1, window=3)

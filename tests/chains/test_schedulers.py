@@ -136,9 +136,8 @@ def test_a_learned_variance_is_two_noises_of_which_one_is_extra(clip: bool, step
         total = (variance - chain.std[k] ** 2).clamp(min=0).sqrt() * extra + chain.std[k] * noise
         prediction = chain.predict(x.double(), output.double(), step, extra)
         ours = chain.mean(x.double(), prediction, step, None, extra) + chain.std[k] * noise
-        with mock.patch(
-            f"{type(scheduler).__module__}.randn_tensor", lambda *_, **__: (total / variance.sqrt()).float()
-        ):
+        drawn = (total / variance.sqrt()).float()
+        with mock.patch(f"{type(scheduler).__module__}.randn_tensor", return_value=drawn):
             theirs = scheduler.step(output, timestep, x).prev_sample
         torch.testing.assert_close(ours.float(), theirs, rtol=1e-4, atol=2e-5 * float(theirs.abs().max()))
         x = theirs
