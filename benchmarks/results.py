@@ -526,6 +526,38 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
+# ------------------------------------------------------------------ packages
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageRow:
+    """A package's sampler, drawn speculatively."""
+
+    name: str
+    steps: AtLeastOne
+    window: AtLeastOne
+    count: AtLeastOne
+    calls: Positive
+    calls_error: NotNegative | None
+    evaluations: Positive
+    seconds: Positive
+    """For all samples at once."""
+    sequential_seconds: Positive
+    """The same of the sequential sampler, from a few of its calls."""
+    checked: int
+    """Samples compared in law with as many sequential ones."""
+    smallest_p: float | None
+    tests: int | None
+    passed: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packages(Result):
+    """`benchmarks.packages`."""
+
+    rows: Some[PackageRow]
+
+
 # ------------------------------------------------------------------ datasets and training
 
 
@@ -632,6 +664,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "quality-cost": QualityCost,
     "published": Published,
     "policy": Policy,
+    "packages": Packages,
     "generate-overhead": GenerateOverhead,
     "generate-memory": GenerateMemory,
     "generate-law": GenerateLaw,

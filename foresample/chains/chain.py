@@ -16,8 +16,8 @@ direction from the estimate before it is limited: there p is the unlimited x0, a
 
 **A learned variance** v(x), the second half of the network's channels, lies between two levels in its logarithm: with f
 the output there, log v = low_variance + (f + 1)/2·(high_variance − low_variance). The chain's std is the part of it
-that is certain, and what is above is extra noise: x' = … + √(v(x) − std²) ξ + std·z has exactly the variance v(x). In order
-that the mean stays affine, extra_weight is the typical √(v − std²), and the difference to it is put into the
+that is certain, and what is above is extra noise: x' = … + √(v(x) − std²) ξ + std·z has exactly the variance v(x). In
+order that the mean stays affine, extra_weight is the typical √(v − std²), and the difference to it is put into the
 prediction, p + (√(v(x) − std²) − extra_weight) ξ/prediction_weight. Where v(x) < std² that is NaN, hence a fault.
 
 **Second-order steps** evaluate the network twice: at x, which gives the denoised estimate D, and at an inner state
@@ -121,7 +121,7 @@ class Chain:
             if output.shape[1] != 2 * x.shape[1]:
                 raise ValueError(
                     f"the network returns {output.shape[1]} channels for states of {x.shape[1]}, but a learned "
-                    "variance comes in as many again: use a fixed variance (variance_type='fixed_small') with this network"
+                    "variance comes in as many again: use a fixed variance (variance_type='fixed_small') with it"
                 )
             value, _ = output.chunk(2, dim=1)
             return self._spread(replace(self, low_variance=None).predict(x, value, step), output, step, extra)

@@ -29,7 +29,7 @@ def accelerate(
     recycle: bool = True,
     batch_pad: bool | int = False,
 ) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
-    """From now on a pipeline, a policy or a package's sampler draws speculatively: the same law, fewer calls in sequence.
+    """From now on a pipeline, a policy or a package's sampler draws speculatively: the same law, fewer calls.
 
     It is used as before; its attribute `foresample_report` tells what the last call cost. `restore`, or leaving the
     `with` block this was used in, undoes everything:
@@ -43,7 +43,7 @@ def accelerate(
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
             DiffusionPolicy (or its `.diffusion`), or a policy of the diffusion_policy family;
-            denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer.
+            denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's AtomDiffusion.
         window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
         drafter: as for `sample`.
         block: as for `sample`.
@@ -81,5 +81,6 @@ def _unknown(served: Any) -> TypeError:
         f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
         "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), "
-        "denoising-diffusion-pytorch's GaussianDiffusion or MONAI's DiffusionInferer, or make a target with foresample.targets"
+        "denoising-diffusion-pytorch's GaussianDiffusion, MONAI's DiffusionInferer or boltz's AtomDiffusion, or make a "
+        "target with foresample.targets"
     )

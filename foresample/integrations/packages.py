@@ -1,9 +1,10 @@
-"""Packages with a sampling loop of their own, drawn speculatively: denoising-diffusion-pytorch and MONAI.
+"""Packages with a sampling loop of their own, drawn speculatively: denoising-diffusion-pytorch, MONAI, boltz.
 
     denoising-diffusion-pytorch   GaussianDiffusion, its 1-D twin and the one with learned variances: sample()
     MONAI                         DiffusionInferer.sample() with a DDPMScheduler
+    boltz                         AtomDiffusion.sample() of either version, without steering
 
-`accelerate` puts another loop in the place of theirs, on that one instance. Nothing is imported from either: an object
+`accelerate` puts another loop in the place of theirs, on that one instance. Nothing is imported from any: an object
 is known by the attributes it walks with, and its own mean is compared with the chain read off it before the first
 sample, so that a subclass that steps in another way is refused.
 """
@@ -25,7 +26,7 @@ from foresample.contracts import Drafter, require_drafter
 from foresample.core.report import Commit
 from foresample.engine import sample
 from foresample.integrations.networks import for_rows, require_fixed
-from foresample.targets import ChainTarget, from_chain
+from foresample.targets import ChainTarget, from_chain, structures
 
 LEARNED_BASE = 0.9
 """What of a learned variance is taken for certain (`chains.vp.learned_range`)."""
@@ -36,7 +37,7 @@ _AGREES = 1e-3  # of its size, between a package's mean and the chain's
 
 def is_package(served: Any) -> bool:
     """Whether this is an object of a package known here."""
-    return _is_gaussian_diffusion(served) or _is_inferer(served)
+    return _is_gaussian_diffusion(served) or _is_inferer(served) or _is_atom_diffusion(served)
 
 
 def accelerate_package(
@@ -50,6 +51,8 @@ def accelerate_package(
     if _is_inferer(served):
         _monai_chain(served.scheduler)  # refuses what cannot work before anything is drawn
         served.sample = InfererSample(served, served.sample, how)
+    elif _is_atom_diffusion(served):
+        served.sample = AtomSample(served, served.sample, how)
     else:
         name = _loop_name(served)
         chain = _gaussian_chain(served)
@@ -61,7 +64,7 @@ def accelerate_package(
 def restore_package(served: Any) -> None:
     """Give it its own loop back."""
     for name in ("sample", "p_sample_loop", "ddim_sample"):
-        if isinstance(vars(served).get(name), (GaussianLoop, InfererSample)):
+        if isinstance(vars(served).get(name), (GaussianLoop, InfererSample, AtomSample)):
             delattr(served, name)
     vars(served).pop("foresample_report", None)
 
@@ -281,7 +284,7 @@ def _is_inferer(served: Any) -> bool:
     method = method.original if isinstance(method, InfererSample) else method
     if scheduler is None or not callable(method):
         return False
-    return {"input_noise", "diffusion_model", "scheduler"} <= set(inspect.signature(method).parameters)
+    return {"input_noise", "diffusion_model", "scheduler"} <= _parameters(method)
 
 
 def _monai_chain(scheduler: Any) -> Chain:
@@ -313,3 +316,84 @@ def _monai_chain(scheduler: Any) -> Chain:
         time=time,
         limit=partial(torch.clamp, min=low, max=high) if scheduler.clip_sample else None,
     )
+
+
+# ---------------------------------------------------------------- boltz
+
+
+@dataclass(frozen=True, eq=False)
+class AtomSample:
+    """Stands in for `AtomDiffusion.sample`, with its arguments and its law."""
+
+    diffusion: Any
+    original: Callable[..., Any]
+    how: dict[str, Any]
+
+    @torch.no_grad()
+    def __call__(self, atom_mask: Tensor, **asked: Any) -> dict[str, Any]:
+        diffusion = self.diffusion
+        steps, count = asked.pop("num_sampling_steps", None), asked.pop("multiplicity", 1)
+        steering = asked.pop("steering_args", None) or {}
+        at_most = asked.pop("max_parallel_samples", None)
+        asked.pop("train_accumulate_token_repr", None)
+        guided = [name for name, given in steering.items() if name.endswith(("steering", "update")) and given]
+        if guided:
+            raise ValueError(f"steering ({', '.join(guided)}) couples samples or moves estimates: leave it out")
+        if getattr(diffusion, "accumulate_token_repr", False):
+            raise ValueError("an accelerated AtomDiffusion accumulates no token representation along the path")
+        if len(atom_mask) != 1:
+            raise ValueError(
+                f"give one structure at a time, in as many samples as you like, not {len(atom_mask)}"
+            )
+        require_fixed(diffusion)
+
+        def network(x: Tensor, sigma: Tensor, row: Tensor) -> Tensor:
+            parts = [self._denoised(*part, asked) for part in zip(*_chunks(at_most, x, sigma), strict=True)]
+            return torch.cat(parts)
+
+        target = structures(
+            network,
+            diffusion.sample_schedule(steps),
+            atom_mask.shape[1],
+            gamma=diffusion.gamma_0,
+            gamma_min=diffusion.gamma_min,
+            noise_scale=diffusion.noise_scale,
+            step_scale=diffusion.step_scale,
+            align=diffusion.alignment_reverse_diff,
+            mask=atom_mask[0],
+            device=diffusion.device,
+        )
+        run = sample(target, seeds=torch.randint(2**62, (count,)), **self.how)
+        diffusion.foresample_report = run.report
+        return {"sample_atom_coords": run.samples, "diff_token_repr": None}
+
+    def _denoised(self, x: Tensor, sigma: Tensor, conditions: dict[str, Any]) -> Tensor:
+        """The denoised positions of states at different levels; the first version also returns a representation."""
+        diffusion = self.diffusion
+        given = {"multiplicity": len(x), **conditions}
+        if hasattr(diffusion, "use_inference_model_cache"):
+            given["model_cache"] = None  # which is for one number of states
+        options = (
+            {"training": False} if "training" in _parameters(diffusion.preconditioned_network_forward) else {}
+        )
+        output = diffusion.preconditioned_network_forward(x, sigma, network_condition_kwargs=given, **options)
+        return output[0] if isinstance(output, tuple) else output
+
+
+def _is_atom_diffusion(served: Any) -> bool:
+    names = (
+        "sample_schedule",
+        "preconditioned_network_forward",
+        "gamma_0",
+        "noise_scale",
+        "alignment_reverse_diff",
+    )
+    return all(hasattr(served, name) for name in names)
+
+
+def _parameters(method: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(method).parameters)
+
+
+def _chunks(at_most: int | None, *values: Tensor) -> list[tuple[Tensor, ...]]:
+    return [value.split(at_most or len(value)) for value in values]

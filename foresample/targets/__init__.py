@@ -14,6 +14,7 @@ from foresample.targets.chained import (
 )
 from foresample.targets.mixture import GaussianMixture
 from foresample.targets.replicas import replicated
+from foresample.targets.structures import StructureTarget, structures
 
 __all__ = [
     "Chain",
@@ -21,6 +22,7 @@ __all__ = [
     "Denoiser",
     "GaussianMixture",
     "Kind",
+    "StructureTarget",
     "flow",
     "from_chain",
     "from_edm",
@@ -29,5 +31,6 @@ __all__ = [
     "langevin",
     "replicated",
     "reverse_sde",
+    "structures",
     "vp",
 ]

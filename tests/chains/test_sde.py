@@ -105,4 +105,4 @@ def test_speculation_is_exact(name: str, predictor: Any) -> None:
 )
 def test_bad_input_is_refused_with_the_remedy(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        reverse_sde_chain(**{"process": VP(), "steps": 10} | change)
+        reverse_sde_chain(**dict[str, Any](process=VP(), steps=10) | change)

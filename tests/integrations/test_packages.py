@@ -1,7 +1,9 @@
-"""Real classes of denoising-diffusion-pytorch and MONAI: their own steps with the same noise, and one line to serve them."""
+"""Real classes of denoising-diffusion-pytorch, MONAI and boltz: their own loops with the same noise, and one line."""
 
 from __future__ import annotations
 
+import sys
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 import foresample as fs
 from foresample.integrations import packages
 from foresample.selftest import ks_two_sample
+from foresample.targets.structures import rotations
 from tests.packages import load
 
 UNUSED = ("torchvision", "ema_pytorch", "accelerate", "scipy", "scipy.optimize", "PIL", "tqdm", "tqdm.auto")
@@ -128,9 +131,9 @@ def test_restoring_leaves_no_trace() -> None:
 
 
 def test_what_is_no_chain_is_refused() -> None:
-    with pytest.raises(ValueError, match="self-conditioning.*train with self_condition=False"):
+    with pytest.raises(ValueError, match=r"self-conditioning.*train with self_condition=False"):
         fs.accelerate(gaussian(self_condition=True))
-    with pytest.raises(ValueError, match="ddim_sampling_eta=1.0"):
+    with pytest.raises(ValueError, match=r"ddim_sampling_eta=1\.0"):
         fs.accelerate(gaussian(timesteps=30, sampling_timesteps=5))
     stranger = gaussian()
     theirs = stranger.p_mean_variance
@@ -240,7 +243,7 @@ def test_monai_in_one_line_has_the_law_of_its_own() -> None:
 
 def test_what_monai_does_otherwise_is_refused() -> None:
     scheduler = load("monai.networks.schedulers").DDIMScheduler(num_train_timesteps=30)
-    with pytest.raises(ValueError, match="DDIMScheduler adds no noise in an inferer.*use its DDPMScheduler"):
+    with pytest.raises(ValueError, match=r"DDIMScheduler adds no noise in an inferer.*use its DDPMScheduler"):
         fs.accelerate(monai_inferer(scheduler))
     with pytest.raises(ValueError, match="state-dependent std; use 'fixed_small'"):
         fs.accelerate(monai_inferer(monai_ddpm(variance_type="learned_range")))
@@ -249,3 +252,112 @@ def test_what_monai_does_otherwise_is_refused() -> None:
     net = MonaiNet("epsilon", inferer.scheduler.alphas_cumprod)
     with pytest.raises(ValueError, match="leave save_intermediates out"):
         inferer.sample(torch.zeros(1, 1, 2), net, save_intermediates=True)
+
+
+# ------------------------------------------------------------------ boltz
+
+ATOMS, SAMPLES = 5, 3
+NO_STEERING = {"fk_steering": False, "physical_guidance_update": False, "contact_guidance_update": False}
+
+
+def atom_diffusion(version: str, align: bool = False, steps: int = 16) -> Any:
+    """The real class and its loop around a network of our own, which is not equivariant: rotations matter."""
+    modules = ("encoders", "transformers", "encodersv2", "transformersv2")
+    without = ("boltz.data", "boltz.model.layers", "boltz.model.layers.initialize", "boltz.model.potentials")
+    without += (
+        "einx",
+        "boltz.model.potentials.potentials",
+        *(f"boltz.model.modules.{name}" for name in modules),
+    )
+    package = load(f"boltz.model.modules.diffusion{version}", without=without)
+
+    class Loop(package.AtomDiffusion):  # type: ignore[misc, name-defined]
+        device = torch.device("cpu")
+
+        def preconditioned_network_forward(
+            self, x: Tensor, sigma: Any, network_condition_kwargs: dict[str, Any], training: bool = False
+        ) -> Any:
+            assert network_condition_kwargs["multiplicity"] == len(x)
+            level = torch.as_tensor(sigma).expand(len(x)).view(-1, 1, 1)
+            x0 = (x + 0.3 * x.roll(1, 2).tanh() + network_condition_kwargs["pull"]) * 9 / (9 + level**2)
+            return x0 if version else (x0, torch.zeros(len(x), 2, 2))
+
+    diffusion = Loop.__new__(Loop)
+    nn.Module.__init__(diffusion)
+    schedule = {"sigma_min": 0.01, "sigma_max": 5.0, "sigma_data": 4.0, "rho": 7, "num_sampling_steps": steps}
+    churn = {"gamma_0": 0.8, "gamma_min": 1.0, "noise_scale": 1.003, "step_scale": 1.5}
+    more = {"alignment_reverse_diff": align, "accumulate_token_repr": False, "use_inference_model_cache": False}
+    for name, value in (schedule | churn | more | {"token_s": 1, "step_scale_random": None}).items():
+        setattr(diffusion, name, value)
+    return diffusion.eval()
+
+
+def arguments(version: str) -> dict[str, Any]:
+    mask = torch.ones(1, ATOMS)
+    common = {"atom_mask": mask, "multiplicity": SAMPLES, "max_parallel_samples": SAMPLES, "pull": 0.5}
+    return common | (
+        {"steering_args": NO_STEERING} if version else {"feats": {"token_index": torch.zeros(1, 2)}}
+    )
+
+
+@pytest.mark.parametrize("align", [False, True], ids=["as it is", "aligned"])
+@pytest.mark.parametrize("version", ["", "v2"])
+def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
+    diffusion, asked = atom_diffusion(version, align), arguments(version)
+    generator = torch.Generator().manual_seed(4)
+    steps = diffusion.num_sampling_steps
+    first, *noise = [torch.randn(SAMPLES, ATOMS, 3, generator=generator) for _ in range(steps + 2)]
+    extra = [torch.randn(SAMPLES, 7, generator=generator) for _ in range(steps)]
+    frames = [rotations(xi[:, :4]) for xi in extra]
+
+    # Theirs turns further at every step, and draws its noise in the frame it has turned to.
+    turns = [frames[0], *(a.mT @ b for a, b in pairwise(frames))]
+    augmented = [(turn, xi[:, None, 4:]) for turn, xi in zip(turns, extra, strict=True)]
+    drawn = [first, *(z @ frame for z, frame in zip(noise, frames, strict=False))]
+    module = sys.modules[f"boltz.model.modules.diffusion{version}"]
+    with (
+        mock.patch.object(module, "compute_random_augmentation", side_effect=augmented),
+        mock.patch("torch.randn", side_effect=drawn),
+    ):
+        theirs = diffusion.sample(**asked)["sample_atom_coords"]
+
+    def walk_frames(target: Any, **_: Any) -> fs.Run:
+        added = target.start_scale[1]
+        sigma = (target.start_scale[0] ** 2 - added**2) ** 0.5
+        x, row = sigma * (first - first.mean(1, keepdim=True)) + added * noise[0], torch.arange(SAMPLES)
+        for k, std in enumerate(target.std):
+            step = torch.full_like(row, k)
+            x = target.mean(x, target.predict(x, step, row, extra[k]), step, extra[k]) + std * noise[k + 1]
+        return fs.Run(x, row, row, fs.Report("walk", steps, SAMPLES, 0))
+
+    fs.accelerate(diffusion)
+    with mock.patch.object(packages, "sample", side_effect=walk_frames):
+        ours = diffusion.sample(**asked)["sample_atom_coords"]
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("align", [False, True], ids=["as it is", "aligned"])
+def test_boltz_in_one_line_has_the_law_of_its_own(align: bool) -> None:
+    diffusion = atom_diffusion("v2", align)
+    asked = arguments("v2") | {"multiplicity": 4000, "max_parallel_samples": 4000}
+    torch.manual_seed(1)
+    theirs = diffusion.sample(**asked)["sample_atom_coords"]
+    with fs.accelerate(diffusion, window=6):
+        ours = diffusion.sample(**asked)["sample_atom_coords"]
+        report = diffusion.foresample_report
+    assert 1 < report.speedup < 4  # a quarter of the steps and more is its deterministic tail
+    views = [(v[:, 0, 0], v[:, 1, 2], (v[:, 0] - v[:, 1]).norm(dim=1), v.mean((1, 2))) for v in (ours, theirs)]
+    assert min(ks_two_sample(a.numpy(), b.numpy()) for a, b in zip(*views, strict=True)) > 1e-3 / 8
+
+
+def test_what_boltz_does_beyond_a_chain_is_refused() -> None:
+    diffusion, asked = atom_diffusion("v2"), arguments("v2")
+    fs.accelerate(diffusion)
+    with pytest.raises(ValueError, match=r"steering \(fk_steering\) couples samples"):
+        diffusion.sample(**asked | {"steering_args": NO_STEERING | {"fk_steering": True}})
+    with pytest.raises(ValueError, match="one structure at a time"):
+        diffusion.sample(**asked | {"atom_mask": torch.ones(2, ATOMS)})
+    diffusion.accumulate_token_repr = True
+    with pytest.raises(ValueError, match="accumulates no token representation"):
+        diffusion.sample(**asked)
