@@ -51,7 +51,9 @@ def trained_diffusion(device: str, updates: int, seed: int = 0) -> Any:
     unused = ("torchvision", "ema_pytorch", "accelerate")
     package = load("denoising_diffusion_pytorch.denoising_diffusion_pytorch", without=unused)
     torch.manual_seed(seed)
-    network = package.Unet(dim=32, dim_mults=(1, 2, 2), channels=1, flash_attn=False)
+    network = package.Unet(
+        dim=16, dim_mults=(1, 2, 4), channels=1, attn_dim_head=8, attn_heads=2, full_attn=(False, False, True)
+    )
     diffusion = package.GaussianDiffusion(network, image_size=28, timesteps=STEPS, objective="pred_v").to(
         device
     )
@@ -61,7 +63,7 @@ def trained_diffusion(device: str, updates: int, seed: int = 0) -> Any:
     for update in range(updates):
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * min(1, (updates - update) / (0.5 * updates))
-        batch = pictures[torch.randint(len(pictures), (64,))].to(device)
+        batch = pictures[torch.randint(len(pictures), (32,))].to(device)
         loss = diffusion(batch)
         optimizer.zero_grad()
         loss.backward()

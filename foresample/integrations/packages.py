@@ -348,8 +348,8 @@ class AtomSample:
         require_fixed(diffusion)
 
         def network(x: Tensor, sigma: Tensor, row: Tensor) -> Tensor:
-            parts = [self._denoised(*part, asked) for part in zip(*_chunks(at_most, x, sigma), strict=True)]
-            return torch.cat(parts)
+            states, levels = (v.split(at_most or len(x)) for v in (x, sigma))
+            return torch.cat([self._denoised(a, b, asked) for a, b in zip(states, levels, strict=True)])
 
         target = structures(
             network,
@@ -393,7 +393,3 @@ def _is_atom_diffusion(served: Any) -> bool:
 
 def _parameters(method: Callable[..., Any]) -> set[str]:
     return set(inspect.signature(method).parameters)
-
-
-def _chunks(at_most: int | None, *values: Tensor) -> list[tuple[Tensor, ...]]:
-    return [value.split(at_most or len(value)) for value in values]

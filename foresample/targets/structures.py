@@ -58,7 +58,7 @@ class StructureTarget:
     extra = torch.Size([7])
 
     def start(self, noise: Tensor) -> Tensor:
-        """Centred positions and the first churn noise in one: both are Gaussian around the centre, the second along it."""
+        """Centred positions and the first churn noise, in one: both are Gaussian around the centre, one along it."""
         centre = noise.mean(1, keepdim=True)
         around, along = self.start_scale
         return around * (noise - centre) + along * centre

@@ -263,7 +263,12 @@ NO_STEERING = {"fk_steering": False, "physical_guidance_update": False, "contact
 def atom_diffusion(version: str, align: bool = False, steps: int = 16) -> Any:
     """The real class and its loop around a network of our own, which is not equivariant: rotations matter."""
     modules = ("encoders", "transformers", "encodersv2", "transformersv2")
-    without = ("boltz.data", "boltz.model.layers", "boltz.model.layers.initialize", "boltz.model.potentials")
+    without: tuple[str, ...] = (
+        "boltz.data",
+        "boltz.model.layers",
+        "boltz.model.layers.initialize",
+        "boltz.model.potentials",
+    )
     without += (
         "einx",
         "boltz.model.potentials.potentials",
@@ -271,7 +276,7 @@ def atom_diffusion(version: str, align: bool = False, steps: int = 16) -> Any:
     )
     package = load(f"boltz.model.modules.diffusion{version}", without=without)
 
-    class Loop(package.AtomDiffusion):  # type: ignore[misc, name-defined]
+    class Loop(package.AtomDiffusion):  # type: ignore[name-defined]
         device = torch.device("cpu")
 
         def preconditioned_network_forward(
