@@ -14,7 +14,7 @@ from foresample.targets.chained import (
 )
 from foresample.targets.mixture import GaussianMixture
 from foresample.targets.replicas import replicated
-from foresample.targets.structures import StructureTarget, structures
+from foresample.targets.atoms import StructureTarget, structures
 
 __all__ = [
     "Chain",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import foresample as fs
 from foresample.integrations import packages
 from foresample.selftest import ks_two_sample
-from foresample.targets.structures import rotations
+from foresample.targets.atoms import rotations
 from tests.packages import load
 
 UNUSED = ("torchvision", "ema_pytorch", "accelerate", "scipy", "scipy.optimize", "PIL", "tqdm", "tqdm.auto")

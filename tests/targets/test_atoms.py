@@ -11,7 +11,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.chains import karras_sigmas
 from foresample.targets import structures
-from foresample.targets.structures import aligned, rotations
+from foresample.targets.atoms import aligned, rotations
 
 f64 = torch.float64
 
