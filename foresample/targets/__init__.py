@@ -1,6 +1,7 @@
 """Targets: transition formulas around any denoiser, and closed-form chains."""
 
 from foresample.chains import Chain, Kind, karras_sigmas
+from foresample.targets.atoms import StructureTarget, structures
 from foresample.targets.chained import (
     ChainTarget,
     Denoiser,
@@ -14,7 +15,6 @@ from foresample.targets.chained import (
 )
 from foresample.targets.mixture import GaussianMixture
 from foresample.targets.replicas import replicated
-from foresample.targets.atoms import StructureTarget, structures
 
 __all__ = [
     "Chain",
