@@ -4,11 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: demo report results-check test quick lint clean
+.PHONY: demo report results-check test quick lint mutants clean
 
 $(STAMP): pyproject.toml constraints.txt tests/packages.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[models,cli,ray,test]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[models,cli,ray,fast,test]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r tests/packages.txt
 	touch $@
 
@@ -33,6 +33,9 @@ test: lint
 
 quick: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not (slow or law or ray or browser or gpu)"
+
+mutants: $(STAMP)
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutants
 
 clean:
 	rm -rf $(VENV) out

@@ -1,4 +1,4 @@
-"""Wall clock on a GPU: what the calls saved are worth in seconds.
+"""Wall clock on a GPU: what the calls saved are worth in seconds; and what a round costs a CPU.
 
 Every figure is against the sequential sampler with the same network, compiled and graph-captured like ours,
 in the same process.
@@ -7,6 +7,7 @@ python -m benchmarks.clock latency assets/cifar10
 python -m benchmarks.clock throughput assets/cifar10
 python -m benchmarks.clock memory assets/cifar10
 python -m benchmarks.clock growth assets/cifar10
+python -m benchmarks.clock cpu
 python -m benchmarks.clock tests
 python -m benchmarks.clock plot
 """
@@ -15,9 +16,12 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Annotated, Any
 
 import torch
@@ -27,6 +31,8 @@ from torch import Tensor
 import foresample as fs
 from benchmarks.results import (
     RESULTS,
+    CpuRoundRow,
+    CpuRoundSettings,
     Growth,
     GrowthRow,
     GrowthSettings,
@@ -38,6 +44,8 @@ from benchmarks.results import (
     RoundShare,
     ThroughputRow,
     ThroughputSettings,
+    WarmRow,
+    WarmSettings,
     load,
     save,
 )
@@ -80,9 +88,10 @@ def _mean(values: list[float]) -> tuple[float, float]:
 def latency(
     model: Model,
     steps: list[int] = [100, 250, 1000],  # noqa: B006
-    window: list[int] = [20, 32, 50],  # noqa: B006
+    window: list[int] = [11, 19, 31, 49],  # noqa: B006
     samples: int = 32,
     seed: int = 1,
+    pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 200,
     eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
     out: Out = RESULTS,
 ) -> None:
@@ -92,17 +101,21 @@ def latency(
     rows: list[LatencyRow] = []
     rounds: list[RoundShare] = []
     mode = "eager" if eager else "graph"
-    settings = LatencySettings(model=model.name, network="bfloat16", mode=mode, samples=samples, seed=seed)
+    settings = LatencySettings(
+        model=model.name, network="bfloat16", mode=mode, samples=samples, seed=seed, pilots=pilots
+    )
     path = out / f"{model.resolve().name}-latency-{mode}.json"
     for length in steps:
         target = source.target(length)
+        drafter = fs.Replay(prior=_prior(model, length, max(window), pilots)) if pilots else None
         few = seeds[: max(2, samples // 4)]
         base, _ = _each(Sequential(target, 1, graph=not eager), few)
         for size in (0, *window):
             if size == 0:
                 seconds, calls = base, float(length)
             else:
-                seconds, calls = _each(fs.Engine(target, window=size, slots=1, graph=not eager), seeds)
+                engine = fs.Engine(target, window=size, slots=1, graph=not eager, drafter=drafter)
+                seconds, calls = _each(engine, seeds)
             (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
             gain = base_ms / ms
             rows.append(LatencyRow(steps=length, window=size, calls=calls, ms=ms, ms_error=error, gain=gain))
@@ -110,33 +123,38 @@ def latency(
             save(path, "latency", settings, rows=rows, rounds=rounds)
     if not eager:
         target = source.target(1000)
-        for size in (0, *window):
-            rounds.append(share := _round_share(target, size))
-            print(f"window {size}: round {share.round_us:.0f} us, network {share.network_us:.0f} us")
+        engine = fs.Engine(target, window=max(window), slots=1, graph=True)
+        slots = engine._slots(1)
+        assert isinstance(slots, FixedSlots)
+        for drafts in (0, *slots.widths):
+            rounds.append(share := _round_share(target, slots, drafts))
+            print(
+                f"{drafts} drafts: round {share.round_us:.0f} us, network {share.network_us:.0f} us, {share.share:.3f}"
+            )
             save(path, "latency", settings, rows=rows, rounds=rounds)
-        tunings = [_tuning(source.target(length), 1, window) for length in steps]
-        save(path, "latency", settings, rows=rows, rounds=rounds, tunings=tunings)
 
 
-def _round_share(target: ChainTarget, window: int, repeats: int = 20) -> RoundShare:
-    """Microseconds of a round and of the network alone on as many states, replayed in turn; window 0 is the
-    sequential sampler."""
+def _prior(model: Path, steps: int, window: int, pilots: int) -> fs.Prior:
+    """A path a class, fitted with the network as it is, not compiled for numbers of states that nobody times."""
+    source = _load(model, compiled=False)
+    return fs.fit_prior(source.target(steps), window=window, pilots=pilots, paths=max(1, len(source.labels)))
+
+
+def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
+    """Microseconds of a round of so many drafts and of the network alone on as many states, replayed in turn; 0 is
+    the sequential sampler."""
     key = seeds_of(0, repeats).cuda()
-    x = torch.randn((window + 1, *target.shape), device="cuda")
-    row = torch.zeros(window + 1, dtype=torch.int64, device="cuda")
-    step = torch.arange(window + 1, device="cuda") + 100
+    x = torch.randn((drafts + 1, *target.shape), device="cuda")
+    row = torch.zeros(drafts + 1, dtype=torch.int64, device="cuda")
+    step = torch.arange(drafts + 1, device="cuda") + 100
     network = capture(lambda: target.predict(x, step, row), x.device)
     plain = Sequential(target, 1, graph=True)
-    engine = fs.Engine(target, window=max(1, window), slots=1, graph=True)
-    slots = engine._slots(1)
-    assert isinstance(slots, FixedSlots)
-    assert slots.graphs is not None
-    graph = slots.graphs[1] if window else plain.graph
+    graph = slots.graphs[drafts] if drafts else plain.graph
     assert graph is not None
-    certain = len(target.std) // (window + 1) - 2
+    certain = min(100, len(target.std) // (drafts + 1) - 2)
     times: dict[str, list[float]] = {"round": [], "network": []}
     for i in range(repeats):
-        if window:
+        if drafts:
             slots.clear()
             slots.admit(key[:1] * 0, key[i : i + 1])
         else:
@@ -153,13 +171,58 @@ def _round_share(target: ChainTarget, window: int, repeats: int = 20) -> RoundSh
             times[name].append(1e3 * start.elapsed_time(end) / certain)
     (round_us, round_error), (network_us, network_error) = (_mean(times[n]) for n in ("round", "network"))
     return RoundShare(
-        window=window,
+        window=drafts,
         round_us=round_us,
         round_us_error=round_error,
         network_us=network_us,
         network_us_error=network_error,
         share=1 - network_us / round_us,
     )
+
+
+@app.command()
+def warm(
+    model: Annotated[list[Path], typer.Argument(help="Diffusers DDPM folders.")],
+    steps: list[int] = [50, 100, 250],  # noqa: B006
+    samples: int = 64,
+    pilots: int = 200,
+    seed: int = 3,
+    device: str = "cuda",
+    out: Out = RESULTS,
+) -> None:
+    """Calls started cold and started from a prior, from the same seeds; window 50, or half the chain."""
+    rows: list[WarmRow] = []
+    half = device == "cuda"
+    for folder in model:
+        source = pretrained.load(folder, device, torch.bfloat16 if half else torch.float32)
+        for length in steps:
+            target, window = source.target(length), min(50, length // 2)
+            prior = fs.fit_prior(target, window=window, pilots=pilots, paths=max(1, len(source.labels)))
+            cold, hot = (
+                fs.sample(target, samples, window=window, seed=seed, drafter=fs.Replay(prior=p))
+                .calls.double()
+                .cpu()
+                for p in (None, prior)
+            )
+            (before, before_error), (after, after_error) = _mean(cold.tolist()), _mean(hot.tolist())
+            saved = 1 - hot / cold.mean()
+            rows.append(
+                WarmRow(
+                    model=folder.resolve().name,
+                    steps=length,
+                    window=window,
+                    pilots=pilots,
+                    cold=before,
+                    cold_error=before_error,
+                    warm=after,
+                    warm_error=after_error,
+                    fewer=1 - after / before,
+                    fewer_error=float((saved - (1 - cold / cold.mean())).std() / math.sqrt(samples)),
+                )
+            )
+            print(rows[-1], flush=True)
+            settings = WarmSettings(samples=samples, seed=seed, network="bfloat16" if half else "float32")
+            save(out / "warm.json", "warm", settings, rows=rows)
 
 
 @app.command()
@@ -267,6 +330,96 @@ def growth(
     exponent = float((x * y).sum() / (x * x).sum())
     print(f"calls ~ N^{exponent:.3f}")
     save(out / f"{model.resolve().name}-growth.json", "growth", settings, rows=rows, exponent=exponent)
+
+
+@dataclass(frozen=True)
+class _Clocked(ChainTarget):
+    """A target that knows what its predictions cost, in seconds of this thread."""
+
+    spent: list[float] = field(default_factory=lambda: [0.0])
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        began = thread_time()
+        prediction = super().predict(x, step, row)
+        self.spent[0] += thread_time() - began
+        return prediction
+
+
+def _dense(dim: int, steps: int, width: int = 1024) -> ChainTarget:
+    """A DDPM chain with three dense layers, of no meaning."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(
+        *(torch.nn.Linear(dim, width), torch.nn.SiLU(), torch.nn.Linear(width, width), torch.nn.SiLU()),
+        torch.nn.Linear(width, dim),
+    )
+    alpha_bar = torch.linspace(5e-4, 0.999, steps, dtype=torch.float64)
+    return fs.targets.vp(lambda x, time, row: layers(x), alpha_bar, (dim,), predicts="x0")
+
+
+@app.command()
+def cpu(
+    steps: int = 100,
+    samples: Annotated[int, typer.Option(help="Of the small network; the embedded one draws a tenth.")] = 40,
+    repeats: int = 5,
+    seed: int = 4,
+    out: Out = RESULTS,
+) -> None:
+    """The sampler's own arithmetic on one core, compiled and plain, beside the network in the same run.
+
+    In seconds of this thread, so that what else the machine does counts little.
+    """
+    torch.set_num_threads(1)
+    settings = CpuRoundSettings(steps=steps, repeats=repeats, seed=seed)
+    dense, embedded = _dense(32, steps), pretrained.load().target(steps)
+    few = max(1, samples // 10)
+    cases = [
+        ("dense layers, d = 32", dense, 16, 1, samples),
+        ("dense layers, d = 32", dense, 16, 16, 4 * samples),
+        ("the embedded model", embedded, 8, 1, few),
+        ("the embedded model", embedded, 8, 20, 20),
+    ]
+    rows: list[CpuRoundRow] = []
+    for name, base, window, slots, count in cases:
+        target, few_repeats = _Clocked(base.chain, base.shape, base.network), repeats if base is dense else 1
+
+        def least(
+            sampler: Callable[[], fs.Engine | Sequential],
+            seeds: Tensor,
+            plain: str,
+            target: _Clocked = target,
+            times: int = few_repeats,
+        ) -> tuple[float, float, fs.Run]:
+            """Seconds in all and in the network, of the quickest run."""
+            os.environ["FORESAMPLE_PLAIN"] = plain
+            made, found = sampler(), []
+            made.sample(seeds[:1])
+            for _ in range(times):
+                target.spent[0], began = 0.0, thread_time()
+                run = made.sample(seeds)
+                found.append((thread_time() - began, target.spent[0], run))
+            return min(found, key=lambda one: one[0] - one[1])
+
+        engine = partial(fs.Engine, target, window=window, slots=slots)
+        seeds = seeds_of(seed, count)
+        (seconds, network, run), (plainly, plain_network, _) = (least(engine, seeds, p) for p in "01")
+        alone, _, _ = least(partial(Sequential, target, slots), seeds[:slots], "0")
+        rounds = run.report.rounds / run.report.occupancy / slots
+        row = CpuRoundRow(
+            target=name,
+            dim=math.prod(target.shape),
+            window=window,
+            slots=slots,
+            calls=run.report.calls_mean,
+            network_ms=1e3 * network / rounds,
+            own_ms=1e3 * (seconds - network) / rounds,
+            plain_own_ms=1e3 * (plainly - plain_network) / rounds,
+            sequential_ms=1e3 * alone / slots,
+            sample_ms=1e3 * seconds / count,
+        )
+        rows.append(row)
+        print(row, flush=True)
+        save(out / "cpu-rounds.json", "cpu-rounds", settings, rows=rows)
+    os.environ.pop("FORESAMPLE_PLAIN")
 
 
 def _tuning(target: ChainTarget, slots: int, windows: list[int]) -> fs.Tuning:

@@ -44,6 +44,8 @@ LABELS = foresample.results.LABELS | {
     "dgrs": "D-GRS",
     "rass": "RASS",
     "paradigms": "ParaDiGMS",
+    "parasolver": "ParaSolver",
+    "parataa": "ParaTAA",
     "ddim": "DDIM",
     "dpmpp-2m": "DPM-Solver++ 2M",
 }
@@ -212,6 +214,8 @@ class LatencySettings:
     mode: str
     samples: AtLeastOne
     seed: int
+    pilots: Count = 0
+    """Of the prior that first windows were drafted from; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +226,79 @@ class Latency(Result):
     rows: Some[LatencyRow]
     rounds: list[RoundShare] = field(default_factory=list)
     tunings: list[Tuning] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmRow:
+    """Calls of a sample started cold and started from a prior, from the same seeds."""
+
+    model: str
+    steps: AtLeastOne
+    window: AtLeastOne
+    pilots: AtLeastOne
+    cold: Positive
+    cold_error: NotNegative
+    warm: Positive
+    warm_error: NotNegative
+    fewer: float
+    """Share of the cold calls that is saved."""
+    fewer_error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmSettings:
+    """Trained models."""
+
+    samples: AtLeastOne
+    seed: int
+    network: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warm(Result):
+    """What starting warm saves (`benchmarks.clock warm`)."""
+
+    settings: WarmSettings
+    rows: Some[WarmRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRoundRow:
+    """Milliseconds of one core a round: the network, and all else by the compiled round and by the plain one."""
+
+    target: str
+    dim: AtLeastOne
+    window: AtLeastOne
+    slots: AtLeastOne
+    calls: Positive
+    network_ms: Positive
+    own_ms: NotNegative
+    plain_own_ms: NotNegative
+    sequential_ms: Positive
+    """A sample, one by one as all samples here."""
+    sample_ms: Positive
+
+    @property
+    def share(self) -> float:
+        """All else over the network."""
+        return self.own_ms / self.network_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRoundSettings:
+    """Samples of each measurement, of which the quickest of `repeats` counts."""
+
+    steps: AtLeastOne
+    repeats: AtLeastOne
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRounds(Result):
+    """The sampler's own arithmetic on a CPU (`benchmarks.clock cpu`)."""
+
+    settings: CpuRoundSettings
+    rows: Some[CpuRoundRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +435,9 @@ class QualityCostPoint:
     evaluations: Positive
     distance: float
     seconds: NotNegative
-    """A sample."""
+    """A sample, many at a time."""
+    alone_ms: float | None = None
+    """A sample drawn alone."""
 
     @property
     def detail(self) -> str:
@@ -368,7 +447,7 @@ class QualityCostPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityCostSettings:
-    """A trained model."""
+    """A trained model; quality is told by `features`."""
 
     target: str
     steps: AtLeastOne
@@ -377,6 +456,7 @@ class QualityCostSettings:
     seed: int
     half: bool
     device: str
+    features: str = "the shipped classifier's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -558,6 +638,108 @@ class Packages(Result):
     rows: Some[PackageRow]
 
 
+# ------------------------------------------------------------------ who finishes first
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderRow:
+    """A rule by which samples are chosen from a run."""
+
+    rule: str
+    rounds: AtLeastOne | None
+    """After which the run was stopped, if it was."""
+    kept: Positive
+    """Samples a run, on average."""
+    right: NotNegative
+    """P(x > 0) among them."""
+    error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderSettings:
+    """The chain and the runs."""
+
+    steps: AtLeastOne
+    window: AtLeastOne
+    slots: AtLeastOne
+    runs: AtLeastOne
+    seed: int
+    sequential: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Result):
+    """Samples chosen by when they were done (`benchmarks.order`)."""
+
+    settings: OrderSettings
+    right: NotNegative
+    """P(x > 0) of the sequential sampler."""
+    error: NotNegative
+    rows: Some[OrderRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Of many plans: robots wait for the slow ones."""
+
+    mean: NotNegative
+    median: NotNegative
+    p99: NotNegative
+    most: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotClockRow:
+    """Plans at batch 1, one way of drawing them."""
+
+    method: str
+    """sequential or accelerated."""
+    run: str
+    """eager, compiled, graph, or compiled + graph."""
+    window: int | None
+    warm: bool
+    prior: bool
+    plans: AtLeastOne
+    ms: Spread
+    calls: Spread
+    round_ms: Positive | None = None
+    """A full-width round, replayed."""
+    network_ms: Positive | None = None
+    """The network alone on as many states, replayed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotClock(Result):
+    """LeRobot's diffusion policy on recorded observations (`benchmarks.robots clock`)."""
+
+    rows: Some[RobotClockRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuccessRow:
+    """One task, one way of planning."""
+
+    task: str
+    method: str
+    episodes: AtLeastOne
+    successes: Count
+    low: NotNegative
+    high: NotNegative
+    """Wilson's interval."""
+    plans: AtLeastOne
+    calls: Positive
+    """Of a plan, on average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotSuccess(Result):
+    """Meta-World in closed loop (`benchmarks.robots success`)."""
+
+    rows: Some[SuccessRow]
+    plan_ms: dict[str, Positive]
+    """Of each method, a plan at batch 1."""
+
+
 # ------------------------------------------------------------------ datasets and training
 
 
@@ -657,14 +839,19 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "curves": Curves,
     "growth": Growth,
     "latency": Latency,
+    "warm": Warm,
     "throughput": Throughput,
     "memory": Memory,
     "gpu-tests": GpuTests,
     "quality": Quality,
     "quality-cost": QualityCost,
+    "cpu-rounds": CpuRounds,
     "published": Published,
     "policy": Policy,
     "packages": Packages,
+    "order": Order,
+    "robot-clock": RobotClock,
+    "robot-success": RobotSuccess,
     "generate-overhead": GenerateOverhead,
     "generate-memory": GenerateMemory,
     "generate-law": GenerateLaw,

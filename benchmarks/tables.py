@@ -27,12 +27,14 @@ from benchmarks.results import (
     Growth,
     Latency,
     Memory,
+    Order,
     Packages,
     Policy,
     Quality,
     QualityCost,
     Throughput,
     Training,
+    Warm,
     label,
     load,
     read,
@@ -153,7 +155,7 @@ def other_packages() -> str:
 def latency() -> str:
     """One sample at a time on a GPU."""
     cells = []
-    for mode, note in (("graph", ""), ("eager", ", eager")):
+    for mode, note in (("graph", ""), ("warm", ", warm and narrow"), ("eager", ", eager")):
         rows = load(Latency, f"cifar10-latency-{mode}").rows
         for steps in sorted({row.steps for row in rows}):
             base = _row(rows, steps=steps, window=0).ms
@@ -171,7 +173,7 @@ def latency() -> str:
 def clock() -> str:
     """The best window at each chain length."""
     cells = []
-    for mode, note in (("graph", ""), ("eager", ", both eager")):
+    for mode, note in (("warm", ""), ("eager", ", both eager")):
         rows = load(Latency, f"cifar10-latency-{mode}").rows
         for steps in sorted({row.steps for row in rows}):
             base = _row(rows, steps=steps, window=0)
@@ -179,6 +181,22 @@ def clock() -> str:
             ours = f"{best.ms:.0f} ms (window {best.window})"
             cells.append([f"{steps}{note}", f"{base.ms:.0f} ms", ours, f"**{best.gain:.1f}×**"])
     return _table(["steps", "sequential", "foresample", "faster"], cells)
+
+
+def warm() -> str:
+    """Calls started cold and from a prior."""
+    cells = [
+        [
+            MODELS.get(row.model, row.model),
+            f"{row.steps}",
+            f"{row.window}",
+            f"{row.cold:.2f} ± {row.cold_error:.2f}",
+            f"{row.warm:.2f} ± {row.warm_error:.2f}",
+            f"{100 * row.fewer:.1f} ± {100 * row.fewer_error:.1f} %",
+        ]
+        for row in load(Warm, "warm").rows
+    ]
+    return _table(["model", "steps", "window", "calls, cold", "calls, warm", "fewer"], cells)
 
 
 def rounds() -> str:
@@ -537,10 +555,24 @@ def quality_cost() -> str:
     return f"{told}\n\n{_table(heads, cells)}"
 
 
+def order() -> str:
+    """Samples chosen by when they were done, and by their index."""
+    saved = load(Order, "order")
+    settings = saved.settings
+    cells = [["all of them (sequential)", f"{settings.sequential}", f"{saved.right:.3f} ± {saved.error:.3f}"]]
+    for row in saved.rows:
+        rule = row.rule if row.rounds is None else f"stopped after {row.rounds} rounds: {row.rule}"
+        cells.append([rule, f"{row.kept:.1f}", f"{row.right:.3f} ± {row.error:.3f}"])
+    where = f"{settings.steps} steps, window {settings.window}, {settings.slots} slots"
+    return f"{where}, {settings.runs} runs of each rule:\n\n{_table(['taken', 'samples a run', 'P(x > 0)'], cells)}"
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "order": order,
     "clock": clock,
     "latency": latency,
     "rounds": rounds,
+    "warm": warm,
     "throughput": throughput,
     "growth": growth,
     "memory": memory,

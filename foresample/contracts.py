@@ -5,8 +5,10 @@ Shapes: R rows (samples under way), B states of one call, N steps, L the window,
 
 from __future__ import annotations
 
+import inspect
 import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,8 +19,9 @@ from torch import Tensor
 class Target(Protocol):
     """A chain of Gaussian transitions x_{k+1} = mean_k(x_k) + std_k z_k, z_k ~ N(0, I), k = 0 … N−1.
 
-    `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself: a network
-    whose output for one row depends on its batch-mates has no transition law (`foresample.check` finds out).
+    `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself, and answered the same
+    whenever it is asked for: a network whose output for one row depends on its batch-mates, on random numbers or on
+    earlier calls has no transition law (samplers look at the first call, `foresample.check` at more).
     """
 
     @property
@@ -35,8 +38,9 @@ class Target(Protocol):
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         """The expensive call: states [B, *shape], their steps [B] and sample indices [B] -> [B, *shape].
 
-        Returns the quantity worth reusing at a nearby state (denoised estimate, velocity, score, …). A target that
-        evaluates its network twice for that (second-order steps) says so with an attribute `calls_per_step = 2`.
+        Returns the quantity worth reusing at a nearby state (denoised estimate, velocity, score, …). It may write into
+        x, which is a copy, and not into the others. A target that evaluates its network twice for that (second-order
+        steps) says so with an attribute `calls_per_step = 2`.
         """
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
@@ -90,9 +94,10 @@ class PreviousDraft:
 class Drafter(Protocol):
     """Guesses the target's predictions along a window, from what earlier rounds paid for.
 
-    **Adaptedness**, the one rule: the guess at a position may use the states and predictions of steps up to
-    that position's and the innovations of steps before it, of this path and of earlier ones, never those of
-    later steps, whose noise is still to be spent. `foresample.check` tests it.
+    **Adaptedness**, the one rule: what is decided of a position, the guess there and whether the window reaches
+    beyond it, may use the states and predictions of steps up to that position's and the innovations of steps
+    before it, of this path and of earlier ones, never those of later steps, whose noise is still to be spent.
+    `foresample.check` tests it.
     """
 
     def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
@@ -102,7 +107,10 @@ class Drafter(Protocol):
     # `begin` with the indices of the samples, [R].
 
     def reach(self, memory: DrafterMemory, window: int) -> Tensor:
-        """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state)."""
+        """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state).
+
+        Adapted as well: whether the transition from a position is drafted is decided by what is known there.
+        """
 
     def guess(
         self,
@@ -196,13 +204,13 @@ def transition_mean(
     return mean
 
 
-def no_history(target: Target, x: Tensor) -> Tensor:
+def no_history(target: Target | AffineChain, x: Tensor) -> Tensor:
     """What stands for earlier predictions before the first step: zeros, [R, *shape], or [R, 2, *shape] for two."""
     earlier = earlier_predictions(target)
     return torch.zeros_like(x) if earlier < 2 else x.new_zeros((len(x), earlier, *x.shape[1:]))
 
 
-def remember(target: Target, prediction: Tensor, previous: Tensor) -> Tensor:
+def remember(target: Target | AffineChain, prediction: Tensor, previous: Tensor) -> Tensor:
     """Earlier predictions as the next step sees them: this one, and before it what there was."""
     if earlier_predictions(target) < 2:
         return prediction
@@ -214,7 +222,7 @@ def expand(values: Tensor, like: Tensor) -> Tensor:
     return values.view(*values.shape, *(1,) * (like.ndim - values.ndim))
 
 
-def earlier_predictions(target: Target) -> int:
+def earlier_predictions(target: object) -> int:
     """How many earlier predictions the target's mean needs: 0, 1 or 2."""
     return int(getattr(target, "multistep", 0))
 
@@ -252,11 +260,22 @@ def _extra(target: Target, extra: Tensor | None) -> dict[str, Tensor]:
 def affine_chain(target: Target) -> AffineChain | None:
     """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`.
 
-    Kernels know nothing of extra noise, nor of more than one earlier prediction.
+    A subclass with a mean of its own no longer offers the chain it inherits. Kernels know nothing of extra noise, nor
+    of more than one earlier prediction.
     """
     chain = getattr(target, "chain", None)
     served = extra_shape(target) is None and earlier_predictions(target) < 2
-    return chain if served and getattr(chain, "affine", False) else None
+    return (
+        chain if served and getattr(chain, "affine", False) and not _has_left_its_chain(type(target)) else None
+    )
+
+
+@cache
+def _has_left_its_chain(kind: type) -> bool:
+    """Whether `mean` is defined in a nearer class than `chain`."""
+    declares = ["chain" in vars(base) or "chain" in inspect.get_annotations(base) for base in kind.__mro__]
+    defines = ["mean" in vars(base) for base in kind.__mro__]
+    return any(declares) and defines.index(True) < declares.index(True)
 
 
 class AffineChain(Protocol):

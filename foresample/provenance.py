@@ -7,12 +7,34 @@ import platform
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 __version__ = "0.1.0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where it ran."""
+
+    cpu: str | None = None
+    threads: int | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a result comes from, as far as it says so (`provenance`)."""
+
+    command: str | None = None
+    commit: str | None = None
+    commit_note: str | None = None
+    """Of a commit that was named by hand."""
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: Machine = field(default_factory=Machine)
 
 
 def provenance() -> dict[str, Any]:

@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from reprlib import repr as shortened
-from types import UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from foresample.core.report import without_nan
-from foresample.datasets.shards import Failure
+from foresample.datasets.manifest import Costs as Costs  # for the kinds that others add
+from foresample.datasets.manifest import Manifest
 from foresample.engine.tuning import Trial, Tuning
-from foresample.provenance import provenance
-from foresample.selftest import Finding, SamplesLaw
+from foresample.provenance import Origin, provenance
+from foresample.schema import (
+    AtLeastOne,
+    Count,
+    NotNegative,
+    Positive,
+    Some,
+    Unfit,
+    parse_json,
+    read_object,
+    read_plain,
+)
+from foresample.schema import Rule as Rule
+from foresample.selftest import Finding
 
 LABELS = {
     "reflection-head": "reflection, head",
@@ -59,45 +69,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
     path.write_text(result_json(result) + "\n", encoding="utf-8")
 
 
-# ------------------------------------------------------------------ the schema
-
-
-class Rule(NamedTuple):
-    """What a value must be beyond its type."""
-
-    name: str
-    holds: Callable[[Any], bool]
-
-
-MOST = 1e100
-"""So that ratios and products of what was read are finite as well."""
-T = TypeVar("T")
-Positive = Annotated[float, Rule("a positive number", lambda value: value > 1 / MOST)]
-NotNegative = Annotated[float, Rule("a number from 0 on", lambda value: value >= 0)]
-Count = Annotated[int, Rule("a whole number from 0 on", lambda value: value >= 0)]
-AtLeastOne = Annotated[int, Rule("a whole number from 1 on", lambda value: value >= 1)]
-Some = Annotated[list[T], Rule("a list with something in it", bool)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """Where it ran."""
-
-    cpu: str | None = None
-    threads: int | None = None
-    gpu: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where a result comes from, as far as it says so (`provenance`)."""
-
-    command: str | None = None
-    commit: str | None = None
-    commit_note: str | None = None
-    """Of a commit that was named by hand."""
-    versions: dict[str, str] = field(default_factory=dict)
-    machine: Machine = field(default_factory=Machine)
+# ------------------------------------------------------------------ the kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,62 +186,8 @@ class CheckResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetSettings:
-    """What a dataset holds; a manifest says more, according to its target."""
-
-    count: AtLeastOne
-    shard: AtLeastOne
-    seed: int
-    shape: list[Count]
-    dtype: str
-    steps: AtLeastOne
-    window: Count
-    method: str
-    model: str | None = None
-    target: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """Of a dataset's samples."""
-
-    samples: Count
-    calls_mean: NotNegative
-    evaluations_mean: NotNegative
-    accepted_mean: float
-    speedup: NotNegative
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetRun(Origin):
-    """One run that worked on a dataset; what it could not say before it was killed is None."""
-
-    started: str
-    found: Count
-    drawn: Count | None
-    seconds: NotNegative | None
-    peak_mib: NotNegative | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One file of a dataset."""
-
-    file: str
-    samples: Count
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetResult(Result):
+class DatasetResult(Manifest, Result):
     """The manifest of `foresample generate`."""
-
-    settings: DatasetSettings
-    costs: Costs
-    shards: list[Shard]
-    failures: list[Failure]
-    law: SamplesLaw | None
-    runs: Some[DatasetRun]
 
     @property
     def origins(self) -> Sequence[Origin]:
@@ -336,94 +254,33 @@ def read_result(
     path: Path, kinds: Mapping[str, type[Result]] = KINDS, name: str | None = None
 ) -> Result | None:
     """One file; None if it is no result of these kinds."""
-    constants: list[str] = []
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_plain(path).decode(errors="replace")
     except OSError as error:
         raise _refusal(path, f"cannot be read ({error.strerror})") from None
     try:
-        data = json.loads(text, parse_constant=constants.append)
-    except (ValueError, RecursionError) as error:
-        if not re.match(r'\s*{\s*"kind"', text):  # nor does it begin like one
+        data = parse_json(text)
+    except Unfit as unfit:
+        begins = re.match(r'\s*{\s*"kind"\s*:\s*(?:"([^"]*)")?', text)
+        if begins is None or (begins[1] or "") not in {"", *kinds}:  # nor does it begin like one
             return None
-        raise _refusal(path, f"cannot be read as JSON ({error})") from None
+        raise _refusal(path, str(unfit)) from None
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in kinds:
         return None
-    if constants:
-        raise _refusal(path, f"{constants[0]} is no JSON number")
     return parse_result(kinds[kind], data, path, name)
 
 
 def parse_result(kind: type[R], data: Mapping[str, Any], path: Path, name: str | None = None) -> R:
     """A file's object as a result of this kind."""
     try:
-        return _object(kind, data, "", {"name": name or path.stem, "path": path})
-    except _Unfit as unfit:
+        return read_object(kind, data, given={"name": name or path.stem, "path": path})
+    except Unfit as unfit:
         raise _refusal(path, str(unfit)) from None
 
 
 def _refusal(path: Path, what: str) -> ResultError:
     return ResultError(f"{path}: {what}; write it again with its command, or take it out of the folder")
-
-
-class _Unfit(Exception):
-    """What is wrong with a value, and where it stands."""
-
-
-_SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # to Python, true is a number as well
-    str: ("a text", lambda value: type(value) is str),
-    bool: ("true or false", lambda value: type(value) is bool),
-    int: ("a whole number", lambda value: type(value) is int and abs(value) <= MOST),
-    float: ("a finite number", lambda value: type(value) in (int, float) and abs(value) <= MOST),
-}
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """A JSON value as one of this type."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin is Annotated:
-        found = _value(parts[0], value, where)
-        return _fitting(parts[1].holds(found), found, where, parts[1].name)
-    if origin in (Union, UnionType):  # X | None
-        return None if value is None else _value(parts[0], value, where)
-    if origin is list:
-        _fitting(isinstance(value, list), value, where, "a list")
-        return [_value(parts[0], part, f"{where}[{i}]") for i, part in enumerate(value)]
-    if origin is dict:
-        _fitting(isinstance(value, dict), value, where, "an object")
-        return {key: _value(parts[1], part, f"{where}.{key}") for key, part in value.items()}
-    if is_dataclass(kind):
-        _fitting(isinstance(value, dict), value, where, "an object")
-        return _object(kind, value, f"{where}.")
-    name, fits = _SCALARS[kind]
-    return _fitting(fits(value), value, where, name)
-
-
-def _fitting(fits: bool, value: Any, where: str, name: str) -> Any:
-    if not fits:
-        raise _Unfit(f"{where} is {shortened(value)}, not {name}")
-    return value
-
-
-def _object(kind: Any, data: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> Any:
-    """A JSON object as a dataclass; what it has beyond that is left."""
-    values = dict(given or {})
-    for one in fields(kind):
-        if one.name in values:
-            continue
-        if one.name in data:
-            values[one.name] = _value(_types(kind)[one.name], data[one.name], where + one.name)
-        elif one.default is MISSING and one.default_factory is MISSING:
-            raise _Unfit(f"{where}{one.name} is missing")
-    return kind(**values)
-
-
-@cache
-def _types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
 
 
 def _words(name: str) -> list[tuple[int, str]]:

@@ -2,9 +2,11 @@
 
 Three questions, each answered with numbers:
 
-    rows       Does the target treat rows independently? The same state is evaluated in two batches of the same
-               size with different batch-mates. A network that mixes rows has no transition law at all.
-    adapted    Does a guess at a step change when states and predictions of later steps do?
+    rows       Does the target treat rows independently, and answer the same when asked the same? One state is
+               evaluated in two batches of the same size with different batch-mates (`core.look`). A network that
+               mixes rows, draws random numbers or keeps state has no transition law at all.
+    adapted    Does a guess at a step, or how far a window reaches, change when states and predictions of later
+               steps do?
     law        Are speculative and sequential samples of one law? Kolmogorov–Smirnov tests along the chain:
                random projections and norms of states, of increments (the joint law of consecutive states), and
                innovations (x_{k+1} − mean_k(x_k))/std_k, which must be N(0, I) and independent of x_k.
@@ -15,7 +17,8 @@ The law tests share one false-alarm level: a correct sampler fails them with at 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +31,7 @@ from foresample.contracts import (
     DraftPath,
     PreviousDraft,
     Target,
+    at_least_one,
     begin_memory,
     earlier_predictions,
     expand,
@@ -39,6 +43,7 @@ from foresample.contracts import (
     transition_mean,
 )
 from foresample.core.baseline import sequential
+from foresample.core.look import STATES, compare, require_unedited
 from foresample.core.noise import START, extra_noise, normal, seeds_of
 from foresample.core.report import Commit
 from foresample.drafters import Replay
@@ -46,7 +51,6 @@ from foresample.engine.sampling import sample
 
 LEVEL = 1e-3
 _NEAR = 1.05  # of its base: a learned variance that low came near it
-_MIXES = 1e-4  # relative change of a prediction with its batch-mates that no arithmetic explains
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ def check(
     recycle: bool = True,
     samples: int = 2000,
     batch: int = 500,
+    rows: int | None = None,
     seed: int = 0,
     level: float = LEVEL,
     progress: Callable[[int], None] | None = None,
@@ -101,87 +106,134 @@ def check(
         block: as for `sample`.
         recycle: as for `sample`.
         samples: speculative samples, and as many sequential ones.
-        batch: how many of them are drawn at a time.
+        batch: how many of them are drawn at a time, at most.
+        rows: how many the target has, if it looks something up by `row` (labels, prompts): rows 0 … rows − 1 are used,
+            and no others; as many as are drawn at a time by default.
         seed: fixes everything; two checks with one seed agree.
         level: probability with which a correct sampler fails the law tests.
         progress: called with the number of transitions committed since the last call.
     """
     require_target(target)
+    require_level(level)
     drafter = Replay() if drafter is None else drafter
-    findings = [rows_are_independent(target, seed), drafter_is_adapted(drafter, target, window, seed)]
-    if not findings[0].passed:
-        skipped = Finding("law", False, "not tested: a target that mixes rows has no transition law")
-        return Check([*findings, skipped], level)
+    batch = min(at_least_one("batch", batch), at_least_one("samples", samples))
+    rows = batch if rows is None else at_least_one("rows", rows)
+    batch = min(batch, rows)
+    with _naming_rows(rows):
+        findings = [
+            rows_are_independent(target, seed, rows=rows),
+            drafter_is_adapted(drafter, target, window, seed, rows),
+        ]
+        if not findings[0].passed:
+            skipped = Finding("law", False, "not tested: such a target has no transition law")
+            return Check([*findings, skipped], level)
 
-    seeds = seeds_of(seed, 2 * samples)
-    steps = _steps_to_test(target)
-    recorders = [Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples)]
-    for first in range(0, samples, batch):
-        last = min(first + batch, samples)
-        watch = [recorder.from_sample(first, progress) for recorder in recorders]
-        sample(
-            target,
-            seeds=seeds[first:last],
-            window=window,
-            drafter=drafter,
-            block=block,
-            recycle=recycle,
-            observe=watch[0],
-        )
-        sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
-    findings.append(same_law(target, recorders[0], recorders[1], seed, level))
-    if getattr(getattr(target, "chain", None), "low_variance", None) is not None:
-        findings.append(variance_is_above_its_base(target, recorders[0]))
+        seeds = seeds_of(seed, 2 * samples)
+        steps = _steps_to_test(target)
+        recorders = [Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples)]
+        for first in range(0, samples, batch):
+            last = min(first + batch, samples)
+            watch = [recorder.from_sample(first, progress) for recorder in recorders]
+            sample(
+                target,
+                seeds=seeds[first:last],
+                window=window,
+                drafter=drafter,
+                block=block,
+                recycle=recycle,
+                look=False,  # that was the first question
+                observe=watch[0],
+            )
+            sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
+        findings.append(same_law(target, recorders[0], recorders[1], seed, level))
+        if getattr(getattr(target, "chain", None), "low_variance", None) is not None:
+            findings.append(variance_is_above_its_base(target, recorders[0]))
     return Check(findings, level)
+
+
+def require_level(level: float) -> None:
+    """Refuse what is no probability of a false alarm: with it everything would pass, or nothing."""
+    if not 0 < level < 1:
+        raise ValueError(f"level is a probability between 0 and 1, not {level}")
+
+
+@contextmanager
+def _naming_rows(rows: int) -> Iterator[None]:
+    """Say what to do about a target that has fewer rows than are used."""
+    try:
+        yield
+    except IndexError as error:
+        raise ValueError(
+            f"the target cannot look up one of rows 0 … {rows - 1} ({error}): say how many it has, as rows=64 "
+            "(foresample check: --slots 64)"
+        ) from error
 
 
 # ---------------------------------------------------------------- rows
 
 
-def rows_are_independent(target: Target, seed: int = 0, batch: int = 4) -> Finding:
+def rows_are_independent(
+    target: Target, seed: int = 0, batch: int = STATES, rows: int | None = None
+) -> Finding:
     """Evaluate one state in two batches of one size with different batch-mates, at a few steps."""
     std = target.std
     key = seeds_of(seed, batch).to(std.device)
-    row = torch.arange(batch, device=std.device)
-    worst, worst_shift, at = 0.0, 0.0, 0
+    row = torch.arange(batch, device=std.device).clamp(max=(rows or batch) - 1)
+    worst, edited = 0.0, False
     with torch.no_grad():
         zero = torch.zeros_like(key)
         x = start_states(target, normal(key, target.shape, std.dtype, stream=START, step=zero, draw=zero))
         for k in torch.linspace(0, len(std) - 1, min(4, len(std))).long().tolist():
             step = torch.full_like(key, k)
-            others = torch.cat([x[:1], 3 * x[1:].flip(0) + 1])
+            given = x.clone(), step.clone(), row.clone()
             extra = extra_noise(target, key, step)
-            one, two = (predict(target, states, step, row, extra) for states in (x, others))
-            change = float((one[0] - two[0]).norm() / (one[0].norm() + 1e-30))
-            if change > worst and std[k] > 0:
-                none = no_history(target, x)
-                shift = transition_mean(target, x, one, step, none, extra) - transition_mean(
-                    target, others, two, step, none, extra
-                )
-                worst_shift, at = float(shift[0].norm() / std[k]), k
+            predict(target, *given, extra)
+            edited |= not torch.equal(given[0], x)
+            require_unedited((step, row), given[1:])
+            change, wrong = compare(target, x, step, row, extra)
+            if wrong is not None:
+                return Finding("rows are independent", False, str(wrong))
             worst = max(worst, change)
-    passed = worst <= _MIXES
     detail = f"a prediction changes by {worst:.1e} of its size with its batch-mates"
-    if not passed:
-        detail = (
-            f"the target mixes rows: {detail} (step {at}: its mean moves by {worst_shift:.2g} std); "
-            "put batch normalisation in eval mode and take batch statistics out of the network"
-        )
-    return Finding("rows are independent", passed, detail)
+    if edited:
+        detail += "; predict writes into its states, which does no harm here: they are copies"
+    return Finding("rows are independent", True, detail)
 
 
 # ---------------------------------------------------------------- adaptedness
 
+_ROWS = 64  # whose guesses are looked at: the first, and as many spread over all
+_ELEMENTS = 2**22  # of a path held at a time
 
-def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int = 0) -> Finding:
-    """Change what happened at later steps than some step: no guess up to that step may move.
 
-    Two paths that start one step apart are learned, with drafts rejected; then every guess of the next window
-    is compared with that of a memory whose two paths differ only in noise of that step and later, and in what
-    came of it. Sizes vary over decades from position to position, for rules that look at them.
+def drafter_is_adapted(
+    drafter: Drafter, target: Target, window: int, seed: int = 0, rows: int = _ROWS
+) -> Finding:
+    """Change what happened at later steps than some step: nothing that is decided before that step may move.
+
+    Two paths that start one step apart are learned, with drafts rejected; then every guess of the next window, and how
+    far it reaches, is compared with that of a memory whose two paths differ only in noise of that step and later, and
+    in what came of it. Sizes vary over decades from position to position, for rules that look at them. Rows are many,
+    the first of 0 … rows − 1 and others spread over them, for rules that look at their numbers.
     """
-    rows, device, dtype = 3, target.std.device, target.std.dtype
+    few = torch.arange(min(rows, _ROWS // 2))
+    many = torch.cat([few, torch.linspace(0, rows - 1, _ROWS - len(few)).long()]).unique()
+    at_a_time = max(1, _ELEMENTS // (target.shape.numel() * (window + 1)))
     generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for part in many.split(at_a_time):
+            detail = _looks_ahead(drafter, target, window, part.to(target.std.device), generator)
+            if detail is not None:
+                return Finding("drafter is adapted", False, detail)
+    detail = f"no guess of a window of {window} looks ahead, nor how far it reaches ({len(many)} rows)"
+    return Finding("drafter is adapted", True, detail)
+
+
+def _looks_ahead(
+    drafter: Drafter, target: Target, window: int, row: Tensor, generator: torch.Generator
+) -> str | None:
+    """What of these rows' next window moves with later steps, and the remedy."""
+    rows, device, dtype = len(row), target.std.device, target.std.dtype
 
     def states(*lead: int) -> Tensor:
         return torch.randn(*lead, *target.shape, generator=generator, dtype=dtype).to(device)
@@ -192,13 +244,13 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
         return x, expand(size, prediction) * prediction, innovation
 
     paths, other = [path(), path()], [path(), path()]
-    current, noise = states(window + 1, rows), states(window + 1, rows)
+    current, noise = states(window, rows), states(window, rows)
     length = torch.full((rows,), window, device=device)
     committed = torch.ones(rows, dtype=torch.int64, device=device)
-    row, last_step = torch.arange(rows, device=device), len(target.std) - 1
+    last_step = len(target.std) - 1
 
-    def guesses(changed_from: int) -> list[Tensor]:
-        """Guesses of the window that starts at step 2; the noise of paths is changed from that step on."""
+    def next_window(changed_from: int, positions: int) -> tuple[Tensor, list[Tensor]]:
+        """Reach and first guesses of the window from step 2 on; the noise of paths is changed from that step on."""
         memory = begin_memory(drafter, window, row, current[0, 0])
         for first, (old, new) in enumerate(zip(paths, other, strict=True)):
             # A state at a step is made by the noise of the step before; an innovation is that noise.
@@ -209,23 +261,28 @@ def drafter_is_adapted(drafter: Drafter, target: Target, window: int, seed: int 
             step = torch.full_like(length, first)
             memory = drafter.learn(memory, DraftPath(x, prediction, innovation, length, step), committed)
         found: list[Tensor] = []
-        for j in range(window):
+        for j in range(positions):
             before = PreviousDraft(found[-1], noise[j]) if found else None
             step = torch.full_like(row, min(2 + j, last_step))
             found.append(drafter.guess(memory, current[j], j, step, row, before))
-        return found
+        return drafter.reach(memory, window), found
 
-    with torch.no_grad():
-        unchanged = guesses(2 * window + 3)
-        for step in range(2, window + 2):
-            for j, guess in enumerate(guesses(step)[: step - 1]):
-                if not torch.equal(guess, unchanged[j]):
-                    detail = (
-                        f"the guess at position {j} of a window moves when only later steps change; "
-                        "use states and predictions of that step and before only"
-                    )
-                    return Finding("drafter is adapted", False, detail)
-    return Finding("drafter is adapted", True, f"no guess of a window of {window} looks ahead")
+    reach, guesses = next_window(2 * window + 3, window)
+    for changed in range(2, window + 2):
+        known = changed - 1  # positions of the window decided before the noise of that step
+        other_reach, other_guesses = next_window(changed, known)
+        if not torch.equal(other_reach.clamp(max=known), reach.clamp(max=known)):
+            return (
+                "how far a window reaches moves when only later steps change; whether a transition is drafted may "
+                "depend on noise of the steps before it only"
+            )
+        for j, (one, two) in enumerate(zip(other_guesses, guesses, strict=False)):
+            if not torch.equal(one, two):
+                return (
+                    f"the guess at position {j} of a window moves when only later steps change; use states and "
+                    "predictions of that step and before only"
+                )
+    return None
 
 
 def _where_later(first: int, step: int, new: Tensor, old: Tensor) -> Tensor:
@@ -273,6 +330,7 @@ class Recorder:
 
 def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level: float) -> Finding:
     """Compare two sets of recorded states by many Kolmogorov–Smirnov tests at one joint level."""
+    require_level(level)
     smallest, worst, tests = 1.0, "", 0
     for name, p_value in law_tests(target, ours, theirs, seed):
         tests += 1
@@ -345,7 +403,7 @@ def _mean_along(states: list[Tensor], target: Target, k: int, row: Tensor, seed:
     for x, at in zip(states, range(k - len(states) + 1, k + 1), strict=True):
         step = torch.full_like(row, at)
         extra = extra_noise(target, seed, step)
-        prediction = predict(target, x, step, row, extra)
+        prediction = predict(target, x.clone(), step, row, extra)  # a target may write into its states
         if at < k:
             previous = remember(target, prediction, previous)
     return transition_mean(target, states[-1], prediction, step, previous, extra)
@@ -397,6 +455,7 @@ def samples_law(
     Kolmogorov–Smirnov tests of random projections and of the norm. Parts are looked at once and one at a time:
     memory does not grow with their number.
     """
+    require_level(level)
     plain = sequential(target, seeds=seeds, slots=slots).samples
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(plain[0].numel(), 8, generator=generator, dtype=torch.float64)

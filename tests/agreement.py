@@ -62,8 +62,6 @@ def fused_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
     """On a GPU; the rows given stay as they are."""
     from foresample.kernels import round as fused
 
-    chain = affine_chain(target)
-    assert chain is not None
     mine = rows.map(lambda value: value.clone())
     draft = fused.propose(target, mine, how)
     call = draft.call
@@ -71,10 +69,34 @@ def fused_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
     after, commit = fused.settle(target, mine, draft, predictions, how)
     difference = call.spread(predictions, draft.states)[:, :-1] - draft.guesses
     step = draft.step[:, :-1]
+    gap = _gap(target, difference, step)
+    return Settled(rows, after, commit, gap, draft.spent[:, : draft.guesses.shape[1]], target.std[step])
+
+
+def compiled_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
+    """On a CPU; the rows given stay as they are."""
+    from foresample.kernels.cpu import round as compiled
+
+    mine = rows.map(lambda value: value.clone())
+    draft = compiled.propose(target, mine, how)
+    call = draft.call
+    predictions = target.predict(call.x, call.step, call.row)
+    after, commit = compiled.settle(target, mine, draft, predictions, how)
+    difference = call.spread(predictions, draft.states)[:, :-1] - draft.guesses
+    width, steps = difference.shape[1], len(target.std)
+    step = (rows.step.unsqueeze(1) + torch.arange(width)).clamp(max=steps - 1)
+    gap = _gap(target, difference, step)
+    return Settled(rows, after, commit, gap, rows.noise[:, :width], target.std[step])
+
+
+def _gap(target: fs.Target, difference: Tensor, step: Tensor) -> Tensor:
+    """Target mean − draft mean, [R, W, *shape], of the difference between prediction and guess."""
+    chain = affine_chain(target)
+    assert chain is not None
     gap = expand(chain.prediction_weight[step], difference) * difference
     if chain.previous_weight is not None:  # the prediction before the window is no guess
         gap[:, 1:] += expand(chain.previous_weight[step], difference)[:, 1:] * difference[:, :-1]
-    return Settled(rows, after, commit, gap, draft.spent[:, :-1], target.std[step])
+    return gap
 
 
 def decisions(round_: Settled, block: int | None) -> tuple[Tensor, Tensor]:

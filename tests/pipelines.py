@@ -5,6 +5,7 @@ Nothing is downloaded.
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,8 @@ def unet(**more: Any) -> diffusers.UNet2DConditionModel:
         block_out_channels=(8, 16),
         layers_per_block=1,
         sample_size=4,
-        in_channels=4,
-        out_channels=4,
+        in_channels=more.pop("in_channels", 4),
+        out_channels=more.pop("out_channels", 4),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         norm_num_groups=4,
@@ -160,7 +161,154 @@ def flux(scheduler: Any = None) -> Any:
     return _quiet(pipe)
 
 
+def with_text(folder: Path, kind: Any, scheduler: Any, **more: Any) -> Any:
+    """A pipeline of the Stable Diffusion family: its own class and parts, the common text encoder and decoder."""
+    parts = {
+        "vae": autoencoder(),
+        "text_encoder": CLIPTextModel(text_config()),
+        "tokenizer": tokenizer(folder),
+        "unet": more.pop("unet", None) or unet(cross_attention_dim=16),
+        "scheduler": scheduler or diffusers.DDPMScheduler(clip_sample=False, steps_offset=1),
+    }
+    known = inspect.signature(kind.__init__).parameters
+    if "requires_safety_checker" in known:
+        more["requires_safety_checker"] = False
+    if "safety_checker" in known:
+        more["safety_checker"] = None
+    if "feature_extractor" in known:
+        more["feature_extractor"] = None
+    return _quiet(kind(**parts, **more))
+
+
+def controlnet(**more: Any) -> diffusers.ControlNetModel:
+    """With outputs of some size: as built, they would be zero."""
+    net = diffusers.ControlNetModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        in_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        conditioning_embedding_out_channels=(4, 4),
+        norm_num_groups=4,
+        attention_head_dim=4,
+        cross_attention_dim=16,
+        **more,
+    )
+    with torch.no_grad():
+        for name, value in net.named_parameters():
+            if name.startswith(("controlnet_down", "controlnet_mid", "controlnet_cond_embedding.conv_out")):
+                value.normal_(std=0.3)
+    return net
+
+
+def animatediff(folder: Path, scheduler: Any = None) -> Any:
+    torch.manual_seed(0)
+    adapter = diffusers.MotionAdapter(
+        block_out_channels=(8, 16),
+        motion_layers_per_block=1,
+        motion_norm_num_groups=4,
+        motion_num_attention_heads=2,
+        motion_max_seq_length=8,
+    )
+    pipe = diffusers.AnimateDiffPipeline(
+        vae=autoencoder(),
+        text_encoder=CLIPTextModel(text_config()),
+        tokenizer=tokenizer(folder),
+        unet=unet(cross_attention_dim=16),
+        motion_adapter=adapter,
+        scheduler=scheduler or diffusers.EulerAncestralDiscreteScheduler(),
+    )
+    return _quiet(pipe)
+
+
+def dit(scheduler: Any = None) -> Any:
+    torch.manual_seed(0)
+    transformer = diffusers.DiTTransformer2DModel(
+        sample_size=4,
+        num_layers=1,
+        patch_size=2,
+        attention_head_dim=4,
+        num_attention_heads=2,
+        in_channels=4,
+        out_channels=8,
+        attention_bias=True,
+        norm_type="ada_norm_zero",
+        num_embeds_ada_norm=1000,
+    )
+    with torch.no_grad():
+        for value in transformer.parameters():
+            value.add_(0.1 * torch.randn_like(value))
+    scheduler = scheduler or diffusers.DDPMScheduler(clip_sample=False)
+    return _quiet(diffusers.DiTPipeline(transformer, autoencoder(), scheduler))
+
+
+def kandinsky(scheduler: Any = None, kind: Any = None, channels: int = 4) -> Any:
+    """Kandinsky 2.2's decoder: its network returns a variance beside the noise."""
+    torch.manual_seed(0)
+    net = unet(
+        in_channels=channels,
+        out_channels=8,
+        cross_attention_dim=16,
+        encoder_hid_dim=16,
+        encoder_hid_dim_type="image_proj",
+        addition_embed_type="image",
+    )
+    movq = diffusers.VQModel(
+        block_out_channels=[8, 8],
+        down_block_types=["DownEncoderBlock2D"] * 2,
+        up_block_types=["UpDecoderBlock2D"] * 2,
+        latent_channels=4,
+        num_vq_embeddings=12,
+        norm_num_groups=4,
+        vq_embed_dim=4,
+    )
+    scheduler = scheduler or diffusers.DDPMScheduler(clip_sample=False, thresholding=False)
+    return _quiet((kind or diffusers.KandinskyV22Pipeline)(unet=net, scheduler=scheduler, movq=movq))
+
+
+def wan(two: bool = False, scheduler: Any = None, **more: Any) -> Any:
+    """A video pipeline: frames in a state, two network calls a step; Wan 2.2 has two networks."""
+
+    def transformer() -> Any:
+        return diffusers.WanTransformer3DModel(
+            patch_size=(1, 1, 1),
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=4,
+            out_channels=4,
+            text_dim=16,
+            freq_dim=16,
+            ffn_dim=16,
+            num_layers=1,
+            rope_max_seq_len=8,
+        )
+
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKLWan(
+        base_dim=4,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    pipe = diffusers.WanPipeline(
+        tokenizer=None,
+        text_encoder=None,
+        vae=vae,
+        scheduler=scheduler or diffusers.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
+        transformer=transformer(),
+        transformer_2=transformer() if two else None,
+        boundary_ratio=0.5 if two else None,
+    )
+    return _quiet(pipe)
+
+
 def _quiet(pipe: Any) -> Any:
+    """As from_pretrained gives them, in evaluation mode; and no progress bar."""
+    for part in pipe.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.eval()
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -182,7 +182,9 @@ def constant_drift(dim: int = 1, steps: int = 7, drift: float = 1.0) -> ChainTar
 
 @dataclass(frozen=True)
 class Zero:
-    """Guesses 0, always."""
+    """Guesses 0, always, or another number."""
+
+    value: float = 0.0
 
     def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
         return {"ready": torch.ones(rows, dtype=torch.bool)}
@@ -199,7 +201,7 @@ class Zero:
         row: Tensor,
         before: fs.PreviousDraft | None,
     ) -> Tensor:
-        return torch.zeros_like(x)
+        return torch.full_like(x, self.value)
 
     def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
         return memory

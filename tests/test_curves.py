@@ -91,6 +91,7 @@ def test_pilots_choose_what_is_better() -> None:
     assert tuned("asd", 9, {"eps": bad, "x0": good}, 1, 1) == ("x0", None)
 
 
+@pytest.mark.slow
 def test_curves_are_saved_row_by_row_and_go_on_where_they_were_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,10 +188,12 @@ def test_results_of_a_gpu_are_told_with_what_has_changed_since() -> None:
 # ------------------------------------------------------------------ quality against cost
 
 
+@pytest.mark.slow
 def test_quality_against_cost_at_a_tiny_size(tmp_path: Path) -> None:
-    keys = ["sequential", "default", "paradigms", "ddim", "dpmpp-2m"]
+    keys = ["sequential", "default", "paradigms", "parataa", "ddim", "dpmpp-2m"]
     for chosen in (keys[:2], keys):  # the second goes on where the first was cut
         quality_cost.main(
+            model="fashion",
             steps=4,
             count=10,
             window=3,
@@ -199,14 +202,16 @@ def test_quality_against_cost_at_a_tiny_size(tmp_path: Path) -> None:
             chosen=",".join(chosen),
             seed=0,
             part=10,
+            alone=1,
             half=False,
             device="cpu",
             out=tmp_path,
         )
     rows = load(QualityCost, "quality-cost-fashion", tmp_path).rows
     assert [row.method for row in rows] == keys
-    assert [row.detail for row in rows] == ["", "window 3", "tolerance 1", "2 steps", "2 steps"]
-    assert [row.exact for row in rows] == [True, True, False, False, False]
+    assert [row.detail for row in rows] == ["", "window 3", "tolerance 1", "tolerance 1", "2 steps", "2 steps"]
+    assert [row.exact for row in rows] == [True, True, False, False, False, False]
     assert rows[0].calls == 4
-    assert rows[3].evaluations == 2
+    assert rows[4].evaluations == 2
+    assert all(row.alone_ms for row in rows)
     assert all(row.distance > 0 for row in rows)

@@ -70,6 +70,7 @@ def test_the_example_of_the_readme_runs() -> None:
     assert names["run"].speedup > 1
 
 
+@pytest.mark.slow
 def test_the_examples_of_performance_run() -> None:
     names: dict[str, Any] = {}
     for code in blocks(ROOT / "docs" / "performance.md"):

@@ -13,11 +13,13 @@ from scipy import stats
 from torch import Tensor
 
 import foresample as fs
+from foresample.core.noise import seeds_of
 from foresample.selftest import (
     KolmogorovSmirnov,
     ks_normal,
     ks_two_sample,
     rows_are_independent,
+    samples_law,
 )
 from foresample.targets import Chain, ChainTarget
 from tests.small_chains import CHAINS, LooksAhead, flow
@@ -86,6 +88,50 @@ def test_a_row_keeps_its_condition_in_every_batch() -> None:
 
     result = fs.check(with_network(base, conditional), window=6, samples=400, batch=150)
     assert result.passed, str(result)
+
+
+def labelled(labels: int) -> ChainTarget:
+    """A target that looks something up by row, and has so many."""
+    base, shift = flow(), torch.linspace(-1, 1, labels, dtype=torch.float64)
+    return with_network(base, lambda x, step, row: base.predict(x, step, row) + shift[row].unsqueeze(1))
+
+
+def test_only_rows_the_target_has_are_asked_for() -> None:
+    target = labelled(64)
+    fs.sample(target, 64, window=6)
+    result = fs.check(target, window=6, samples=150, rows=64)
+    assert result.passed, str(result)
+    assert fs.check(target, window=6, samples=64).passed  # as many as are drawn at a time
+    assert fs.check(labelled(1), window=6, samples=10, rows=1).passed
+    with pytest.raises(ValueError, match=r"cannot look up one of rows 0 … 499 .*rows=64 .*--slots 64"):
+        fs.check(target, window=6, samples=1000)
+    with pytest.raises(ValueError, match="rows must be a whole number of at least 1, not 0"):
+        fs.check(target, window=6, rows=0)
+
+
+@pytest.mark.parametrize("make", [flow, CHAINS["multistep"]], ids=["one step", "multistep"])
+def test_a_target_that_writes_into_its_states_is_no_false_alarm(make: Callable[[], ChainTarget]) -> None:
+    class Writes(ChainTarget):
+        def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+            prediction = super().predict(x.clone(), step, row)
+            x.add_(5.0)
+            return prediction
+
+    target = Writes(**vars(make()))
+    result = fs.check(target, window=6, samples=500)
+    assert result.passed, str(result)
+    assert "writes into its states, which does no harm here" in result.findings[0].detail
+
+
+@pytest.mark.parametrize("level", [-5, 0, 1, 1.5, float("nan")])
+def test_a_level_that_is_no_probability_is_refused(level: float) -> None:
+    sentence = f"level is a probability between 0 and 1, not {level}"
+    for judge in (
+        lambda: fs.check(flow(), window=6, samples=20, level=level),
+        lambda: samples_law(flow(), [], seeds_of(0, 5), 5, level=level),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            judge()
 
 
 def test_progress_counts_every_transition() -> None:

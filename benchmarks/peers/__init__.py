@@ -1,13 +1,15 @@
 """What one would pick instead of foresample, written from the papers' formulas on foresample's contract.
 
-Exact: `reflection`, `blocks`, `asd`, `dgrs`, `rass`. Lossy: `paradigms`, and fewer steps with `ddim` or
-`dpmpp_2m`. Each is a function of a target, a count and a seed and returns a `PeerRun`; costs are counted alike.
+Exact: `reflection`, `blocks`, `asd`, `dgrs`, `rass`. Lossy: `paradigms`, `parasolver` and `parataa`, and fewer steps
+with `ddim` or `dpmpp_2m`. Each is a function of a target, a count and a seed and returns a `PeerRun`; costs are counted
+alike.
 """
 
+from benchmarks.peers.anderson import parataa
 from benchmarks.peers.chains import asd, blocks, reflection
 from benchmarks.peers.common import Committed, PeerRun
 from benchmarks.peers.few import Schedule, ddim, dpmpp_2m
-from benchmarks.peers.picard import paradigms
+from benchmarks.peers.picard import paradigms, parasolver
 from benchmarks.peers.trees import dgrs, nodes, rass
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "dpmpp_2m",
     "nodes",
     "paradigms",
+    "parasolver",
+    "parataa",
     "rass",
     "reflection",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -233,12 +234,164 @@ def _cosine_dpm(scheduler: Any, options: Options) -> Chain:
     )
 
 
+def _edm_dpm(scheduler: Any, options: Options) -> Chain:
+    """The multistep solver on states x0 + σ ξ: its states are 1/α times those of a variance-preserving one."""
+    config = scheduler.config
+    if config.solver_order > 2:
+        raise ValueError(
+            "a third-order solver of EDMDPMSolverMultistepScheduler adds no noise; use solver_order=2"
+        )
+    if options.reuse != "x0":
+        raise ValueError(f"this sampler's mean is made of denoised estimates: reuse x0, not {options.reuse}")
+    same = SimpleNamespace(**{**config, "prediction_type": "sample", "use_flow_sigmas": False})
+    same.get = vars(same).get
+    like = SimpleNamespace(
+        config=same,
+        sigmas=scheduler.sigmas,
+        timesteps=scheduler.timesteps,
+        _threshold_sample=scheduler._threshold_sample,
+    )
+    chain = _dpm_multistep(like, options)
+    sigmas, spread = scheduler.sigmas.double().cpu(), float(config.sigma_data)
+    grown = (sigmas**2 + 1).sqrt()
+    here, norm = sigmas[:-1], (sigmas[:-1] ** 2 + spread**2).sqrt()
+    sign = -1 if config.prediction_type == "v_prediction" else 1
+    return replace(
+        chain,
+        std=chain.std * grown[1:],
+        state_weight=chain.state_weight * grown[1:] / grown[:-1],
+        prediction_weight=chain.prediction_weight * grown[1:],
+        previous_weight=None if chain.previous_weight is None else chain.previous_weight * grown[1:],
+        scale=1 / norm,
+        from_state=spread**2 / norm**2,
+        from_output=sign * here * spread / norm,
+        predicts=config.prediction_type,
+    )
+
+
+def _dpm_singlestep(scheduler: Any, options: Options) -> Chain:
+    config = scheduler.config
+    if config.algorithm_type == "sde-dpmsolver++" and config.solver_order > 1:
+        raise ValueError(
+            "DPMSolverSinglestepScheduler starts its steps of higher order from the state before last, so its states "
+            "are no chain; use solver_order=1, or DPMSolverMultistepScheduler with solver_order=2"
+        )
+    return _dpm_multistep(scheduler, options)
+
+
+def _cogvideox_dpm(scheduler: Any, options: Options) -> Chain:
+    config, time = scheduler.config, scheduler.timesteps.cpu()
+    levels = scheduler.alphas_cumprod.double().cpu()
+    before = time - config.num_train_timesteps // scheduler.num_inference_steps
+    here = levels[time]
+    there = torch.where(before >= 0, levels[before.clamp(min=0)], float(scheduler.final_alpha_cumprod))
+    log_ratio = [(level / (1 - level)).log() / 2 for level in (here, there)]
+    h = log_ratio[1] - log_ratio[0]  # infinite at pure noise and at the end
+    gain = there.sqrt() * -torch.expm1(-2 * h)
+    second = torch.zeros_like(h)
+    last = log_ratio[0][1:] - log_ratio[0][:-1]
+    second[1:] = torch.where(before[1:] >= 0, gain[1:] * h[1:] / (2 * last), 0.0)
+    second[options.start] = 0
+    return denoising_chain(
+        vp.levels(here),
+        state_weight=((1 - there) / (1 - here)).sqrt() * torch.exp(-h),
+        x0_weight=gain + second,
+        previous_weight=-second if (second != 0).any() else None,
+        std=(1 - there).sqrt() * (-torch.expm1(-2 * h)).sqrt(),
+        predicts=_predicts(config),
+        reuse=options.reuse,
+        time=time,
+    )
+
+
+def _lcm(scheduler: Any, options: Options) -> Chain:
+    """Noise is added anew to each denoised estimate; the last is the result."""
+    time = scheduler.timesteps.cpu()
+    here = scheduler.alphas_cumprod.double().cpu()[time]
+    there = torch.cat([here[1:], torch.ones(1, dtype=torch.float64)])
+    scaled = time.double() * scheduler.config.timestep_scaling
+    skip, out = 0.25 / (scaled**2 + 0.25), scaled / (scaled**2 + 0.25).sqrt()
+    return denoising_chain(
+        vp.levels(here),
+        state_weight=there.sqrt() * skip,
+        x0_weight=there.sqrt() * out,
+        std=(1 - there).sqrt(),
+        predicts=_predicts(scheduler.config),
+        reuse=options.reuse,
+        time=time,
+        limit=_limit(scheduler),
+    )
+
+
+def _tcd(scheduler: Any, options: Options) -> Chain:
+    """Down to a level below the next, without noise, and up to the next with it."""
+    if not options.eta > 0:
+        raise ValueError(
+            "TCDScheduler with eta=0 adds no noise, so there is nothing to speculate on; pass eta=0.3 to the pipeline"
+        )
+    time = scheduler.timesteps.cpu()
+    levels = scheduler.alphas_cumprod.double().cpu()
+    following = torch.cat([time[1:], torch.zeros(1, dtype=time.dtype)])
+    here, there = levels[time], levels[following]
+    below = levels[torch.floor((1 - options.eta) * following).long()]
+    towards = ((1 - below) / (1 - here)).sqrt()
+    up = (there / below).sqrt()
+    return denoising_chain(
+        vp.levels(here),
+        state_weight=up * towards,
+        x0_weight=up * (below.sqrt() - towards * here.sqrt()),
+        std=(1 - there / below).clamp(min=0).sqrt(),
+        predicts=_predicts(scheduler.config),
+        reuse=options.reuse,
+        time=time,
+    )
+
+
+def _unclip(scheduler: Any, options: Options) -> Chain:
+    """DDPM's chain, if each step is told the next, as pipelines do."""
+    if scheduler.config.variance_type != "fixed_small_log":
+        raise ValueError(
+            f"UnCLIPScheduler(variance_type={scheduler.config.variance_type!r}) has a state-dependent std, which has "
+            "no exact coupling; use variance_type='fixed_small_log'"
+        )
+    # At the last steps 1 − ᾱ and β disagree in single precision, and what the scheduler computes is its law.
+    time, alpha_bar = scheduler.timesteps.cpu(), scheduler.alphas_cumprod.float().cpu()
+    here = alpha_bar[time]
+    there = torch.cat([here[1:], torch.ones(1)])
+    adjacent = time - 1 == torch.cat([time[1:], -torch.ones(1, dtype=time.dtype)])
+    beta = torch.where(adjacent, scheduler.betas.float().cpu()[time], 1 - here / there)
+    variance = (1 - there) / (1 - here) * beta
+    return denoising_chain(
+        vp.levels(here.double()),
+        state_weight=((1 - beta).sqrt() * (1 - there) / (1 - here)).double(),
+        x0_weight=(there.sqrt() * beta / (1 - here)).double(),
+        std=torch.where(time > 0, variance.clamp(min=1e-20).sqrt(), 0.0).double(),
+        predicts=_predicts(scheduler.config),
+        reuse=options.reuse,
+        time=time,
+        limit=_limit(scheduler),
+    )
+
+
+def _flow_lcm(scheduler: Any, options: Options) -> Chain:
+    if scheduler.config.get("scale_factors"):
+        raise ValueError(
+            "FlowMatchLCMScheduler with scale_factors changes the size of its states; leave them out"
+        )
+    return _noised_flow(scheduler, options)
+
+
 def _flow_match(scheduler: Any, options: Options) -> Chain:
     if not scheduler.config.stochastic_sampling:
         raise ValueError(
             "FlowMatchEulerDiscreteScheduler adds no noise unless stochastic_sampling=True: "
             "FlowMatchEulerDiscreteScheduler.from_config(scheduler.config, stochastic_sampling=True)"
         )
+    return _noised_flow(scheduler, options)
+
+
+def _noised_flow(scheduler: Any, options: Options) -> Chain:
+    """Noise is added anew to each denoised estimate."""
     sigmas = scheduler.sigmas.double().cpu()
     here, there = sigmas[:-1], sigmas[1:]
     return denoising_chain(
@@ -268,11 +421,20 @@ def _limit(scheduler: Any) -> Limit | None:
 
 _READERS: dict[str, Callable[[Any, Options], Chain]] = {
     "DDPMScheduler": _ddpm,
+    "DDPMParallelScheduler": _ddpm,
     "DDIMScheduler": _ddim,
+    "DDIMParallelScheduler": _ddim,
     "EulerAncestralDiscreteScheduler": _euler_ancestral,
     "DPMSolverMultistepScheduler": _dpm_multistep,
     "CosineDPMSolverMultistepScheduler": _cosine_dpm,
+    "DPMSolverSinglestepScheduler": _dpm_singlestep,
+    "EDMDPMSolverMultistepScheduler": _edm_dpm,
+    "CogVideoXDPMScheduler": _cogvideox_dpm,
     "FlowMatchEulerDiscreteScheduler": _flow_match,
+    "FlowMatchLCMScheduler": _flow_lcm,
+    "LCMScheduler": _lcm,
+    "TCDScheduler": _tcd,
+    "UnCLIPScheduler": _unclip,
 }
 _WITHOUT_NOISE = {
     "EulerDiscreteScheduler",
@@ -285,9 +447,13 @@ _WITHOUT_NOISE = {
     "IPNDMScheduler",
     "KDPM2DiscreteScheduler",
     "SASolverScheduler",
+    "EDMEulerScheduler",
+    "CogVideoXDDIMScheduler",
 }
 _REFUSED = {
     "DPMSolverSDEScheduler": "correlates the noise of its two half steps",
     "ScoreSdeVeScheduler": "has a corrector that depends on norms over the batch",
+    "RePaintScheduler": "jumps back to earlier noise levels and blends the original image into every step",
+    "CosineDPMSolverMultistepScheduler": "draws its noise from a Brownian tree",
     "KDPM2AncestralDiscreteScheduler": "takes two network calls a step, with one noise between them",
 }

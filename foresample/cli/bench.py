@@ -20,6 +20,7 @@ from foresample.core.report import Run
 from foresample.drafters import Frozen, Replay
 from foresample.engine.sampling import sample
 from foresample.results import BenchRow, label, make_result, result_json, write_result
+from foresample.sizes import require_memory, round_bytes
 from foresample.targets import GaussianMixture
 
 bench_app = typer.Typer(no_args_is_help=True)
@@ -46,7 +47,7 @@ def about() -> None:  # so that one command is not taken for the group itself
 def mixture_command(
     dim: Annotated[int, typer.Option(min=1, help="Dimension of the mixture.")] = 500,
     churn: Annotated[float, typer.Option(help="Noise of the flow, ε.")] = 0.1,
-    steps: Annotated[int, typer.Option(min=2, help="Transitions of the chain.")] = 30,
+    steps: Annotated[int, typer.Option(min=2, max=10**6, help="Transitions of the chain.")] = 30,
     window: Annotated[list[int], typer.Option(min=1, help="May be given several times.")] = [5, 9, 14],  # noqa: B006
     samples: Annotated[int, typer.Option(min=2, help="Of each method and window.")] = 100,
     reuse: Annotated[str, typer.Option(help="Prediction that is reused: v, x0 or eps.")] = "v",
@@ -55,17 +56,23 @@ def mixture_command(
     as_json: options.AsJson = False,
 ) -> None:
     """The Gaussian mixture of the draft-tree papers: closed form, so that anyone can compare."""
+    windows = sorted({min(one, steps - 1) for one in window})  # a longer one drafts no more
+    require_memory(
+        round_bytes(samples, windows[-1], 8 * dim),
+        f"{samples} samples of dimension {dim} at a time, each with a window of {windows[-1]},",
+        "ask for fewer --samples, a smaller --dim or a smaller --window",
+    )
     target = GaussianMixture.of_draft_trees(dim).flow(steps, churn, reuse=require_kind(reuse))
     if out is not None:
         require_modules("matplotlib")
         require_folder(out)
-    with tqdm(total=len(window) * len(METHODS), disable=as_json or None, leave=False) as bar:
+    with tqdm(total=len(windows) * len(METHODS), disable=as_json or None, leave=False) as bar:
 
         def progress(what: str) -> None:
             bar.update(1)
             bar.set_description(what)
 
-        rows = bench(target, window, samples, seed, progress=progress)
+        rows = bench(target, windows, samples, seed, progress=progress)
 
     settings = {
         "target": "mixture of the draft-tree papers, churned flow",

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from foresample.cli import options
 from foresample.cli.console import require_file
-from foresample.cli.targets import choose_source, choose_window
+from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Drafter
 from foresample.drafters import Frozen, Replay
 from foresample.results import make_result, result_json, write_result
@@ -73,7 +73,9 @@ def check_command(
     if out is not None:
         require_file(out)
     chain, slots = source(), min(slots, samples)
+    require_room(chain, samples=2 * samples, slots=slots)
     drafted = choose_window(window, chain, slots=slots, graph=False, quiet=as_json).number
+    require_room(chain, samples=2 * samples, slots=slots, window=drafted)
     how: dict[str, Any] = {"block": block, "recycle": recycle, "samples": samples, "seed": seed, "level": level}
     with tqdm(total=2 * samples * len(chain.std), unit="step", disable=as_json or None, leave=False) as bar:
         found = check(chain, window=drafted, drafter=DRAFTERS[drafter], batch=slots, progress=bar.update, **how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -35,14 +36,31 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
         except ModuleNotFoundError as error:
             raise fail(_missing(error.name) if error.name in EXTRAS else str(error)) from None
-        except (ImportError, OSError, ValueError, TypeError, RuntimeError, FloatingPointError) as error:
-            raise fail(str(error)) from None
+        except (
+            ImportError,
+            OSError,
+            ValueError,
+            TypeError,
+            RuntimeError,
+            ArithmeticError,
+            MemoryError,
+        ) as error:
+            raise fail(_out_of_memory(error) or str(error)) from None
 
 
 def fail(sentence: str) -> typer.Exit:
     """Say it on stderr; to be raised."""
     Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)
     return typer.Exit(2)
+
+
+def _out_of_memory(error: Exception) -> str | None:
+    """The sentence for what no estimate foresaw."""
+    text = str(error).strip() or "none is left"
+    if not isinstance(error, MemoryError) and "allocate" not in text and "out of memory" not in text:
+        return None
+    remedy = "ask for fewer samples or slots at a time, or a smaller window"
+    return f"there is not enough memory ({text.splitlines()[0]}): {remedy}"
 
 
 def require_modules(*names: str) -> None:
@@ -60,9 +78,7 @@ def require_folder(out: Path) -> None:
     """Make the folder and see that it can be written, before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".writable"
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise OSError(f"cannot write to {out} ({error.strerror}): name another folder with --out") from None
 

@@ -13,7 +13,8 @@ from foresample.cli import options
 from foresample.cli.console import require_modules
 from foresample.cli.inspect import show_dataset
 from foresample.cli.targets import choose_source, choose_window
-from foresample.datasets.generation import Status, generate, read_manifest
+from foresample.datasets.generation import generate
+from foresample.datasets.manifest import Status, read_manifest
 
 
 def generate_command(
@@ -76,7 +77,9 @@ def generate_command(
             )
     except KeyboardInterrupt:
         print(
-            f"interrupted: run the same command again to go on; what is finished is in {out}", file=sys.stderr
+            f"interrupted: run the same command again to go on; what is finished is in {out}, "
+            "and until it is complete only the samples before the first gap have the right law",
+            file=sys.stderr,
         )
         raise typer.Exit(130) from None
     show_dataset(dataset, as_json=as_json)

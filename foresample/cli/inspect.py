@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,9 @@ from foresample.cli import options
 from foresample.cli.console import plain_table, require_modules
 from foresample.cli.pictures import contact_sheet
 from foresample.datasets import Dataset, inspect_dataset
+from foresample.datasets.shards import write_atomically
 
-_MOST = 10  # broken samples that are named
+_MOST = 10  # broken samples, and shards that do not count, that are named
 
 
 def inspect_command(
@@ -28,7 +30,9 @@ def inspect_command(
     dataset = inspect_dataset(folder)
     sheet = contact_sheet(dataset, pictures)
     if sheet is not None:
-        sheet.save(folder / "contact.png")
+        picture = BytesIO()
+        sheet.save(picture, "PNG")
+        write_atomically(folder / "contact.png", picture.getvalue())
     show_dataset(dataset, as_json=as_json)
     if sheet is not None and not as_json:
         print(f"wrote {folder / 'contact.png'}")
@@ -46,6 +50,9 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     table = plain_table("", "", left=2, show_header=False)
     shape = "×".join(map(str, settings["shape"]))
     table.add_row("samples", f"{costs['samples']} of {settings['count']}, {shape}, {settings['dtype']}")
+    if not dataset.complete:
+        told = "have the right law; those behind a gap were quick to draw, a biased selection"
+        table.add_row("in order", f"the first {dataset.in_order} {told}")
     table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, each with its checksum")
     table.add_row("chain", f"{settings['steps']} steps, window {settings['window']}, seed {settings['seed']}")
     table.add_row("calls a sample", f"{costs['calls_mean']:.2f}, {costs['speedup']:.2f}× fewer")
@@ -56,7 +63,13 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     if law is not None:
         verdict = "passed" if law.passed else "FAILED"
         table.add_row("law", f"{verdict}: {law.tests} tests, smallest p-value {law.smallest_p:.2g}")
+    elif not dataset.complete:
+        table.add_row("law", "not checked: samples are missing")
     Console().print(table)
+    for name, why in list(dataset.unsound.items())[:_MOST]:
+        print(f"{name} does not count, {why}: the same command draws it again", file=sys.stderr)
+    if len(dataset.unsound) > _MOST:
+        print(f"and {len(dataset.unsound) - _MOST} more shards", file=sys.stderr)
     for failure in failures[:_MOST]:
         print(f"sample {failure.index} (seed {failure.seed}) broke: {failure.error}", file=sys.stderr)
     if len(failures) > _MOST:

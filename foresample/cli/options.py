@@ -11,7 +11,7 @@ _TARGET, _EXECUTION = "What to sample", "How to run it"
 
 
 def _require_window(text: str) -> str:
-    if text != "auto" and not (text.isdecimal() and int(text) >= 1):
+    if text != "auto" and not (text.isdecimal() and len(text) < 100 and int(text) >= 1):
         raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto")
     return text
 
@@ -23,7 +23,9 @@ def _require_windows(texts: list[str]) -> list[str]:
 def steps_option(default: int) -> Any:
     """The chain's length; what is right depends on the command."""
     shown = f"{default}; 16 for mixtures"
-    return typer.Option(min=1, help="Transitions of the chain.", show_default=shown, rich_help_panel=_TARGET)
+    return typer.Option(
+        min=1, max=10**6, help="Transitions of the chain.", show_default=shown, rich_help_panel=_TARGET
+    )
 
 
 def slots_option(default: str | None = None, more: str = "") -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,18 @@ def grid(samples: Tensor, columns: int | None = None, scale: int = 3) -> Any:
 
 
 def contact_sheet(dataset: Dataset, most: int) -> Any | None:
-    """Samples spread evenly over a dataset; None if they are no pictures, or there are none."""
-    shape, count = dataset.manifest["settings"]["shape"], dataset.manifest["costs"]["samples"]
+    """Samples spread evenly over a dataset; None if they are no pictures, or there are none.
+
+    Of one that is not complete, over those it hands out.
+    """
+    shape, count = dataset.manifest["settings"]["shape"], dataset.in_order
     if not are_pictures(shape) or not count:
         return None
     chosen = torch.linspace(0, count - 1, min(most, count)).long()
+    with warnings.catch_warnings(action="ignore"):  # the command says it in its own words
+        parts = dataset.samples()
     first, found = 0, []
-    for part in dataset.samples():
+    for part in parts:
         inside = (chosen >= first) & (chosen < first + len(part))
         found.append(part[chosen[inside] - first].clone())
         first += len(part)
@@ -116,7 +122,8 @@ def run_picture(path: Path, report: Report, history: History) -> None:
     mismatch.plot(range(report.steps), report.mismatch, color="crimson", linewidth=1.4)
     mismatch.set_title("mismatch of draft and target, in std", loc="left")
     mismatch.set(xlabel="step of the chain", ylabel="mean δ", xlim=(0, report.steps))
-    mismatch.set_yscale("log")
+    if any(value > 0 for value in report.mismatch):  # not where nothing was drafted, or every draft was exact
+        mismatch.set_yscale("log")
     for axes in (main, lengths, mismatch):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)

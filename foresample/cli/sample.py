@@ -1,8 +1,11 @@
 """`foresample sample`: draw samples and keep everything about the run.
 
 Into the output folder go the raw samples (`samples.safetensors`, with seeds and labels), the report (`report.json`), a
-picture of the run (`run.png`) and, if the samples are pictures, these (`samples.png`). If the run is interrupted, the
-samples finished by then are written all the same.
+picture of the run (`run.png`) and, if the samples are pictures, these (`samples.png`).
+
+If the run is interrupted, those samples are written that were begun as many rounds before as the chain has steps.
+Whoever finishes first is not a fair sample; whether a sample was begun by then is decided before it is drawn, and a
+round commits a transition or more, so all of these are finished (theory, "Finishing first is not fair").
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from tqdm import tqdm
 from foresample.cli import options
 from foresample.cli.console import plain_table, require_folder, require_modules
 from foresample.cli.pictures import History, are_pictures, grid, run_picture, side_by_side
-from foresample.cli.targets import choose_source, choose_window
+from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Target, predict, resolve_slots
 from foresample.core.baseline import sequential
 from foresample.core.noise import extra_noise, seeds_of
@@ -73,10 +76,13 @@ def sample_command(
     require_modules("safetensors", "matplotlib")
     require_folder(out)
     chain, classes = source(), source.labels()
-    seeds, at_a_time, length = seeds_of(seed, count), resolve_slots(slots, count), len(chain.std)
+    at_a_time, length = resolve_slots(slots, count), len(chain.std)
+    require_room(chain, samples=count, slots=at_a_time)
+    seeds = seeds_of(seed, count)
     labels = None if classes is None else torch.tensor(classes)[torch.arange(count) % len(classes)]
     chosen = choose_window(window, chain, slots=at_a_time, graph=graph, quiet=as_json)
     drafted = chosen.number if chosen.pays else 0
+    require_room(chain, samples=count, slots=at_a_time, window=drafted)
     if compiled:  # now, so that it does not count as sampling
         for states in {at_a_time, at_a_time * (drafted + 1)}:
             call_seconds(chain, states, repeats=1)
@@ -85,15 +91,12 @@ def sample_command(
         run, kept = drawn.run, drawn.kept
         files = write_samples(out, drawn.samples, seeds[kept], None if labels is None else labels[kept])
         if run is None:
-            where = f", saved in {out}" if files else ""
-            print(f"interrupted: {len(kept)} of {count} samples were finished{where}", file=sys.stderr)
+            print(f"interrupted: {_kept(drawn, count, out)}", file=sys.stderr)
             raise typer.Exit(130)
         plain = None if drafted else run
         if compare and drafted:
             watch = partial(bars.update, "sequential")
             plain = sequential(chain, seeds=seeds, slots=at_a_time, graph=graph, observe=watch)
-    if drafted:
-        files += paint(out, run, drawn.history, plain)
     seconds = plain.report.seconds if plain else estimate_sequential(chain, count, at_a_time)
     settings = {
         **source.about(),
@@ -117,6 +120,8 @@ def sample_command(
         sequential=json.loads(plain.report.to_json()) if plain else estimate,
     )
     write_result(out / "report.json", result)
+    if drafted:
+        files += paint(out, run, drawn.history, plain)
     if as_json:
         print(result_json(result))
         return
@@ -125,6 +130,15 @@ def sample_command(
     else:
         print(f"Sampled sequentially: {length} calls a sample, {seconds:.1f} seconds for all {count}.")
     print("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
+
+
+def _kept(drawn: Drawn, count: int, out: Path) -> str:
+    """What an interrupted run leaves."""
+    told = f"{drawn.finished} of {count} samples were finished"
+    if drawn.finished == len(drawn.kept):
+        return f"{told}, saved in {out}" if drawn.finished else told
+    saved = f"the first {len(drawn.kept)} of all are saved in {out}" if len(drawn.kept) else "none is saved"
+    return f"{told}; {saved}: whoever finishes first is not a fair sample. Fewer --slots leave more of a run to keep"
 
 
 def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Table:
@@ -156,7 +170,7 @@ def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Tabl
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was drawn; of an interrupted run, the samples finished by then."""
+    """What was drawn; of an interrupted run, what of it is a fair sample."""
 
     samples: Tensor
     kept: Tensor
@@ -164,6 +178,8 @@ class Drawn:
     run: Run | None
     """None if it was interrupted."""
     history: History
+    finished: int
+    """Samples, also those not kept."""
 
 
 def draw(target: Target, seeds: Tensor, *, window: int, slots: int, graph: bool, progress: Progress) -> Drawn:
@@ -185,9 +201,9 @@ def draw(target: Target, seeds: Tensor, *, window: int, slots: int, graph: bool,
         else:
             run = sample(target, seeds=seeds, window=window, slots=slots, observe=observe)
     except KeyboardInterrupt:
-        kept = finished.done.nonzero().flatten()
-        return Drawn(finished.samples[kept], kept, None, history)
-    return Drawn(run.samples.cpu(), torch.arange(len(seeds)), run, history)
+        kept = finished.fair().nonzero().flatten()
+        return Drawn(finished.samples[kept], kept, None, history, int(finished.done.sum()))
+    return Drawn(run.samples.cpu(), torch.arange(len(seeds)), run, history, len(seeds))
 
 
 class _Finished:
@@ -197,8 +213,16 @@ class _Finished:
         self.steps = len(target.std)
         self.samples = torch.zeros(count, *target.shape, dtype=target.std.dtype)
         self.done = torch.zeros(count, dtype=torch.bool)
+        self.begun = torch.zeros(count, dtype=torch.int64)  # the round of each, from 1 on
+        self.rounds = 0
+
+    def fair(self) -> Tensor:
+        """Those begun as many rounds ago as the chain has steps."""
+        return (self.begun > 0) & (self.begun <= self.rounds + 1 - self.steps)
 
     def __call__(self, commit: Commit) -> None:
+        self.rounds += 1
+        self.begun[commit.sample[commit.step == 0].cpu()] = self.rounds
         end = (commit.step + commit.committed == self.steps).nonzero().flatten()
         if len(end):
             which = commit.sample[end].cpu()
@@ -210,11 +234,13 @@ def write_samples(out: Path, samples: Tensor, seeds: Tensor, labels: Tensor | No
     """Save the samples, and paint them if they are pictures."""
     if not len(samples):
         return []
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors = {"samples": samples, "seeds": seeds} | ({} if labels is None else {"labels": labels})
-    save_file({name: value.contiguous() for name, value in tensors.items()}, out / "samples.safetensors")
     files = [out / "samples.safetensors"]
+    files[0].write_bytes(
+        save({name: value.contiguous() for name, value in tensors.items()})
+    )  # as the umask has it
     if are_pictures(samples.shape[1:]):
         grid(samples).save(out / "samples.png")
         files.insert(0, out / "samples.png")

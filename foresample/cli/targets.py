@@ -17,7 +17,9 @@ import torch
 from foresample import pretrained
 from foresample.cli.console import require_modules, wait_line
 from foresample.contracts import Target, require_target
+from foresample.core.round import last_draftable
 from foresample.engine.tuning import tune
+from foresample.sizes import require_memory, round_bytes, state_bytes
 from foresample.targets import GaussianMixture, Kind
 
 MIXTURES = ("flow", "vp", "langevin")
@@ -151,6 +153,25 @@ def _require_device(device: str, *, elsewhere: bool) -> None:
         )
 
 
+def can_draft(target: Target) -> bool:
+    """Whether there is any transition to draft: one with noise that is not the last."""
+    std = target.std
+    return bool((last_draftable(std) > torch.arange(len(std), device=std.device)).any())
+
+
+def require_room(target: Target, *, samples: int, slots: int = 0, window: int = 0) -> None:
+    """Refuse numbers that this machine cannot hold, before any of the work."""
+    std = target.std
+    state = state_bytes(target.shape, std.dtype)
+    require_memory(samples * (state + 16), f"{samples} samples", "ask for fewer", std.device)
+    require_memory(
+        round_bytes(slots, window, state),
+        f"{slots} samples at a time, each with a window of {window},",
+        "ask for fewer --slots or a smaller --window",
+        std.device,
+    )
+
+
 class ChosenWindow(NamedTuple):
     """The window to draft with, and whether drafting is faster than the sequential sampler, as far as is known."""
 
@@ -159,9 +180,13 @@ class ChosenWindow(NamedTuple):
 
 
 def choose_window(window: str, target: Target, *, slots: int, graph: bool, quiet: bool) -> ChosenWindow:
-    """The number asked for; for auto the fastest here, which is measured now."""
+    """The number asked for, or what the chain has room for; for auto the fastest here, which is measured now."""
     if window != "auto":
-        return ChosenWindow(int(window), pays=True)
+        return ChosenWindow(min(int(window), max(1, len(target.std) - 1)), pays=True)
+    if not can_draft(target):
+        if not quiet:
+            print("This chain has no transition that can be drafted.")
+        return ChosenWindow(1, pays=False)
     with wait_line(quiet=quiet) as say:
         tuning = tune(target, slots=slots, graph=graph, progress=say)
     best = max(tuning.trials, key=lambda trial: trial.gain)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from foresample.cli import options
 from foresample.cli.console import plain_table, require_file, wait_line
-from foresample.cli.targets import choose_source
+from foresample.cli.targets import can_draft, choose_source, require_room
 from foresample.engine.tuning import WINDOWS, Tuning, tune
 from foresample.results import make_result, result_json, write_result
 
@@ -46,6 +46,14 @@ def tune_command(
         require_file(out)
     windows = [w for text in window for w in (WINDOWS if text == "auto" else [int(text)])]
     chain = source()
+    if not can_draft(chain):
+        steps_are = "step" if len(chain.std) == 1 else "steps"
+        raise ValueError(
+            f"a chain of {len(chain.std)} {steps_are} without a transition that can be drafted has no window to "
+            "measure: sample it sequentially, or ask for more --steps"
+        )
+    widest = min(max(windows), len(chain.std) - 1)
+    require_room(chain, samples=4 * slots, slots=slots, window=widest)
     with wait_line(quiet=as_json) as say:
         tuning = tune(chain, slots=slots, windows=windows, graph=graph, progress=say)
     settings = {

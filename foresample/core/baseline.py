@@ -42,13 +42,18 @@ class Sequential:
         if graph:
             require_cuda(target)
         self.target, self.slots, self.timed = target, slots, TimedTarget(target)
-        self.fused = affine_chain(target) if kernels.serve(target) else None
+        self.compiled = kernels.compiles(device, target.std.dtype)
+        self.fused = affine_chain(target) if self.compiled or kernels.serve(target) else None
         self.row, self.key, self.step, self.fault = (
             torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
         )
         self.used = torch.ones(slots, 1, dtype=torch.bool, device=device)
         self.x = target.std.new_zeros((slots, *target.shape))
         self.previous = no_history(target, self.x)
+        if self.compiled:
+            from foresample.kernels.cpu.transition import prepare
+
+            prepare(target.std.dtype)
         self.graph = capture(self._transition, device) if graph else None
 
     def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
@@ -99,8 +104,10 @@ class Sequential:
     def _move(self, prediction: Tensor, extra: Tensor | None) -> None:
         target, step = self.target, self.step
         if self.fused is not None:
-            from foresample.kernels.transition import transition
-
+            if self.compiled:
+                from foresample.kernels.cpu.transition import transition
+            else:
+                from foresample.kernels.transition import transition
             return transition(self.fused, self.x, prediction, self.previous, self.key, step, self.fault)
         network, state = (broken(v.unsqueeze(1)) for v in (prediction, self.x))
         self.fault.copy_(note_fault(self.fault, network, state, step.unsqueeze(1), self.used))

@@ -74,6 +74,10 @@ def normal(
         from foresample.kernels.noise import normal as fused
 
         return fused(seed, shape, dtype, stream=stream, step=step, draw=draw)
+    if kernels.compiles(seed.device, dtype):
+        from foresample.kernels.cpu.noise import normal as compiled
+
+        return compiled(seed, shape, dtype, stream=stream, step=step, draw=draw)
     size = math.prod(shape)
     pair = torch.arange((size + 1) // 2, device=seed.device)
     words = _philox(

@@ -72,6 +72,8 @@ class Report:
     calls_per_step: int = 1
     """Network calls in a call of the target: 2 for second-order steps, of both samplers alike."""
     speedup: float = math.nan
+    look_calls: int = 0
+    """Calls on at most four states that made sure the target has a law (`core.look`); not among the calls above."""
     slots: int = 0
     """Samples under way at a time, at most."""
     occupancy: float = math.nan
@@ -102,16 +104,23 @@ class Report:
         return json.dumps(without_nan(values), indent=2)
 
     def __str__(self) -> str:
+        def with_error(mean: float, error: float) -> str:
+            return (
+                f"{mean:.2f}" if math.isnan(error) else f"{mean:.2f} ± {error:.2f}"
+            )  # of one sample there is none
+
         lines = [
             ("method", self.method),
             ("samples × steps", f"{self.count} × {self.steps}"),
             ("window, slots", f"{self.window}, {self.slots}"),
-            ("calls a sample", f"{self.calls_mean:.2f} ± {self.calls_error:.2f}{self._twice()}"),
+            ("calls a sample", with_error(self.calls_mean, self.calls_error) + self._twice()),
             ("evaluations a sample", f"{self.evaluations_mean:.1f}"),
-            ("speed-up in calls", f"{self.speedup:.2f} ± {self.speedup_error:.2f}"),
+            ("speed-up in calls", with_error(self.speedup, self.speedup_error)),
             ("drafts kept a round", f"{self.accepted_mean:.2f} of {self.drafted / max(1, self.rounds):.2f}"),
             ("seconds", f"{self.seconds:.2f} ({self.target_seconds:.2f} in the target)"),
         ]
+        if self.look_calls:
+            lines.append(("calls to look at it", f"{self.look_calls}, on at most 4 states"))
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
@@ -155,6 +164,10 @@ class Tally:
             from foresample.kernels.tally import count
 
             return count(commit, self.lengths, self.drafted, self.mismatch)
+        if kernels.compiles(commit.step.device):
+            from foresample.kernels.cpu.tally import count as compiled
+
+            return compiled(commit, self.lengths, self.drafted, self.mismatch)
         active = commit.committed > 0
         self.lengths.index_add_(0, (commit.committed - 1).clamp(min=0), active.long())
         self.drafted += (active * commit.drafted).sum()

@@ -1,18 +1,23 @@
 """Shards drawn by many workers on Ray: one actor per GPU, or per so many CPUs.
 
 Each worker is a `LocalWorker` of `generation`: its own process, target and engine, and the same `draw_shards`. It takes
-the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only
-numbers travel. If a worker dies, what it had taken and not written goes back to the queue and another takes its
-place. If the driver dies, its workers do, too, and the same command resumes from the files.
+the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only numbers
+travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue, and
+another takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If
+the driver dies, its workers do, too. The same command resumes from the files.
+
+Several drivers may share a cluster: a worker that finds no free place waits for one.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +28,7 @@ from foresample.selftest import SamplesLaw
 
 _TELL_EVERY = 0.5  # seconds between a worker's words, unless it has written a shard
 _DEATHS = 3  # of each worker's place, before any of them has written a shard since
+_PATIENCE = 10.0  # seconds without a word, after which somebody looks whether there can be one
 
 
 class ShardQueue:
@@ -44,13 +50,28 @@ class ShardQueue:
         self.waiting.extendleft(n for n in self.taken.pop(worker, []) if n not in written)
 
 
-class Worker(LocalWorker):
-    """A worker that takes its shards from the queue: an actor."""
+class Worker:
+    """A `LocalWorker` that takes its shards from the queue: an actor. It makes its target when it is first asked."""
 
     def __init__(self, make: Factory, engine: Mapping[str, Any], folder: Path) -> None:
-        if not (folder / ".lock").exists():
-            raise FileNotFoundError(f"a worker does not see {folder}: choose a folder that all machines share")
-        super().__init__(make, engine)
+        self.make, self.how, self.folder = make, engine, folder
+
+    @cached_property
+    def local(self) -> LocalWorker:
+        if not (self.folder / ".lock").exists():
+            raise FileNotFoundError(
+                f"a worker does not see {self.folder}: choose a folder that all machines share"
+            )
+        return LocalWorker(self.make, self.how)
+
+    def ready(self) -> None:
+        """It has a place and runs."""
+
+    def describe(self) -> dict[str, Any]:
+        return self.local.describe()
+
+    def law(self, plan: Plan, sequential: int) -> SamplesLaw:
+        return self.local.law(plan, sequential)
 
     def work(self, plan: Plan, queue: Any, worker: int) -> Iterator[Progress]:
         """Draw shards until none is left."""
@@ -61,7 +82,7 @@ class Worker(LocalWorker):
                 yield number
 
         told = perf_counter()
-        for news in self.draw(plan, taken(), worker):
+        for news in self.local.draw(plan, taken(), worker):
             if news.written or perf_counter() - told > _TELL_EVERY:
                 yield news
                 told = perf_counter()
@@ -81,16 +102,30 @@ def cluster(
         _require_someone(address)
         where = None if address == "auto" else address
         ray.init(where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+    workers = None
     try:
-        yield Cluster(make, engine, cpus, folder.resolve())
+        workers = Cluster(make, engine, cpus, folder.resolve())
+        yield workers
+    except ray.exceptions.RayError as error:
+        raise RuntimeError(
+            f"Ray failed ({_first_line(error)}): what was written is kept; see to the cluster and run the same "
+            "command again"
+        ) from None
     finally:
+        if workers is not None:
+            workers.dismiss()
         if ours:
             ray.shutdown()
 
 
 def _require_someone(address: str) -> None:
     """Refuse an address nobody answers at; Ray would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise ValueError(
+            f"{address} is a way in from outside, on which workers cannot report: run this on a machine of the "
+            "cluster, with --ray auto or its address without ray://"
+        )
+    host, _, port = address.rpartition(":")
     if not port.isdigit():
         return  # auto, local
     try:
@@ -108,16 +143,38 @@ class Cluster:
         import ray
 
         self.ray = ray
-        resources = ray.cluster_resources()
-        gpus = 0 if cpus is not None else int(resources.get("GPU", 0))
-        places = gpus or int(resources.get("CPU", 0)) // (cpus or 1)
+        self.kind, self.each = "CPU", cpus or 1
+        if cpus is None and ray.cluster_resources().get("GPU", 0) >= 1:
+            self.kind, self.each = "GPU", 1
+        places = self._places()
         if not places:
-            raise ValueError(f"the cluster has no {cpus or 1} CPUs for a worker: ask for fewer")
-        needs = {"num_gpus": 1} if gpus else {"num_cpus": cpus or 1}
-        remote = ray.remote(**needs)(Worker)
+            raise ValueError(f"no machine of the cluster has {self._need} for a worker: ask for fewer")
+        remote = ray.remote(**{f"num_{self.kind.lower()}s": self.each})(Worker)
         self._start = lambda: remote.remote(make, engine, folder)
         self.workers = {number: self._start() for number in range(places)}
         self.started = places
+
+    @property
+    def _need(self) -> str:
+        return f"{self.each} {self.kind}{'s' if self.each > 1 else ''}"
+
+    def _places(self) -> int:
+        """Workers that the machines there are have room for, if nobody else has any."""
+        machines = [machine["Resources"] for machine in self.ray.nodes() if machine["Alive"]]
+        return sum(int(has.get(self.kind, 0)) // self.each for has in machines)
+
+    def _require_places(self) -> None:
+        if not self._places():
+            raise RuntimeError(
+                f"the cluster has lost every machine with {self._need} for a worker: what was written is kept; "
+                "start one and run the same command again"
+            )
+
+    def dismiss(self) -> None:
+        """Workers go, so that others have their places."""
+        for worker in self.workers.values():
+            with suppress(Exception):
+                self.ray.kill(worker)
 
     def describe(self) -> dict[str, Any]:
         return self._ask("describe")
@@ -126,55 +183,86 @@ class Cluster:
         return self._ask("law", _shared(plan), sequential)
 
     def draw(self, plan: Plan, numbers: Iterable[int]) -> Iterator[Progress]:
-        ray, plan = self.ray, _shared(plan)
-        queue = ray.remote(num_cpus=0)(ShardQueue).remote(numbers)
+        ray, plan, left = self.ray, _shared(plan), set(numbers)
+        # Here, so that it is not lost with another machine.
+        queue = ray.remote(num_cpus=0, scheduling_strategy=_here(ray))(ShardQueue).remote(sorted(left))
         written: set[int] = set()
         deaths = 0
+        streams: dict[Any, int] = {}
 
-        def stream(worker: int) -> Any:
-            work = self.workers[worker].work.options(num_returns="streaming")
-            return work.remote(plan, queue, worker)
+        def begin() -> None:
+            """Those who do not work do, as long as there are shards."""
+            for worker, actor in self.workers.items():
+                if worker not in streams.values():
+                    work = actor.work.options(num_returns="streaming")
+                    streams[work.remote(plan, queue, worker)] = worker
 
-        streams = {stream(worker): worker for worker in self.workers}
-        while streams:
-            (ready, *_), _ = ray.wait(list(streams), num_returns=1)
+        begin()
+        while left:  # not as long as there are streams: one may wait for a place for ever
+            ready, _ = ray.wait(list(streams), num_returns=1, timeout=_PATIENCE)
+            if not ready:
+                self._require_places()
+                continue
             try:
-                word = next(ready, None)
+                word = next(ready[0], None)
                 news = None if word is None else ray.get(word)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
                 deaths += 1
                 if deaths > _DEATHS * len(self.workers):
                     raise RuntimeError(
-                        f"workers died {deaths} times in a row without finishing a shard ({error}): look at "
-                        "Ray's logs; what was written is kept"
+                        f"workers died {deaths} times in a row without finishing a shard ({_first_line(error)}): "
+                        "look at Ray's logs; what was written is kept"
                     ) from None
-                worker = streams.pop(ready)
+                worker = streams.pop(ready[0])
                 ray.get(queue.give_back.remote(worker, written))
                 yield Progress(worker, 0, 0, ())
+                with suppress(Exception):
+                    ray.kill(self.workers[worker])
                 del self.workers[worker]
                 self.workers[self.started] = self._start()
-                streams[stream(self.started)] = self.started
                 self.started += 1
+                begin()  # also those that had found nothing left to do
             else:
-                if news is None:  # this worker is done
-                    del streams[ready]
+                if news is None:  # this worker has found nothing left to do
+                    del streams[ready[0]]
                     continue
                 if news.written:
                     written |= {entry.number for entry in news.written}
+                    left -= written
                     deaths = 0
                 yield news
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        """One worker's answer."""
-        ray, worker = self.ray, next(iter(self.workers.values()))
+        """The answer of one worker that has a place."""
+        ray = self.ray
+        asked = {worker.ready.remote(): worker for worker in self.workers.values()}
+        ready: list[Any] = []
+        while not ready:
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=_PATIENCE)
+            if not ready:
+                self._require_places()
+                if ray.available_resources().get(self.kind, 0) < self.each:
+                    warnings.warn(
+                        f"every {self.kind} of the cluster is in use: waiting for a place", stacklevel=2
+                    )
         try:
-            return ray.get(getattr(worker, what).remote(*arguments))
+            return ray.get(getattr(asked[ready[0]], what).remote(*arguments))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except ray.exceptions.RayActorError as error:
-            raise RuntimeError(f"a worker died while it was asked to {what} ({error})") from None
+            raise RuntimeError(f"a worker died while it was asked to {what} ({_first_line(error)})") from None
+
+
+def _here(ray: Any) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _shared(plan: Plan) -> Plan:

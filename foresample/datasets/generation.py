@@ -8,6 +8,9 @@ Sample i depends on the run's seed, on i and on the settings, so a dataset is th
 workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified; what those
 lack that are torn, corrupt or short of samples is drawn, the others are kept. Other settings are refused.
 
+How many rounds a sample needs depends on the sample, so those finished first are a biased selection. An interrupted
+dataset keeps them, but hands out only the samples before the first that is missing: any such prefix has the right law.
+
 A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
 lists it by index, seed and step. The next run tries again.
 
@@ -22,9 +25,10 @@ import os
 import re
 import socket
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -35,42 +39,36 @@ from torch import Tensor
 
 from foresample.contracts import Target, at_least_one, require_target, seed_number
 from foresample.core.noise import seeds_of
+from foresample.datasets.manifest import (
+    Status,
+    law_that_holds,
+    plan_of,
+    read_manifest,
+    summary,
+)
 from foresample.datasets.shards import (
     Entry,
     Failure,
     Plan,
     Progress,
+    Shard,
+    Unsound,
     draw_shards,
-    read_planned,
     read_shard,
+    remove_left_overs,
+    shard_number,
     write_atomically,
 )
 from foresample.engine import Engine
 from foresample.provenance import provenance
+from foresample.schema import open_plain
 from foresample.selftest import SamplesLaw, samples_law
+from foresample.sizes import require_disk, require_memory, round_bytes, state_bytes
 
+MOST_SHARDS = 10**6
+"""Files of a folder: beyond that file systems and manifests get slow."""
 Factory = Callable[[], Target]
 """Makes the target where it is needed; it can be pickled, so that a worker can do so."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a run is, for those who watch it."""
-
-    count: int
-    steps: int
-    samples: int
-    calls: int
-    """Of those samples."""
-
-    @property
-    def calls_mean(self) -> float:
-        return self.calls / max(1, self.samples)
-
-    @property
-    def accepted_mean(self) -> float:
-        """Drafts kept in a round: a round commits them and one transition more."""
-        return self.steps * self.samples / max(1, self.calls) - 1
 
 
 @dataclass(frozen=True)
@@ -79,14 +77,45 @@ class Dataset:
 
     out: Path
     manifest: dict[str, Any]
+    unsound: dict[str, str] = field(default_factory=dict)
+    """Shards that do not count, and why; as found by `inspect_dataset`."""
 
     @property
     def complete(self) -> bool:
         return self.manifest["costs"]["samples"] == self.manifest["settings"]["count"]
 
-    def samples(self) -> Iterator[Tensor]:
-        """[n, *shape], shard by shard, by rising index."""
-        return _samples(self.out / shard["file"] for shard in self.manifest["shards"])
+    @property
+    def in_order(self) -> int:
+        """Samples before the first that is missing: those that have the right law whatever is missing."""
+        return self.manifest["in_order"]
+
+    def samples(self, *, everything: bool = False) -> Iterator[Tensor]:
+        """[n, *shape], shard by shard, by rising index.
+
+        Of a dataset that is not complete, only those before the first that is missing: they have the right law. The
+        others are there because they needed few rounds, or because they did not break, which makes them a **biased**
+        selection; `everything` hands them out all the same.
+        """
+        if not everything and self.in_order < self.manifest["costs"]["samples"]:
+            warnings.warn(
+                f"{self.out} is not complete: of its {self.manifest['costs']['samples']} samples only the first "
+                f"{self.in_order} are handed out; those behind a gap were quick to draw, which is a biased "
+                "selection: run the same command again to complete it, or ask for samples(everything=True)",
+                stacklevel=2,
+            )
+        return self._parts(everything)
+
+    def _parts(self, everything: bool) -> Iterator[Tensor]:
+        plan = plan_of(self.out, self.manifest["settings"])
+        left = None if everything else self.in_order
+        for file in self.manifest["shards"]:
+            if left == 0:
+                return
+            number = shard_number(file["file"])
+            assert number is not None
+            x = _sound(plan, number).done.x[:left]
+            left = None if left is None else left - len(x)
+            yield x
 
     @property
     def failures(self) -> list[Failure]:
@@ -110,7 +139,7 @@ class Workers(Protocol):
         """Draw these shards."""
 
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
-        """Compare the finished dataset with so many sequential samples."""
+        """Compare the whole dataset with so many sequential samples; refused while any sample is missing."""
 
 
 class LocalWorker:
@@ -120,6 +149,13 @@ class LocalWorker:
         made = target if isinstance(target, Target) or not callable(target) else target()
         require_target(made)
         self.engine = Engine(made, **engine)
+        slots, window, std = self.engine.slots, self.engine.how.window, made.std
+        require_memory(
+            round_bytes(slots, window, state_bytes(made.shape, std.dtype)),
+            f"{slots} samples under way at a time, each with a window of {window},",
+            "give fewer slots or a smaller window",
+            std.device,
+        )
 
     def describe(self) -> dict[str, Any]:
         std = self.engine.target.std
@@ -128,7 +164,6 @@ class LocalWorker:
             "steps": len(std),
             "dtype": str(std.dtype).removeprefix("torch."),
             "std": hashlib.sha256(std.cpu().view(torch.uint8).numpy().data).hexdigest()[:16],
-            "window": self.engine.how.window,
             "method": re.sub(r" at 0x[0-9a-f]+", "", self.engine.method),
         }
 
@@ -137,8 +172,7 @@ class LocalWorker:
 
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         seeds = seeds_of(plan.seed, sequential, plan.count)  # those behind the dataset's
-        samples = _samples(plan.path(number) for number in range(plan.shards))
-        return samples_law(self.engine.target, samples, seeds, self.engine.slots)
+        return samples_law(self.engine.target, _whole(plan), seeds, self.engine.slots)
 
 
 def generate(
@@ -172,7 +206,8 @@ def generate(
             looks its own up by the sample's index.
         about: whatever else decides what is drawn (a model's name, a checksum of its weights): kept in the
             manifest, and compared when a run is resumed.
-        law: compare the finished dataset with this many sequential samples (`check.samples_law`).
+        law: compare the finished dataset with this many sequential samples (`samples_law`); one that lacks samples
+            is not compared, for those that are there are a biased selection.
         ray: "auto" (a running cluster, or else one on this machine) or a cluster's address: run one worker per
             GPU there. Needs the extra foresample[ray] and a function that makes the target.
         cpus: on Ray, one worker per so many CPUs instead.
@@ -181,7 +216,13 @@ def generate(
     """
     count, shard = at_least_one("count", count), at_least_one("shard", shard)
     window, slots = at_least_one("window", window), at_least_one("slots", slots)
-    folder, how = Path(out), {"window": window, "slots": slots, **engine}
+    files = -(-count // shard)
+    if files > MOST_SHARDS:
+        raise ValueError(
+            f"{count} samples in shards of {shard} are {files} files, and a folder takes {MOST_SHARDS}: "
+            "give a larger shard, or ask for fewer samples"
+        )
+    folder, how = Path(out), {"window": window, "slots": min(slots, count), **engine}
     turns = None if labels is None else tuple(int(label) for label in labels)
     if turns is not None and not turns:
         raise ValueError("labels is empty: give one or more, which are taken in turn, or leave it out")
@@ -192,12 +233,17 @@ def generate(
             "seed": seed_number(seed),
             "labels": None if turns is None else list(turns),
             **workers.describe(),
+            "window": window,  # as asked for: the engine cuts it to the chain
             **(about or {}),
         }
         settings = json.loads(json.dumps(settings))
         manifest = _open_manifest(folder, settings)
-        plan = Plan(folder, count, shard, seed, turns, _digest(settings))
+        plan = plan_of(folder, settings)
+        _require_room(plan)
         run = _Run(plan, manifest, progress)
+        missing = count - run.found
+        more = "make room, choose another folder, or ask for fewer samples"
+        require_disk(missing * plan.sample_bytes, folder, f"{missing} samples", more)
         try:
             for _ in range(2):  # what breaks is tried twice
                 if todo := run.unfinished():
@@ -219,17 +265,43 @@ def inspect_dataset(out: str | Path) -> Dataset:
     manifest = read_manifest(folder)
     if manifest is None:
         raise FileNotFoundError(f"{folder} holds no manifest.json: not a folder of foresample generate")
-    settings = manifest["settings"]
-    plan = Plan(folder, settings["count"], settings["shard"], settings["seed"], None, _digest(settings))
-    return Dataset(folder, {**manifest, **_summary(settings, _survey(plan, range(plan.shards)))})
+    plan = plan_of(folder, manifest["settings"])
+    _require_room(plan)
+    entries, unsound = _survey(plan, _there(plan))
+    now = summary(manifest["settings"], plan, entries)
+    return Dataset(folder, {**manifest, **now, "law": law_that_holds(manifest, plan, now)}, unsound)
 
 
-def _samples(paths: Iterable[Path]) -> Iterator[Tensor]:
-    for path in paths:
-        shard = read_shard(path)
-        if shard is None:
-            raise ValueError(f"{path} is torn or corrupt: run the same command again to have it drawn")
+def _sound(plan: Plan, number: int) -> Shard:
+    """A shard that was there before."""
+    try:
+        shard = read_shard(plan, number)
+    except Unsound as error:
+        raise ValueError(
+            f"{plan.path(number)} does not count any more, {error}: run the same command again to have it drawn"
+        ) from None
+    if shard is None:
+        raise ValueError(f"{plan.path(number)} is gone: run the same command again to have it drawn")
+    return shard
+
+
+def _whole(plan: Plan) -> Iterator[Tensor]:
+    """All samples of the plan; the law is a matter of all of them, or of a prefix, never of a selection."""
+    for number in range(plan.shards):
+        shard = _sound(plan, number)
+        if shard.entry.samples < plan.size(number):
+            missing = number * plan.shard + shard.entry.in_order
+            raise ValueError(
+                f"sample {missing} is missing in {plan.out}, and without it the others are a biased selection, "
+                "whose law is not checked: run the same command again to complete the dataset"
+            )
         yield shard.done.x
+
+
+def _require_room(plan: Plan) -> None:
+    """Refuse shards that cannot be held; one at a time is."""
+    size = plan.size(0)
+    require_memory(size * plan.sample_bytes, f"a shard of {size} samples", "give a smaller shard")
 
 
 # ---------------------------------------------------------------- the folder
@@ -243,23 +315,28 @@ def _locked(folder: Path) -> Iterator[None]:
     path = folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = path.open("a+")
     except OSError as error:
         raise OSError(f"cannot write to {folder} ({error.strerror}): choose another folder") from None
+    try:
+        lock = os.fdopen(open_plain(path, os.O_RDWR | os.O_CREAT, follow=False), "r+b")
+    except OSError as error:
+        raise OSError(f"cannot write {path} ({error.strerror}): choose another folder") from None
     with lock:
+        other = lock.read(200).decode(errors="replace").strip()
+        if os.fstat(lock.fileno()).st_nlink > 1 or not re.match(
+            r"process \d|$", other
+        ):  # nothing is lost by asking
+            raise OSError(f"{path} was not written by foresample: choose another folder")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.seek(0)
-            other = lock.read().strip()
             raise BlockingIOError(
                 f"another run ({other}) is writing to {folder}: wait for it, or choose another folder"
             ) from None
         with suppress(OSError):  # who we are is a courtesy
             os.ftruncate(lock.fileno(), 0)
-            os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-        for left_over in folder.glob(".*.tmp"):  # of runs that died
-            left_over.unlink(missing_ok=True)
+            os.pwrite(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        remove_left_overs(folder)
         yield
 
 
@@ -284,33 +361,28 @@ def _alone(target: Target | Factory, how: Mapping[str, Any]) -> Iterator[LocalWo
     yield LocalWorker(target, how)
 
 
-def _survey(plan: Plan, numbers: Iterable[int]) -> dict[int, Entry]:
-    """Those of these shards that are there and sound."""
-    found = ((number, read_planned(plan, number)) for number in numbers)  # one at a time in memory
-    return {number: shard.entry for number, shard in found if shard is not None}
+def _there(plan: Plan) -> list[int]:
+    """Shards of the plan that have a file: however many there are to be, those are looked at."""
+    with os.scandir(plan.out) as found:
+        numbers = [shard_number(entry.name) for entry in found]
+    return sorted(number for number in numbers if number is not None and number < plan.shards)
+
+
+def _survey(plan: Plan, numbers: Iterable[int]) -> tuple[dict[int, Entry], dict[str, str]]:
+    """Those of these shards that are there and sound, and why others do not count."""
+    entries, unsound = dict[int, Entry](), dict[str, str]()
+    for number in numbers:  # one at a time in memory
+        try:
+            shard = read_shard(plan, number)
+        except Unsound as error:
+            unsound[plan.path(number).name] = str(error)
+        else:
+            if shard is not None:
+                entries[number] = shard.entry
+    return entries, unsound
 
 
 # ---------------------------------------------------------------- the manifest
-
-
-def _digest(settings: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The folder's manifest, None if it has none."""
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-        if not {"settings", "runs", "shards", "failures", "costs", "law"} <= set(manifest):
-            raise ValueError("fields are missing")
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{path} is corrupt ({error}): move it away and run again; the shards are verified by themselves"
-        ) from None
-    return {"kind": "dataset", **manifest}
 
 
 def _open_manifest(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -329,30 +401,6 @@ def _open_manifest(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def _summary(settings: dict[str, Any], entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """What the shards hold and cost."""
-    samples, calls, evaluations = (
-        sum(getattr(entry, name) for entry in entries.values()) for name in ("samples", "calls", "evaluations")
-    )
-    status = Status(settings["count"], settings["steps"], samples, calls)
-    return {
-        "shards": [
-            {"file": f"shard-{n:05d}.safetensors", "samples": entries[n].samples, "sha256": entries[n].sha256}
-            for n in sorted(entries)
-        ],
-        "failures": [asdict(f) for n in sorted(entries) for f in entries[n].failures],
-        "costs": {
-            "samples": samples,
-            "calls": calls,
-            "evaluations": evaluations,
-            "calls_mean": status.calls_mean,
-            "evaluations_mean": evaluations / max(1, samples),
-            "accepted_mean": status.accepted_mean,
-            "speedup": settings["steps"] * samples / max(1, calls),
-        },
-    }
-
-
 def _peak_mib() -> float:
     """The most memory this process has held."""
     import resource
@@ -366,7 +414,7 @@ class _Run:
 
     def __init__(self, plan: Plan, manifest: dict[str, Any], progress: Callable[[Status], None] | None) -> None:
         self.plan, self.progress = plan, progress
-        self.entries = _survey(plan, range(plan.shards))
+        self.entries, _ = _survey(plan, _there(plan))
         self.found, _ = self.written = self._totals()
         self.open: dict[int, tuple[int, int]] = {}
         self.clock = perf_counter()
@@ -378,7 +426,7 @@ class _Run:
             "seconds": None,
             "peak_mib": None,
         }
-        law = None if self.unfinished() else manifest.get("law")
+        law = law_that_holds(manifest, plan, summary(manifest["settings"], plan, self.entries))
         self.manifest = {**manifest, "law": law, "runs": [*manifest["runs"], self.this]}
         self._write()
         self._tell()
@@ -398,7 +446,8 @@ class _Run:
 
     def close(self) -> None:
         """The last word."""
-        self.entries |= _survey(self.plan, self.unfinished())  # those written when drawing stopped
+        open_ones = {*_there(self.plan)} & {*self.unfinished()}
+        self.entries |= _survey(self.plan, sorted(open_ones))[0]  # those written when drawing stopped
         drawn, seconds = self._totals()[0] - self.found, perf_counter() - self.clock
         self.this |= {"drawn": drawn, "seconds": seconds, "peak_mib": _peak_mib()}
         self._write()
@@ -409,7 +458,7 @@ class _Run:
         return sum(entry.samples for entry in entries), sum(entry.calls for entry in entries)
 
     def _write(self) -> None:
-        self.manifest |= _summary(self.manifest["settings"], self.entries)
+        self.manifest |= summary(self.manifest["settings"], self.plan, self.entries)
         data = json.dumps(self.manifest, indent=2) + "\n"
         write_atomically(self.plan.out / "manifest.json", data.encode())
 

@@ -14,6 +14,9 @@ In a file, one row per sample, by rising index:
     calls, evaluations  [n]: what each sample cost
 
 A sample that broke (NaN) is left out of its shard, which says so; drawing the shard again draws what it lacks.
+
+A file is believed only so far: it counts if its checksum is right and if it holds what the plan wants there, the very
+indices, seeds, labels, shapes and types, and no NaN. Links, folders and pipes in its place are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -37,6 +41,8 @@ from foresample.core.noise import seeds_of
 from foresample.engine import Engine
 from foresample.engine.slots import Finished
 from foresample.faults import NO_FAULT, end_error, fault_error, fault_step
+from foresample.schema import Count, Unfit, open_plain, parse_json, read_object
+from foresample.sizes import state_bytes
 
 _WRITING = 2  # full shards that may wait for the disk before drawing does
 
@@ -52,6 +58,9 @@ class Plan:
     seed: int
     labels: tuple[int, ...] | None
     """Taken in turn: sample i has labels[i % len(labels)]."""
+    shape: tuple[int, ...]
+    """Of a sample."""
+    dtype: torch.dtype
     digest: str
     """Of all settings that decide what is drawn."""
 
@@ -69,17 +78,35 @@ class Plan:
     def seeds(self, number: int) -> Tensor:
         return seeds_of(self.seed, self.size(number), number * self.shard)
 
+    def labels_of(self, index: Tensor) -> Tensor | None:
+        return None if self.labels is None else torch.tensor(self.labels)[index % len(self.labels)]
+
     def path(self, number: int) -> Path:
-        return self.out / f"shard-{number:05d}.safetensors"
+        return self.out / shard_name(number)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of a sample in its file: its state, and the numbers beside it."""
+        return state_bytes(self.shape, self.dtype) + 8 * (4 if self.labels is None else 5)
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}.safetensors"
+
+
+def shard_number(name: str) -> int | None:
+    """The shard of a file's name, if it is one's."""
+    found = re.fullmatch(r"shard-(\d{5,18})\.safetensors", name, re.ASCII)
+    return int(found[1]) if found and shard_name(int(found[1])) == name else None
 
 
 @dataclass(frozen=True)
 class Failure:
     """A sample that broke."""
 
-    index: int
-    seed: int
-    step: int
+    index: Count
+    seed: Count
+    step: Count
     """Where NaN or infinity was first seen; N if that is the finished sample."""
     error: str
 
@@ -90,6 +117,8 @@ class Entry:
 
     number: int
     samples: int
+    in_order: int
+    """Of those, how many stand before the first that is missing."""
     calls: int
     evaluations: int
     failures: tuple[Failure, ...]
@@ -102,8 +131,21 @@ class Shard:
 
     entry: Entry
     done: Finished
-    digest: str
-    """Of the settings it was drawn with."""
+
+
+class Unsound(ValueError):
+    """Why a shard's file does not count; half a sentence."""
+
+
+@dataclass(frozen=True)
+class _About:
+    """What a file says of itself beside its tensors."""
+
+    number: Count
+    settings: str
+    """Digest of those it was drawn with."""
+    failures: list[Failure]
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -121,11 +163,28 @@ class Progress:
 # ---------------------------------------------------------------- files
 
 
+_LEFT_OVER = re.compile(
+    r"\.(shard-\d{5,}\.safetensors|manifest\.json|contact\.png)\.[0-9a-f]{32}\.tmp", re.ASCII
+)
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Temporary files of runs that died: those `write_atomically` names, and nothing else."""
+    with os.scandir(folder) as found:
+        ours = [e.path for e in found if _LEFT_OVER.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+    for path in ours:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole, or as it was before, even if the machine stops meanwhile."""
+    """The file is there whole, or as it was before, even if the machine stops meanwhile.
+
+    A link in its place is replaced, not followed.
+    """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -154,52 +213,108 @@ def write_shard(plan: Plan, number: int, done: Finished, failures: tuple[Failure
         "calls": done.calls,
         "evaluations": done.evaluations,
     }
-    if plan.labels is not None:
-        tensors["labels"] = torch.tensor(plan.labels)[done.index % len(plan.labels)]
+    labels = plan.labels_of(done.index)
+    if labels is not None:
+        tensors["labels"] = labels
     tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
     about = {"number": number, "settings": plan.digest, "failures": [asdict(f) for f in failures]}
     sha256 = _checksum(about, tensors)
     # One key: the file's bytes would depend on the order of several.
     metadata = {"foresample": json.dumps({**about, "sha256": sha256}, sort_keys=True)}
     write_atomically(plan.path(number), _safetensors().save(tensors, metadata))
-    return _entry(number, done, failures, sha256)
+    return _entry(plan, number, done, failures, sha256)
 
 
-def read_shard(path: Path) -> Shard | None:
-    """The shard in this file; None if there is none, or one that is torn or corrupt."""
+def read_shard(plan: Plan, number: int) -> Shard | None:
+    """What this shard's file has so far; None if there is none. One that does not count is `Unsound`."""
     from safetensors import SafetensorError, safe_open
 
+    path = plan.path(number)
     try:
+        os.close(open_plain(path, follow=False))
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = json.loads(file.metadata()["foresample"])
-        sha256 = about.pop("sha256")
-        if sha256 != _checksum(about, tensors):
-            return None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+            about = parse_json((file.metadata() or {}).get("foresample", "null"))
+            told = read_object(_About, about)
+            kinds = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            if told.settings == plan.digest:  # before anything is read that may be of any size
+                _require_kinds(plan, number, {n: (k.get_dtype(), k.get_shape()) for n, k in kinds.items()})
+            tensors = {name: file.get_tensor(name) for name in kinds}
+        del about["sha256"]
+        if told.sha256 != _checksum(about, tensors):
+            raise Unsound("its checksum is wrong")
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be read ({error.strerror or error}): move it away and run the same command again"
+        ) from None
+    except (SafetensorError, Unfit, RecursionError, RuntimeError, TypeError) as error:
+        raise Unsound(f"it is torn or corrupt ({error})") from None
+    if told.settings != plan.digest:
+        raise ValueError(f"{path} is sound, but was drawn with other settings: choose another folder")
+    _require_planned(plan, number, told, tensors)
     index = tensors["index"]
     costs = tensors["calls"], tensors["evaluations"]
     done = Finished(index, tensors["samples"], *costs, torch.full_like(index, NO_FAULT))
-    failures = tuple(Failure(**f) for f in about["failures"])
-    return Shard(_entry(about["number"], done, failures, sha256), done, about["settings"])
+    return Shard(_entry(plan, number, done, tuple(told.failures), told.sha256), done)
 
 
-def read_planned(plan: Plan, number: int) -> Shard | None:
-    """What this shard of the plan has so far."""
-    shard = read_shard(plan.path(number))
-    if shard is None or shard.entry.number != number:
-        return None
-    if shard.digest != plan.digest:
-        raise ValueError(
-            f"{plan.path(number)} is sound, but was drawn with other settings: choose another folder"
-        )
-    return shard
+_DTYPES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
 
 
-def _entry(number: int, done: Finished, failures: tuple[Failure, ...], sha256: str) -> Entry:
+def _require_kinds(plan: Plan, number: int, kinds: dict[str, tuple[str, list[int]]]) -> None:
+    """The tensors of a shard have the names, types and shapes that they must have."""
+    count = kinds.get("index", ("", [0]))[1]
+    wanted: dict[str, tuple[str, list[int]]] = dict.fromkeys(_NUMBERS, ("I64", count))
+    if plan.labels is not None:
+        wanted["labels"] = "I64", count
+    wanted["samples"] = _DTYPES[plan.dtype], [*count, *plan.shape]
+    for name in sorted({*wanted, *kinds}):
+        if kinds.get(name) != wanted.get(name):
+            found, right = (
+                f"{k[0]} {list(k[1])}" if k else "nothing" for k in (kinds.get(name), wanted.get(name))
+            )
+            raise Unsound(f"its {name} are {found}, not {right}")
+    if len(count) != 1 or count[0] > plan.size(number):
+        raise Unsound(f"it has {count} samples, and {plan.size(number)} belong there")
+
+
+_NUMBERS = ("index", "seeds", "calls", "evaluations")
+
+
+def _require_planned(plan: Plan, number: int, about: _About, tensors: dict[str, Tensor]) -> None:
+    """A shard holds what the plan wants in it: a right checksum says only that nobody has changed it since."""
+    if about.number != number:
+        raise Unsound(f"it is shard {about.number}")
+    index, first, size = tensors["index"], number * plan.shard, plan.size(number)
+    if ((index < first) | (index >= first + size)).any() or (index.diff() <= 0).any():
+        raise Unsound(f"its indices are not some of {first} … {first + size - 1} in order")
+    seeds, labels = plan.seeds(number), plan.labels_of(index)
+    if not torch.equal(tensors["seeds"], seeds[index - first]):
+        raise Unsound("its seeds are not those of its samples")
+    if labels is not None and not torch.equal(tensors["labels"], labels):
+        raise Unsound("its labels are not those of its samples")
+    if not torch.isfinite(tensors["samples"]).all():
+        raise Unsound("some of its samples are NaN or infinite")
+    if any((tensors[name] < 1).any() or (tensors[name] > _DEAREST).any() for name in ("calls", "evaluations")):
+        raise Unsound("its samples have cost nothing, or too much")
+    there = set(index.tolist())
+    for failure in about.failures:
+        place = failure.index - first
+        if not 0 <= place < size or failure.index in there or failure.seed != int(seeds[place]):
+            raise Unsound(f"sample {failure.index}, which it says broke, is not missing in it")
+
+
+_DEAREST = 2**40  # calls or evaluations of a sample; more cannot be meant, nor added up
+
+
+def _entry(plan: Plan, number: int, done: Finished, failures: tuple[Failure, ...], sha256: str) -> Entry:
+    place = done.index - number * plan.shard
+    in_order = int(
+        (place == torch.arange(len(place))).sum()
+    )  # indices rise, so once they differ they always do
     costs = int(done.calls.sum()), int(done.evaluations.sum())
-    return Entry(number, len(done.index), *costs, failures, sha256)
+    return Entry(number, len(place), in_order, *costs, failures, sha256)
 
 
 def _checksum(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:
@@ -231,7 +346,10 @@ class _Filling:
         self.x = torch.empty((size, *target.shape), dtype=target.std.dtype)
         self.calls_of, self.evaluations_of = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
         self.has = torch.zeros(size, dtype=torch.bool)
-        kept = read_planned(plan, number)
+        try:
+            kept = read_shard(plan, number)
+        except Unsound:  # drawn again
+            kept = None
         self.file = None if kept is None else kept.entry
         if kept is not None:
             self._put(kept.done)

@@ -2,8 +2,8 @@
 
 A chain begins with one bare call, because nothing is known of its sample yet. But at high noise predictions look
 much the same for every sample, so a path of *other* samples is a draft of the first window: their mean, or the last
-plan of a robot. Any draft is exact as long as it does not depend on the noise still to be spent (theory, section 7).
-It must never bring along the other samples' **noise**: what they led to may be among the conditions.
+plan of a robot. Any draft is exact as long as it does not depend on the noise still to be spent (docs/theory.md,
+"Starting warm"). It must never bring along the other samples' **noise**: what they led to may be among the conditions.
 
 `response` is the average Jacobian of the prediction, J_k: a matrix a step, fitted once. It then takes the place of
 the scalar slopes within the horizon and beyond it, in every window.
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from foresample.contracts import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,20 @@ class Prior:
             raise ValueError(
                 f"a prior's states and predictions are [paths, steps, *shape] both, not {tuple(self.states.shape)} and "
                 f"{tuple(self.predictions.shape)}"
+            )
+
+    def require_fits(self, target: Target) -> None:
+        """Refuse a prior of another chain, before any work."""
+        if self.states.shape[2:] != target.shape:
+            raise ValueError(
+                f"this prior is of states of shape {tuple(self.states.shape[2:])}, the target's are "
+                f"{tuple(target.shape)}: fit one for this target with foresample.fit_prior"
+            )
+        needed = (len(target.std), target.shape.numel(), target.shape.numel())
+        if self.response is not None and self.response.shape != needed:
+            raise ValueError(
+                f"this prior's response is {tuple(self.response.shape)}, this chain needs {needed}: fit one for this "
+                "number of steps with foresample.fit_prior"
             )
 
     @property

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft, expand
+from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft, Target, expand
 from foresample.drafters.prior import Prior, answer
 
 DIVERGED = 6.0
@@ -43,11 +43,22 @@ class Replay:
     """
 
     secant: bool = True
-    prior: Prior | None = field(default=None, compare=False)
+    prior: Prior | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.prior is not None and not self.secant:
             raise ValueError("a prior needs the secant: leave secant=False out")
+
+    def __str__(self) -> str:
+        """What decides on samples, for reports and manifests."""
+        return repr(self) if self.prior is None else f"Replay(secant={self.secant}, prior={self.prior})"
+
+    def for_target(self, target: Target) -> Replay:
+        """The same, its prior where the target's chain is; refused if it is of another chain."""
+        if self.prior is None:
+            return self
+        self.prior.require_fits(target)
+        return replace(self, prior=self.prior.to(target.std.device, target.std.dtype))
 
     def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
         path = (rows, window + 1, *like.shape)

@@ -8,7 +8,7 @@ in the slot beside. `slots` has the two ways to keep them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -22,11 +22,12 @@ from foresample.contracts import (
     require_drafter,
     require_target,
 )
+from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds
 from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, last_draftable
 from foresample.drafters import Replay
-from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order
+from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order, round_for
 from foresample.faults import raise_faults, require_finite
 from foresample.kernels.graphs import require_cuda
 
@@ -54,6 +55,9 @@ class Engine:
         block: transitions verified as one block; the whole window by default. 1 is the per-step test.
         recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
         graph: replay rounds as one CUDA graph: no launch overhead, on a target whose network can be captured.
+        look: with the engine's first call, make sure that the target treats each row by itself and answers the same
+            when asked the same, and refuse it otherwise: one more call on at most four states, once an engine (a
+            second one where rounding depends on the size of a call), reported as `report.look_calls`.
     """
 
     def __init__(
@@ -66,26 +70,31 @@ class Engine:
         block: int | None = None,
         recycle: bool = True,
         graph: bool = False,
+        look: bool = True,
     ) -> None:
         require_target(target)
         self.slots = at_least_one("slots", slots)
-        window = at_least_one("window", window)
+        window = min(at_least_one("window", window), max(1, len(target.std) - 1))  # a longer one drafts no more
         block = None if block is None else at_least_one("block", block)
         drafter = Replay() if drafter is None else drafter
         require_drafter(drafter)
+        if isinstance(drafter, Replay):
+            drafter = drafter.for_target(target)
         if graph:
             require_cuda(target)
         self.target, self.graph = target, graph
         layout = Padded() if target.std.device.type == "cuda" else Packed()
         self.how = Speculation(drafter, window, block, recycle, last_draftable(target.std), layout)
+        round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
         noise = "recycled" if recycle else "fresh"
         self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
+        self.look = FreeLook(self.slots * (window + 1)) if look else None
         self._under_way: LooseSlots | FixedSlots | None = None
 
     def finished(self, seeds: Tensor, observe: Observer | None = None, *, first: int = 0) -> Iterator[Finished]:
-        """Samples as they are done, several at a time; sample `first` + i has seeds[i].
+        """Samples as they are done, several at a time; sample `first` + i has seeds[i]. Broken ones come with a fault.
 
-        Broken ones come with a fault.
+        Those that are done first are no fair sample (`stream`): take all of them.
         """
         return self.draw([(first + torch.arange(len(seeds)), seeds)], observe, at_most=len(seeds))
 
@@ -120,19 +129,50 @@ class Engine:
             if done is not None:
                 yield done
 
-    def stream(self, seeds: Sequence[int] | Tensor) -> Iterator[Sample]:
-        """Samples one by one as they are done, in no particular order."""
+    def stream(self, seeds: Sequence[int] | Tensor, *, ordered: bool = True) -> Iterator[Sample]:
+        """Samples one by one, in the order of their seeds: any number of them, said beforehand, is a fair sample.
+
+        One that is done before its turn is held: at most slots × (window + 1) of them, no more states than the noise of
+        the rows under way, and no slot ever waits for it (theory, "Finishing first is not fair").
+
+        With `ordered=False` each comes as soon as it is done. **The first of those are not a fair sample**: what needs
+        few rounds comes first, and how many a sample needs depends on the sample. Only all of them together are.
+        """
         seeds = resolve_seeds(seeds=seeds)
-        for done in self.finished(seeds):
+        return self.stream_parts([(torch.arange(len(seeds)), seeds)], ordered=ordered)
+
+    def stream_parts(self, parts: Iterable[tuple[Tensor, Tensor]], *, ordered: bool = True) -> Iterator[Sample]:
+        """`stream`, of samples 0, 1, … given in parts, (indices, seeds), each asked for when a slot is free for it."""
+        seed_of: dict[int, int] = {}  # of the samples begun and the rest of their part
+
+        def begun() -> Iterator[tuple[Tensor, Tensor]]:
+            for index, seeds in parts:
+                seed_of.update(zip(index.tolist(), seeds.tolist(), strict=True))
+                yield index, seeds
+
+        held: dict[int, Sample] = {}
+        turn = 0
+        for done in self.draw(begun()):
             raise_faults(done.fault, done.index, self.target)
             require_finite(done.x, done.index)
             costs = torch.stack([done.index, done.calls, done.evaluations], 1).tolist()
             for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
-                yield Sample(index, int(seeds[index]), x, calls, evaluations)
+                sample = Sample(index, seed_of.pop(index), x, calls, evaluations)
+                if not ordered:
+                    yield sample
+                elif index != turn:
+                    held[index] = replace(sample, x=x.clone())  # not all that finished with it
+                else:
+                    yield sample
+                    turn += 1
+                    while turn in held:
+                        yield held.pop(turn)
+                        turn += 1
 
     def sample(self, seeds: Sequence[int] | Tensor, observe: Observer | None = None) -> Run:
         """All samples of these seeds, in order, and what they cost."""
         started, seeds = perf_counter(), resolve_seeds(seeds=seeds)
+        looked = self._look_calls
         parts = []
         for done in self.finished(seeds, observe):
             raise_faults(done.fault, done.index, self.target)
@@ -147,16 +187,21 @@ class Engine:
         run = runner.tally.close(report, done.x, done.calls, done.evaluations)
         report.occupancy = report.rounds / (slots.capacity * slots.rounds)
         report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
+        report.look_calls = self._look_calls - looked
         return run
+
+    @property
+    def _look_calls(self) -> int:
+        return 0 if self.look is None else self.look.calls
 
     def _slots(self, capacity: int) -> Slots:
         """Empty slots: new ones, or the fixed ones with what was captured in them."""
         if isinstance(self.how.layout, Packed):
-            self._under_way = LooseSlots(RoundRunner(self.target, self.how), capacity)
+            self._under_way = LooseSlots(RoundRunner(self.target, self.how, self.look), capacity)
         elif isinstance(self._under_way, FixedSlots):
             self._under_way.clear()
         else:
             with torch.no_grad():
-                runner = RoundRunner(self.target, self.how)
+                runner = RoundRunner(self.target, self.how, self.look)
                 self._under_way = FixedSlots(runner, self.slots, graph=self.graph)
         return self._under_way

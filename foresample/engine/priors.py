@@ -3,7 +3,8 @@
 The table is the mean path of the pilots. The denoised estimate is a martingale along the chain, so along any path its
 change from step k − 1 to k is its answer to the noise of step k − 1: a regression of the one on the other over the
 pilots gives the average Jacobian J_k, a matrix where states are small, shrunk towards a multiple of the identity
-(theory, section 7). For larger states a scalar slope around the mean path is fitted for the table's steps.
+(docs/theory.md, "Starting warm"). For larger states a scalar slope around the mean path is fitted for each step of the
+table.
 
 Samples drawn with a prior depend on it, and have the target's law whatever it is; it must only not have been fitted on
 the samples' own noise, so pilots have seeds of their own.
@@ -82,13 +83,38 @@ def fit_prior(
     steps, size = len(target.std), target.shape.numel()
     matrix = size <= MATRIX_ELEMENTS
     recorded = RecordingTarget(target, pilots, steps if matrix else min(window + 1, steps))
+    # A look's call would be recorded as well; the runs the prior is for look for themselves.
+    engine = Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots, look=False)
     seeds = seeds_of(_SEED + seed, pilots)
-    Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots).sample(seeds)
+    engine.sample(seeds)
     kept = recorded.steps
-    states, predictions = recorded.states[:, :kept], recorded.predictions[:, :kept]
-    table = min(window + 1, steps)
+    return prior_of_paths(
+        target,
+        recorded.states[:, :kept],
+        recorded.predictions[:, :kept],
+        window=window,
+        paths=paths,
+        seeds=seeds,
+    )
+
+
+def prior_of_paths(
+    target: Target,
+    states: Tensor,
+    predictions: Tensor,
+    *,
+    window: int,
+    paths: int = 1,
+    seeds: Tensor | None = None,
+) -> Prior:
+    """A prior from recorded paths of pilots, [pilots, K, *shape] both.
+
+    They go through all N steps where states are small enough for a matrix a step, else through the table's. `seeds` are
+    the pilots', for a target with extra noise.
+    """
+    pilots, table = len(states), min(window + 1, len(target.std))
     means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
-    if matrix:
+    if target.shape.numel() <= MATRIX_ELEMENTS:
         return Prior(means[0], means[1], response=_jacobians(target, states, predictions, seeds))
     which = torch.arange(pilots, device=states.device) % paths
     dx, dp = (
@@ -100,18 +126,18 @@ def fit_prior(
     )
 
 
-def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tensor) -> Tensor:
+def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tensor | None) -> Tensor:
     """J_k of every step, [N, d, d]; 0 where no noise leads to it."""
     steps, size, pilots = len(target.std), target.shape.numel(), len(states)
     found = target.std.new_zeros((steps, size, size))
     identity = torch.eye(size, dtype=torch.float64, device=states.device)
-    seeds, before = seeds.to(states.device), no_history(target, states[:, 0])
+    before = no_history(target, states[:, 0])
     for k in range(1, steps):
         previous, before = before, remember(target, predictions[:, k - 1], before)
         if target.std[k - 1] == 0:
             continue
         step = torch.full((pilots,), k - 1, device=states.device)
-        extra = extra_noise(target, seeds, step)
+        extra = None if seeds is None else extra_noise(target, seeds.to(states.device), step)
         mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, previous, extra)
         noise = (states[:, k] - mean).flatten(1).double()
         moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, require_target, resolve_slots
+from foresample.contracts import Drafter, Target, at_least_one, require_target, resolve_slots, seed_number
 from foresample.core.baseline import sequential
-from foresample.core.noise import resolve_seeds
+from foresample.core.noise import resolve_seeds, seeds_of
 from foresample.core.report import Observer, Run
 from foresample.engine.engine import Engine, Sample
 from foresample.engine.tuning import tune
@@ -27,6 +28,7 @@ def sample(
     block: int | None = None,
     recycle: bool = True,
     graph: bool = False,
+    look: bool = True,
     observe: Observer | None = None,
 ) -> Run:
     """Draw samples whose law is exactly that of `sequential`, with far fewer sequential calls.
@@ -45,6 +47,8 @@ def sample(
         block: transitions verified as one block; the whole window by default. 1 is the per-step test.
         recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
         graph: replay rounds as one CUDA graph; see `Engine`, which also keeps it for the next run.
+        look: refuse a target whose answer at a state depends on more than that state: one more call on at most four
+            states; see `Engine`, which looks once.
         observe: called after every round with what it committed.
     """
     require_target(target)
@@ -53,11 +57,14 @@ def sample(
     how: dict[str, Any] = {"drafter": drafter, "block": block, "recycle": recycle, "graph": graph}
     how["slots"] = slots
     if window == "auto":
-        tuning = tune(target, **how)
+        tuning = tune(target, look=look, **how)
         if tuning.window is None:
             return sequential(target, seeds=key, slots=slots, graph=graph, observe=observe)
-        window = tuning.window
-    return Engine(target, window=window, **how).sample(key, observe)
+        window, look = tuning.window, False  # it has looked
+    return Engine(target, window=window, look=look, **how).sample(key, observe)
+
+
+_PART = 1024  # seeds of a stream made at a time
 
 
 def stream(
@@ -72,10 +79,31 @@ def stream(
     block: int | None = None,
     recycle: bool = True,
     graph: bool = False,
+    look: bool = True,
+    ordered: bool = True,
 ) -> Iterator[Sample]:
-    """The same samples one by one as they are done. Memory is O(slots × window × state), whatever the count."""
-    key = resolve_seeds(count, seed, seeds)
+    """The same samples one by one, in order: the first k of them are a fair sample, for any k said beforehand.
+
+    A sample that is done before its turn is held; memory is O(slots × window × state), whatever the count, and nobody
+    waits: see `Engine.stream`, also for `ordered=False`, whose first samples are **not** a fair sample. The other
+    arguments are those of `sample`.
+    """
     engine = Engine(
-        target, window=window, slots=slots, drafter=drafter, block=block, recycle=recycle, graph=graph
+        target,
+        window=window,
+        slots=slots,
+        drafter=drafter,
+        block=block,
+        recycle=recycle,
+        graph=graph,
+        look=look,
     )
-    return engine.stream(key)
+    if seeds is not None or count is None:
+        return engine.stream(resolve_seeds(count, seed, seeds), ordered=ordered)
+    count, seed = at_least_one("count", count), seed_number(seed)
+    parts = (
+        (torch.arange(first, last), seeds_of(seed, last - first, first))
+        for first in range(0, count, _PART)
+        for last in [min(first + _PART, count)]
+    )
+    return engine.stream_parts(parts, ordered=ordered)

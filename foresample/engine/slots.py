@@ -25,6 +25,7 @@ from torch import Tensor
 from foresample import kernels
 from foresample.contracts import Target, expand, predict
 from foresample.core import round as plain
+from foresample.core.look import FreeLook
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
 from foresample.faults import NO_FAULT, raise_faults
@@ -61,27 +62,34 @@ def in_order(parts: list[Finished]) -> Finished:
 
 
 class Round(NamedTuple):
-    """The two halves of a round: the plain ones, or the fused ones."""
+    """The two halves of a round: the plain ones, the fused ones, or the compiled ones."""
 
     propose: Callable[[Target, Rows, Speculation], Any]
     settle: Callable[[Target, Rows, Any, Tensor, Speculation], tuple[Rows, Commit]]
 
 
 def round_for(target: Target, how: Speculation) -> Round:
-    """The fused round where it serves, else the plain one."""
+    """The fused round or the compiled one where they serve, else the plain one."""
     if how.recycle and kernels.serve(target):
         from foresample.kernels import round as fused
 
         if fused.serves(how.drafter, target.shape.numel()):
             return Round(fused.propose, fused.settle)
+    if kernels.compiles(target.std.device, target.std.dtype):
+        from foresample.kernels.cpu import round as compiled
+
+        if compiled.serves(target, how):
+            compiled.prepare(target.std.dtype)
+            return Round(compiled.propose, compiled.settle)
     return Round(plain.propose, plain.settle)
 
 
 class RoundRunner:
     """Takes rows through rounds, the calls answered by the target; counts and clocks them."""
 
-    def __init__(self, target: Target, how: Speculation) -> None:
+    def __init__(self, target: Target, how: Speculation, look: FreeLook | None = None) -> None:
         self.target, self.how, self.steps = target, how, len(target.std)
+        self._predict = predict if look is None else look.predict
         self.tally = Tally(how.window, self.steps, target.std.device)
         self.timed = TimedTarget(target)
         self._round = round_for(target, how)
@@ -94,7 +102,7 @@ class RoundRunner:
         how = self.how if drafts is None else replace(self.how, layout=Padded(drafts))
         draft = self._round.propose(self.target, rows, how)
         call = draft.call
-        predictions = predict(self.timed, call.x, call.step, call.row, call.extra)
+        predictions = self._predict(self.timed, call.x, call.step, call.row, call.extra)
         rows, commit = self._round.settle(self.target, rows, draft, predictions, how)
         self.tally.count(commit)
         return rows, commit

@@ -89,6 +89,7 @@ def tune(
     block: int | None = None,
     recycle: bool = True,
     graph: bool = False,
+    look: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Tuning:
     """Measure the windows and pick one.
@@ -101,6 +102,7 @@ def tune(
         block: as for `sample`.
         recycle: as for `sample`.
         graph: as for `sample`; the sequential sampler is then captured, too.
+        look: as for `sample`; once, for the first window.
         progress: called with what is being measured.
     """
     require_target(target)
@@ -119,7 +121,14 @@ def tune(
     for window in sorted({min(w, max(1, steps - 1)) for w in windows}):
         say(f"window {window}")
         engine = Engine(
-            target, window=window, slots=slots, drafter=drafter, block=block, recycle=recycle, graph=graph
+            target,
+            window=window,
+            slots=slots,
+            drafter=drafter,
+            block=block,
+            recycle=recycle,
+            graph=graph,
+            look=look and not engines,
         )
         engine.sample(seeds_of(_SEED, slots))
         started = _now(target)

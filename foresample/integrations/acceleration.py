@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from foresample.contracts import Drafter, at_least_one
+from foresample.drafters import Prior
 from foresample.integrations.packages import (
     AcceleratedPackage,
     accelerate_package,
@@ -22,12 +24,18 @@ from foresample.integrations.policies import AcceleratedPolicy, accelerate_polic
 
 def accelerate(
     served: Any,
-    window: int = 16,
+    window: int | Literal["auto"] = 16,
     *,
     drafter: Drafter | None = None,
     block: int | None = None,
     recycle: bool = True,
     batch_pad: bool | int = False,
+    graph: bool = False,
+    prior: Prior | str | Path | None = None,
+    warm: bool = False,
+    executed: int | None = None,
+    pilots: int | None = None,
+    trace: bool = True,
 ) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
     """From now on a pipeline, a policy or a package's sampler draws speculatively: the same law, fewer calls.
 
@@ -45,22 +53,39 @@ def accelerate(
             DiffusionPolicy (or its `.diffusion`), or a policy of the diffusion_policy family;
             denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's AtomDiffusion.
         window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
+            "auto": the first calls are drawn with several, and the fastest is kept.
         drafter: as for `sample`.
         block: as for `sample`.
         recycle: as for `sample`.
         batch_pad: for policies, call the network with one number of states always, for torch.compile and CUDA
             graphs: True means plans × (window + 1), a number means that many. The padding's results are dropped.
+        graph: for policies on a GPU, replay rounds as CUDA graphs; a new observation needs no new capture.
+        prior: for policies, a `Prior` fitted on other plans or the path of a saved one.
+        warm: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
+            the actions executed since; the plan then also depends on the last one, its law does not. `reset()` of the
+            policy forgets.
+        executed: actions executed between two plans; the policy's `n_action_steps` by default.
+        pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
+        trace: watch three steps of the untouched loop first (of a pipeline, once per configuration: `foresample_trace`
+            tells what that took), and refuse what the chain does not explain.
     """
-    window = at_least_one("window", window)
+    if window != "auto":
+        window = at_least_one("window", window)
     block = None if block is None else at_least_one("block", block)
     if is_policy(served):
-        return accelerate_policy(served, window, drafter, block, recycle, batch_pad)
-    if batch_pad is not False and (is_pipeline(served) or is_package(served)):
-        raise ValueError("batch_pad is a matter of policies: leave it out for a pipeline")
+        return accelerate_policy(
+            served, window, drafter, block, recycle, batch_pad, graph, prior, warm, executed, pilots, trace
+        )
+    if is_pipeline(served) or is_package(served):
+        for name, given in (("batch_pad", batch_pad), ("graph", graph), ("prior", prior), ("warm", warm)):
+            if given not in (False, None):
+                raise ValueError(f"{name} is a matter of policies: leave it out for a pipeline")
     if is_package(served):
+        if window == "auto":
+            raise ValueError("a package's sampler is given its window as a number, 16 say")
         return accelerate_package(served, window, drafter, block, recycle)
     if is_pipeline(served):
-        return accelerate_pipeline(served, window, drafter, block, recycle)
+        return accelerate_pipeline(served, window, drafter, block, recycle, trace)
     raise _unknown(served)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresample.chains import Chain
+
 
 def require_fixed(network: Any) -> None:
     """Refuse a network that draws or mixes rows: its transitions have no law of their own."""
@@ -17,6 +19,15 @@ def require_fixed(network: Any) -> None:
             raise ValueError(
                 f"the network is in training mode and has {type(module).__name__}: call its eval() before sampling"
             )
+
+
+def require_fixed_variance(chain: Chain) -> None:
+    """Refuse a learned variance in a loop of somebody else's: its extra noise is no part of that loop."""
+    if chain.low_variance is not None:
+        raise ValueError(
+            "a learned variance (variance_type='learned_range') is not served inside of a pipeline's or policy's "
+            "loop; use variance_type='fixed_small', or foresample.targets.from_scheduler with the network"
+        )
 
 
 def for_rows(value: Any, row: Tensor, count: int) -> Any:

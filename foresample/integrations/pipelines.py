@@ -4,13 +4,14 @@ A pipeline's denoising loop is its own affair: guidance, prompts and embeddings 
 way in each. So the loop itself is put to work. It keeps running as written, but each turn of it becomes one
 *call* of the speculative sampler:
 
-    for i, t in enumerate(timesteps):        # ours: goes on until all images are done
+    for i, t in enumerate(timesteps):        # the pipeline's; turns that are not needed cost no network call
         network(latents, t, prompts)         # ours: each state gets its own timestep and its image's prompt
         guidance                             # the pipeline's
         latents = scheduler.step(...)        # ours: verify, commit, and hand out the next states to evaluate
 
-`latents` is then a batch of drafted states instead of one state an image, which the loop cannot tell, since all
-it does is row by row. Text encoders, initial latents, the decoder and everything else stay as they are.
+`latents` is then a batch of drafted states instead of one state an image, which the loop cannot tell as long as all
+it does is row by row and the same in every turn. `turns` checks that it is, in every turn, and `trace` watches the
+untouched loop first. Text encoders, initial latents, the decoder and everything else stay as they are.
 Nothing is subclassed per pipeline; what is put in place sits on the instances and is taken away by `restore`.
 """
 
@@ -20,41 +21,47 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
-from types import SimpleNamespace
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from foresample.chains import Chain, scheduler_chain
-from foresample.chains.chain import per_row
+from foresample.chains import scheduler_chain
 from foresample.contracts import Drafter, require_drafter
 from foresample.core.noise import seeds_of
-from foresample.core.report import Commit, Report, Tally
-from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
 from foresample.drafters import Replay
-from foresample.engine.slots import HandedRounds
-from foresample.targets import ChainTarget
+from foresample.integrations.networks import require_fixed_variance
+from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
+from foresample.integrations.turns import REMEDY, Refused, Session, Settings
 
-_PATCHED = ("step", "set_timesteps", "scale_model_input")
+_PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
 """Methods of the scheduler's instance that are replaced."""
+WINDOWS = (2, 4, 8, 16, 32)
+"""Those that `window="auto"` tries."""
 
 
 def is_pipeline(served: Any) -> bool:
-    """Whether this is a diffusion pipeline: it has a scheduler, and a unet or a transformer."""
-    return hasattr(served, "scheduler") and _network_of(served) is not None
+    """Whether this is a diffusion pipeline: it has a scheduler, and a network to denoise with."""
+    return hasattr(served, "scheduler") and any(
+        getattr(served, name, None) is not None for name in ("unet", "transformer", "prior", "decoder")
+    )
 
 
 def accelerate_pipeline(
-    pipe: Any, window: int, drafter: Drafter | None, block: int | None, recycle: bool
+    pipe: Any,
+    window: int | Literal["auto"],
+    drafter: Drafter | None,
+    block: int | None,
+    recycle: bool,
+    trace: bool,
 ) -> AcceleratedPipeline:
     """See `foresample.accelerate`."""
     drafter = Replay() if drafter is None else drafter
     require_drafter(drafter)
     _require_supported(pipe.scheduler)
     restore_pipeline(pipe)
-    handle = AcceleratedPipeline(pipe, _network_of(pipe), window, drafter, block, recycle)
+    handle = AcceleratedPipeline(pipe, window, drafter, block, recycle, trace)
     pipe._foresample = handle
     return handle
 
@@ -67,40 +74,41 @@ def restore_pipeline(pipe: Any) -> None:
         del pipe._foresample
 
 
-def _network_of(pipe: Any) -> Any:
-    return getattr(pipe, "unet", None) or getattr(pipe, "transformer", None)
-
-
 class AcceleratedPipeline:
     """What `accelerate` put in place; a context manager that hands out the pipeline."""
 
     def __init__(
         self,
         pipe: Any,
-        network: torch.nn.Module,
-        window: int,
+        window: int | Literal["auto"],
         drafter: Drafter,
         block: int | None,
         recycle: bool,
+        trace: bool,
     ) -> None:
-        self.pipe, self.network, self.scheduler = pipe, network, pipe.scheduler
-        self.window, self.drafter, self.block, self.recycle = window, drafter, block, recycle
-        self.session: Session | None = None
+        self.pipe, self.scheduler, self.networks = pipe, pipe.scheduler, _networks(pipe)
+        self.window, self.drafter, self.block, self.recycle, self.trace = window, drafter, block, recycle, trace
+        self.session: Session | Watch | None = None
+        self.traces: dict[Any, Trace] = {}
+        """What was watched, for each configuration."""
+        self.looked: set[Any] = set()
+        """Configurations whose first drafted call was looked at."""
+        self.windows: dict[Any, int | None] = {}
+        """What `window="auto"` found, for each configuration; None: no window is faster than the pipeline itself."""
         self._pipeline_class = type(pipe)
-        self._forward = network.forward
-        self._step = self.scheduler.step
-        self._set_timesteps = self.scheduler.set_timesteps
-        self._scale = getattr(self.scheduler, "scale_model_input", None)
         # Iterating over the scheduler's timesteps is what drives the loop; all else about the tensor stays.
         self._timesteps_class = type(
             "SpeculativeTimesteps", (Tensor,), {"__iter__": lambda timesteps: self._turns(timesteps)}
         )
-        # What the instances had of their own before (an offloading hook, somebody's patch) is put back.
-        self._before = [
-            (owner, name, vars(owner)[name])
-            for owner, name in (*((self.scheduler, name) for name in _PATCHED), (network, "forward"))
-            if name in vars(owner)
-        ]
+        self._states_class = type(
+            "DraftedStates", (Tensor,), {"__torch_function__": classmethod(self._among_states)}
+        )
+        # What the scheduler's instance had of its own before (somebody's patch) is put back.
+        self._before = {name: vars(self.scheduler)[name] for name in _PATCHED if name in vars(self.scheduler)}
+        self._methods = {
+            name: getattr(self.scheduler, name) for name in _PATCHED if hasattr(self.scheduler, name)
+        }
+        self._stand_ins: dict[str, Any] = {}
         self._install()
 
     def __enter__(self) -> Any:
@@ -118,46 +126,128 @@ class AcceleratedPipeline:
         def __call__(pipe: Any, *args: Any, **kwargs: Any) -> Any:
             return handle._run(inspect.signature(original).bind(pipe, *args, **kwargs))
 
-        self.pipe.__class__ = type(
-            self._pipeline_class.__name__, (self._pipeline_class,), {"__call__": __call__}
-        )
-        self.network.forward = _stand_in(self._forward, self._evaluate)
-        self.scheduler.step = _stand_in(self._step, self._answer)
-        self.scheduler.set_timesteps = _stand_in(self._set_timesteps, self._plan)
-        if self._scale is not None:
-            self.scheduler.scale_model_input = _stand_in(self._scale, self._scale_states)
+        name, kind = self._pipeline_class.__name__, self._pipeline_class
+        self.pipe.__class__ = type(name, (kind,), {"__call__": __call__})
+        # A network is watched at its call, outside of whatever hooks or compilers do to its `forward`.
+        for name, network in self.networks.items():
+            object.__setattr__(network, "__class__", _watched(type(network), name, self))
+        replacements: dict[str, Callable[..., Any]] = {
+            "step": self._step,
+            "set_timesteps": self._set_timesteps,
+            "scale_model_input": self._scale,
+            "add_noise": functools.partial(self._add_noise, "add_noise"),
+            "scale_noise": functools.partial(self._add_noise, "scale_noise"),
+        }
+        for name, method in self._methods.items():
+            self._stand_ins[name] = _stand_in(method, replacements[name])
+            setattr(self.scheduler, name, self._stand_ins[name])
 
     def _remove(self) -> None:
+        """Put back what was there. What somebody put over ours in the meantime stays: ours lets all pass then."""
         self.pipe.__class__ = self._pipeline_class
-        vars(self.network).pop("forward", None)
-        for name in _PATCHED:
-            vars(self.scheduler).pop(name, None)
-        for owner, name, value in self._before:
-            setattr(owner, name, value)
+        for network in self.networks.values():
+            if getattr(type(network), "_foresample_handle", None) is self:
+                object.__setattr__(network, "__class__", type(network).__bases__[0])
+        for name, stand_in in self._stand_ins.items():
+            if vars(self.scheduler).get(name) is stand_in:
+                delattr(self.scheduler, name)
+                if name in self._before:
+                    setattr(self.scheduler, name, self._before[name])
         if isinstance(getattr(self.scheduler, "timesteps", None), Tensor):
             self.scheduler.timesteps = self.scheduler.timesteps.as_subclass(Tensor)
-        vars(self.pipe).pop("foresample_report", None)
+        for name in ("foresample_report", "foresample_trace"):
+            vars(self.pipe).pop(name, None)
 
     # ------------------------------------------------------------ one call of the pipeline
 
     def _run(self, bound: inspect.BoundArguments) -> Any:
         if self.pipe.scheduler is not self.scheduler:
             raise RuntimeError("the pipeline's scheduler was replaced: call foresample.accelerate(pipe) again")
+        for name, network in _networks(self.pipe).items():
+            if self.networks.get(name) is not network:
+                raise RuntimeError(
+                    f"the pipeline's {name} was replaced: call foresample.accelerate(pipe) again"
+                )
         arguments = bound.arguments
-        if type(self.scheduler).__name__ == "DDIMScheduler" and not arguments.get("eta"):
+        if type(self.scheduler).__name__.startswith("DDIM") and not arguments.get("eta"):
             scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
         generator = arguments.get("generator")
         if isinstance(generator, Sequence):
             generator = [_as_generator(g) for g in generator]
             arguments["generator"] = generator
-        self.session = Session(self, _stream_seeds(generator), _take_callback(arguments))
-        try:
+        callback = _take_callback(arguments)
+        key = _configuration(self.scheduler, arguments)
+        if self.trace and key not in self.traces:
+            self.traces[key] = self._watch(bound)
+        window = self.window if self.window != "auto" else self._fastest(key, bound)
+        if window is None:
             return self._pipeline_class.__call__(*bound.args, **bound.kwargs)
+        return self._draw(bound, window, callback, key)
+
+    def _draw(
+        self, bound: inspect.BoundArguments, window: int, callback: Callable[..., Any] | None, key: Any
+    ) -> Any:
+        settings = Settings(window, self.drafter, self.block, self.recycle)
+        seeds = _stream_seeds(bound.arguments.get("generator"))
+        new = self.trace and key not in self.looked
+        networks = {name: self._caller(network) for name, network in self.networks.items()}
+        session = Session(self.pipe, settings, seeds, callback, self._states_class, networks, look=new)
+        if new:
+            session.explain = functools.partial(self._explain, session)
+        self.session = session
+        try:
+            result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
+            session.close()
+        except (Refused, FloatingPointError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if session.calling_back or session.turn < 1 or session.over:
+                raise
+            raise Refused(
+                f"the pipeline's loop cannot take a batch of drafted states ({type(error).__name__}: {error}); {REMEDY}"
+            ) from error
         finally:
             self.session = None
+        self.looked.add(key)
+        self.pipe.foresample_report = session.report
+        if key in self.traces:
+            self.pipe.foresample_trace = self.traces[key]
+        return result
 
-    def _plan(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._set_timesteps(*args, **kwargs)
+    def _watch(self, bound: inspect.BoundArguments) -> Trace:
+        """Three steps of the untouched loop, with copies of the generators."""
+        watch = Watch(self.pipe)
+        with _undisturbed(self.pipe, bound) as arguments:
+            self.session = watch
+            try:
+                self._pipeline_class.__call__(*arguments.args, **arguments.kwargs)
+            except Enough:
+                pass
+            finally:
+                self.session = None
+        return watch.conclude()
+
+    def _fastest(self, key: Any, bound: inspect.BoundArguments) -> int | None:
+        """`window="auto"`: the pipeline itself is drawn with each window, once for this configuration."""
+        if key not in self.windows:
+            if key not in self.traces:
+                self.traces[key] = self._watch(bound)
+            best, fastest = None, self.traces[key].loop_seconds
+            for window in WINDOWS:
+                with _undisturbed(self.pipe, bound) as arguments:
+                    self._draw(arguments, window, None, key)
+                seconds = self.pipe.foresample_report.seconds
+                if seconds < fastest:
+                    best, fastest = window, seconds
+                elif best is not None and seconds > 1.4 * fastest:
+                    break
+            self.windows[key] = best
+        return self.windows[key]
+
+    # ------------------------------------------------------------ what stands in
+
+    def _set_timesteps(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._methods["set_timesteps"](*args, **kwargs)
         self.scheduler.timesteps = self.scheduler.timesteps.as_subclass(self._timesteps_class)
         return result
 
@@ -165,178 +255,80 @@ class AcceleratedPipeline:
         plain = timesteps.as_subclass(Tensor)
         return iter(plain.unbind()) if self.session is None else self.session.turns(plain)
 
-    def _answer(self, model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        original = self._methods["step"]
         if self.session is None:
-            return self._step(model_output, timestep, sample, *args, **kwargs)
-        states = self.session.answer(model_output, sample, **kwargs)
-        if kwargs.get("return_dict", True):
-            return SimpleNamespace(prev_sample=states, pred_original_sample=None)
-        return (states, None)
+            return original(*args, **kwargs)
+        bound = inspect.signature(original).bind(*args, **kwargs).arguments
+        bound = {**bound.pop("kwargs", {}), **bound}
+        if isinstance(self.session, Watch):
+            return self.session.step(original, bound)
+        return self.session.answer(bound)
 
-    def _scale_states(self, sample: Tensor, timestep: Any) -> Tensor:
-        if self.session is None or self.session.call is None:
-            assert self._scale is not None
-            return self._scale(sample, timestep)
+    def _scale(self, sample: Tensor, timestep: Any = None) -> Tensor:
+        if not isinstance(self.session, Session) or self.session.turn < 1 or self.session.over:
+            return self._methods["scale_model_input"](sample, timestep)
         return self.session.scale(sample)
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        if self.session is None:
-            return self._forward(*args, **kwargs)
-        bound = inspect.signature(self._forward).bind(*args, **kwargs)
-        self.session.condition(bound.arguments)
-        return self._forward(*bound.args, **bound.kwargs)
+    def _add_noise(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
+        session, original = self.session, self._methods[name]
+        if not isinstance(session, Session) or not session.inside or not session.answered or session.finished:
+            return original(*args, **kwargs)
+        return session.add_noise(original, dict(inspect.signature(original).bind(*args, **kwargs).arguments))
 
+    def _caller(self, network: Any) -> Callable[[dict[str, Any]], Any]:
+        """Calls a network with arguments by their names, as bound."""
 
-class Session:
-    """One call of an accelerated pipeline, from its first turn to its last."""
-
-    def __init__(
-        self, handle: AcceleratedPipeline, seeds: Callable[[int], Tensor], callback: Callable[..., Any] | None
-    ) -> None:
-        self.handle, self.seeds, self.callback = handle, seeds, callback
-        self.call: Call | None = None  # the states now in the loop's hands; None until the first answer
-        self.rounds: HandedRounds | None = None
-        self.chain: Chain | None = None
-        self.images = 0
-        self.tally: Tally | None = None
-        self.report: Report | None = None
-        self.start, self.started = 0, 0.0
-        self.first_time: float | None = None
-        self.time_scale: float | None = None
-        self.done = self.answered = False
-        self.own_seconds = 0.0
-
-    def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
-        """What the pipeline's loop iterates over: one timestep for each turn it must take."""
-        self.start = len(self.handle.scheduler.timesteps) - len(timesteps)
-        self.first_time = float(timesteps[0])
-        yield timesteps[0]
-        while not self.done:
-            if not self.answered:
-                raise RuntimeError(
-                    "the pipeline skipped a step (an interrupt?), which an accelerated pipeline cannot; "
-                    "call foresample.restore(pipe) first"
-                )
-            self.answered = False
-            assert self.call is not None
-            yield timesteps[self.call.step[0]]
-
-    def answer(self, output: Tensor, sample: Tensor, **kwargs: Any) -> Tensor:
-        """Take the (guided) network output for the states in hand; return the next states to evaluate."""
-        started = perf_counter()
-        with torch.no_grad():
-            states = self._advance(output, sample, **kwargs)
-        self.own_seconds += perf_counter() - started
-        done = None if self.rounds is None else self.rounds.finished
-        if done is not None and self.report is not None and self.tally is not None:
-            self.report.seconds = perf_counter() - self.started
-            self.report.target_seconds = self.report.seconds - self.own_seconds
-            self.tally.close(self.report, states, done.calls, done.evaluations)
-            self.handle.pipe.foresample_report = self.report
-        self.answered = True
-        return states.to(sample.dtype)
-
-    def _advance(self, output: Tensor, sample: Tensor, **kwargs: Any) -> Tensor:
-        if self.call is None:
-            self.call = self._begin(sample, **kwargs)
-            if len(self.call.x) != len(sample):  # a drafter that needs no warm-up: its drafts come first
-                return self.call.x
-        assert self.rounds is not None
-        assert self.chain is not None
-        self.rounds.answer(self.chain.predict(self.call.x, output, self.call.step, self.call.extra))
-        if self.rounds.finished is not None:
-            self.done = True
-            return self.rounds.finished.x
-        assert self.rounds.call is not None
-        self.call = self.rounds.call
-        return self.call.x
-
-    def _begin(self, x: Tensor, eta: float = 0.0, use_clipped_model_output: bool = False, **_: Any) -> Call:
-        handle, self.images = self.handle, len(x)
-        read = scheduler_chain(
-            handle.scheduler, eta=eta, use_clipped=use_clipped_model_output, start=self.start
-        )
-        self.chain = read.to(x.device, torch.float32)
-        target = ChainTarget(self.chain, x.shape[1:], _unreachable)
-        last = last_draftable(self.chain.std)
-        how = Speculation(handle.drafter, handle.window, handle.block, handle.recycle, last, Packed())
-        seeds = self.seeds(len(x)).to(x.device)
-        steps = len(self.chain.std)
-        self.report = Report(f"{handle.drafter}", steps, len(x), handle.window, slots=len(x))
-        self.tally, self.started = Tally(handle.window, steps, x.device), perf_counter()
-        rows = begin(target, handle.drafter, handle.window, seeds, x=x.float())
-        self.rounds = HandedRounds(target, rows, how, self.tally, _InOrder(self, steps))
-        assert self.rounds.call is not None
-        return self.rounds.call
-
-    def scale(self, sample: Tensor) -> Tensor:
-        """scale_model_input, for states at different steps; `sample` may hold several copies of them."""
-        assert self.chain is not None
-        assert self.call is not None
-        if self.chain.scale is None:
-            return sample
-        step = self.call.step.repeat(len(sample) // len(self.call.step))
-        return (per_row(self.chain.scale, step, sample) * sample).to(sample.dtype)
-
-    def condition(self, arguments: dict[str, Any]) -> None:
-        """Give each state of a network call its own timestep and its image's conditioning, in place."""
-        received = arguments["timestep"]
-        if self.time_scale is None:  # some pipelines pass t / 1000
-            assert self.first_time is not None
-            value = float(received.flatten()[0]) if isinstance(received, Tensor) else float(received)
-            self.time_scale = value / self.first_time if self.first_time else 1.0
-        if self.call is None or self.chain is None:
-            return
-        states = next(iter(arguments.values()))
-        copies = len(states) // len(self.call.x)
-        assert self.chain.time is not None
-        time = (self.chain.time[self.call.step] * self.time_scale).repeat(copies)
-        arguments["timestep"] = time.to(received.dtype) if isinstance(received, Tensor) else time
-        offset = self.images * torch.arange(copies, device=states.device).repeat_interleave(len(self.call.row))
-        row = self.call.row.repeat(copies) + offset
-        for name, argument in list(arguments.items())[1:]:
-            if name not in ("timestep", "img_ids", "txt_ids"):
-                arguments[name] = _select(argument, row, copies * self.images)
-
-
-class _InOrder:
-    """Calls the user's callback once for each step, in order, when all images have committed it."""
-
-    def __init__(self, session: Session, steps: int) -> None:
-        self.session, self.steps, self.next = session, steps, 0
-        self.waiting: dict[int, Tensor] = {}
-        self.committed: Tensor | None = None
-
-    def __call__(self, commit: Commit) -> None:
-        session = self.session
-        if session.callback is None:
-            return
-        if self.committed is None:
-            self.committed = torch.zeros(session.images, dtype=torch.int64)
-        for r, image in enumerate(commit.sample.tolist()):
-            first, count = int(commit.step[r]), int(commit.committed[r])
-            for j in range(count):
-                shape = (session.images, *commit.states.shape[2:])
-                states = self.waiting.setdefault(first + j, commit.states.new_empty(shape))
-                states[image] = commit.states[r, j]
-            self.committed[image] = first + count
-        while self.next < self.steps and int(self.committed.min()) > self.next:
-            self._report(self.next, self.waiting.pop(self.next))
-            self.next += 1
-
-    def _report(self, step: int, latents: Tensor) -> None:
-        session = self.session
-        assert session.callback is not None
-        assert session.chain is not None
-        assert session.chain.time is not None
-        given = latents.clone()
-        answer = session.callback(session.handle.pipe, step, session.chain.time[step], {"latents": given})
-        changed = (answer or {}).get("latents", given)
-        if changed is not given or not torch.equal(given, latents):
-            raise ValueError(
-                "callback_on_step_end changed the latents, which an accelerated pipeline has already stepped "
-                "beyond; call foresample.restore(pipe) first"
+        def call(arguments: dict[str, Any]) -> Any:
+            bound = inspect.BoundArguments(
+                signature, {k: arguments[k] for k in signature.parameters if k in arguments}
             )
+            return network(*bound.args, **bound.kwargs)
+
+        signature = _signature(network)
+        return call
+
+    def _evaluate(self, name: str, network: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        session = self.session
+        if isinstance(session, Watch):
+            session.calls += session.turning
+        if not isinstance(session, Session) or not session.inside:
+            return call(*args, **kwargs)
+        signature = _signature(network)
+        bound = signature.bind(*args, **kwargs)
+        return session.evaluate(name, dict(bound.arguments), list(signature.parameters))
+
+    def _among_states(self, kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Drafted states meet a tensor with a row for each image: it is given a row for each state."""
+        session, kwargs = self.session, kwargs or {}
+        if isinstance(session, Session) and session.inside:
+            with torch._C.DisableTorchFunctionSubclass():
+                args, kwargs = session.aligned((args, kwargs))
+        return Tensor.__torch_function__.__func__(kind, func, types, args, kwargs)  # type: ignore[attr-defined]
+
+    def _explain(self, session: Session, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
+        step, told = self._methods["step"], session.step_names
+        replay_scheduler(self.scheduler, step, chain, session.timesteps, x, arguments, session.start, told)
+
+
+def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
+    """The pipeline's networks, by their names."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def _signature(network: Any) -> inspect.Signature:
+    """Of its `forward`, also where it is compiled."""
+    return inspect.signature(getattr(network, "_orig_mod", network).forward)
+
+
+def _watched(kind: type, name: str, handle: AcceleratedPipeline) -> type:
+    """The network's class, but for its call."""
+
+    def __call__(network: Any, *args: Any, **kwargs: Any) -> Any:
+        return handle._evaluate(name, network, functools.partial(kind.__call__, network), args, kwargs)
+
+    own = {"__call__": __call__, "_foresample_handle": handle, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), own)
 
 
 def _stand_in(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -347,6 +339,45 @@ def _stand_in(original: Callable[..., Any], replacement: Callable[..., Any]) -> 
         return replacement(*args, **kwargs)
 
     return stand_in
+
+
+def _configuration(scheduler: Any, arguments: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells one use of a pipeline from another: numbers, shapes, and which arguments are given at all."""
+
+    def told(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tuple(value.shape[1:]), value.dtype
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        return type(value).__name__
+
+    given = tuple((name, told(value)) for name, value in arguments.items() if name not in ("self", "prompt"))
+    return type(scheduler).__name__, repr(sorted(scheduler.config.items(), key=str)), given
+
+
+@contextmanager
+def _undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.BoundArguments]:
+    """The same arguments with copies of the generators; numbers drawn inside are not missing afterwards."""
+    twin = copy.copy(bound)
+    twin.arguments = dict(bound.arguments)
+    generator = twin.arguments.get("generator")
+    if isinstance(generator, Sequence):
+        twin.arguments["generator"] = [_copied_generator(g) for g in generator]
+    elif generator is not None:
+        twin.arguments["generator"] = _copied_generator(generator)
+    if "output_type" in twin.signature.parameters:
+        twin.arguments["output_type"] = "latent"
+    bars = getattr(pipe, "_progress_bar_config", None)
+    pipe._progress_bar_config = {**(bars or {}), "disable": True}
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield twin
+    finally:
+        if bars is None:
+            del pipe._progress_bar_config
+        else:
+            pipe._progress_bar_config = bars
 
 
 def _take_callback(arguments: dict[str, Any]) -> Callable[..., Any] | None:
@@ -370,14 +401,19 @@ def _as_generator(value: Any) -> torch.Generator:
     return value if isinstance(value, torch.Generator) else torch.Generator().manual_seed(int(value))
 
 
+def _copied_generator(source: torch.Generator) -> torch.Generator:
+    twin = torch.Generator(source.device)
+    twin.set_state(source.get_state())
+    return twin
+
+
 def _stream_seeds(generator: Any) -> Callable[[int], Tensor]:
     """Seeds of the images' noise streams, drawn from copies: the generators stay the pipeline's."""
 
     def drawn(source: torch.Generator | None) -> int:
         if source is None:
             return int(torch.randint(2**62, ()))
-        twin = torch.Generator(source.device)
-        twin.set_state(source.get_state())
+        twin = _copied_generator(source)
         return int(torch.randint(2**62, (), generator=twin, device=source.device))
 
     if isinstance(generator, Sequence):
@@ -387,17 +423,6 @@ def _stream_seeds(generator: Any) -> Callable[[int], Tensor]:
     return lambda count: seeds_of(run, count)
 
 
-def _select(value: Any, row: Tensor, batch: int) -> Any:
-    """Conditioning for rows: tensors with a batch dimension are indexed, containers looked into."""
-    if isinstance(value, Tensor):
-        return value[row] if value.ndim > 0 and len(value) == batch else value
-    if isinstance(value, dict):
-        return {name: _select(item, row, batch) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_select(item, row, batch) for item in value)
-    return value
-
-
 def _require_supported(scheduler: Any) -> None:
     """Refuse a scheduler without an exact coupling at once, and not after a prompt has been encoded."""
     trial = copy.deepcopy(scheduler)
@@ -405,8 +430,4 @@ def _require_supported(scheduler: Any) -> None:
         vars(trial).pop(name, None)
     dynamic = {"mu": 1.0} if trial.config.get("use_dynamic_shifting", False) else {}
     trial.set_timesteps(4, **dynamic)
-    scheduler_chain(trial, eta=1.0)
-
-
-def _unreachable(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-    raise AssertionError("the pipeline evaluates the network, not the target")
+    require_fixed_variance(scheduler_chain(trial, eta=1.0))

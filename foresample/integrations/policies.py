@@ -19,39 +19,24 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from foresample.chains import scheduler_chain
+from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import Drafter, at_least_one, require_drafter
 from foresample.core.report import Report
-from foresample.engine import sample
-from foresample.targets import ChainTarget
+from foresample.drafters import Prior
+from foresample.engine.priors import prior_of_paths
+from foresample.integrations.networks import require_fixed_variance
+from foresample.integrations.plans import Planner, PlanSettings, Request
+from foresample.integrations.policy_trace import require_same_chain
 
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `schedulers.read`
-
-
-@dataclass(frozen=True)
-class Request:
-    """One call of `conditional_sample`, whatever the family: R plans of one shape."""
-
-    network: Callable[..., Tensor]
-    """network(trajectory, timesteps, **conditions)."""
-    conditions: dict[str, Tensor | None]
-    """What the network is conditioned on, each [R, …] or None."""
-    data: Tensor
-    """[R, *shape]: values of the conditioned coordinates; its dtype and device are the network's."""
-    mask: Tensor
-    """[R, *shape]: which coordinates are conditioned."""
-    noise: Tensor | None
-    """[R, *shape]: where to start, instead of drawing it."""
-    generator: torch.Generator | None
-    step_options: dict[str, Any]
-    """Keyword arguments the policy would pass to scheduler.step."""
 
 
 def is_policy(served: Any) -> bool:
@@ -61,26 +46,56 @@ def is_policy(served: Any) -> bool:
 
 def accelerate_policy(
     policy: Any,
-    window: int,
+    window: int | Literal["auto"],
     drafter: Drafter | None,
     block: int | None,
     recycle: bool,
     batch_pad: bool | int,
+    graph: bool,
+    prior: Prior | str | Path | None,
+    warm: bool,
+    executed: int | None,
+    pilots: int | None,
+    trace: bool,
 ) -> AcceleratedPolicy:
     """See `foresample.accelerate`."""
     if drafter is not None:
         require_drafter(drafter)
+        if warm or prior is not None or pilots is not None:
+            raise ValueError("prior, pilots and warm=True are Replay's: leave the drafter out, or them")
+    if prior is not None and pilots is not None:
+        raise ValueError(
+            "a prior is given and another to be fitted on the first plans: leave prior or pilots out"
+        )
     if batch_pad is not True and batch_pad is not False:
         at_least_one("batch_pad", batch_pad)
     model = _model_of(policy)
+    if graph and next(iter(_parameters(model)), torch.empty(0)).device.type != "cuda":
+        raise ValueError(
+            "graph=True needs a policy on a CUDA device: move it there first, or leave graph=True out"
+        )
+    executed = _executed(policy, model) if executed is None else at_least_one("executed", executed)
+    how = PlanSettings(
+        window,
+        drafter,
+        block,
+        recycle,
+        batch_pad,
+        graph,
+        warm=warm,
+        executed=executed,
+        pilots=0 if pilots is None else max(2, at_least_one("pilots", pilots)),
+        trace=trace,
+    )
+    known = Prior.load(prior) if isinstance(prior, (str, Path)) else prior
     restore_policy(policy)
     _refuse_early(model)
     replaced = vars(model).get("conditional_sample")
-    how = {"window": window, "drafter": drafter, "block": block, "recycle": recycle}
-    model.conditional_sample = SpeculativeMethod(
-        model, policy, model.conditional_sample, replaced, how, batch_pad
-    )
-    return AcceleratedPolicy(policy)
+    method = SpeculativeMethod(model, policy, model.conditional_sample, replaced, how, Plans(known))
+    model.conditional_sample = method
+    if callable(getattr(policy, "reset", None)):
+        policy.reset = ForgettingReset(method.plans, policy.reset, vars(policy).get("reset"))
+    return AcceleratedPolicy(policy, method.plans)
 
 
 def restore_policy(policy: Any) -> None:
@@ -89,11 +104,33 @@ def restore_policy(policy: Any) -> None:
     method = vars(model).get("conditional_sample")
     if not isinstance(method, SpeculativeMethod):
         return
-    del model.conditional_sample
-    if method.replaced is not None:
-        model.conditional_sample = method.replaced
+    for owner, name in ((model, "conditional_sample"), (method.policy, "reset")):
+        ours = vars(owner).get(name)
+        if isinstance(ours, (SpeculativeMethod, ForgettingReset)):
+            delattr(owner, name)
+            if ours.replaced is not None:
+                setattr(owner, name, ours.replaced)
     for owner in (model, method.policy):
         vars(owner).pop("foresample_report", None)
+
+
+@dataclass(eq=False)
+class Plans:
+    """What is kept between the plans of one policy."""
+
+    prior: Prior | None
+    """Given, or fitted on the first plans."""
+    planners: dict[tuple, Planner] = field(default_factory=dict)
+    """One for each kind of request: engines, captured rounds, the last plans."""
+    pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Paths of the first plans, until there are enough to fit a prior."""
+
+    def forget(self) -> None:
+        for planner in self.planners.values():
+            planner.forget()
+
+    def __deepcopy__(self, memo: dict) -> Plans:
+        return Plans(self.prior)  # a copied policy captures and remembers for itself
 
 
 @dataclass(frozen=True)
@@ -101,6 +138,16 @@ class AcceleratedPolicy:
     """What `accelerate` put in place; a context manager that hands out the policy."""
 
     policy: Any
+    plans: Plans
+
+    @property
+    def prior(self) -> Prior | None:
+        """The prior in use: given, or fitted on the first plans once they were enough. `prior.save(path)` keeps it."""
+        return self.plans.prior
+
+    def forget(self) -> None:
+        """Draw the next plan as if it were the first; `policy.reset()` does so, too."""
+        self.plans.forget()
 
     def __enter__(self) -> Any:
         return self.policy
@@ -109,6 +156,20 @@ class AcceleratedPolicy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         restore_policy(self.policy)
+
+
+@dataclass(frozen=True, eq=False)
+class ForgettingReset:
+    """A policy's `reset`, which also forgets the last plan."""
+
+    plans: Plans
+    original: Callable[..., Any]
+    replaced: Callable[..., Any] | None
+    """`original` where it was an attribute of the instance, not of its class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.plans.forget()
+        return self.original(*args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,63 +183,89 @@ class SpeculativeMethod:
     original: Callable[..., Tensor]
     replaced: Callable[..., Tensor] | None
     """`original` where it was an attribute of the instance, not of its class."""
-    how: dict[str, Any]
-    """window, drafter, block, recycle: as for `sample`."""
-    batch_pad: bool | int
+    how: PlanSettings
+    plans: Plans
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
+        if getattr(self.model, "training", False):
+            raise ValueError("the policy is in training mode; call policy.eval() before planning")
         read = _lerobot_request if _is_lerobot(self.model) else _diffusion_policy_request
-        plans, report = self._draw(read(self.model, bound.arguments))
-        for owner in (self.model, self.policy):
-            owner.foresample_report = report
+        request = read(self.model, bound.arguments)
+        _require_fixed_network(request.network)
+        free = request.free
+        if not free.any():
+            return request.data.clone()
+        planner = self._planner(request, free, bound)
+        if planner.window is None:  # nothing gains here
+            return self.original(*args, **kwargs)
+        plans, run = planner.plan(request, _seeds(len(request.data), request.generator))
+        self._learn(planner)
+        self._report(run.report)
         return plans
 
-    def _draw(self, request: Request) -> tuple[Tensor, Report | None]:
-        """Plans [R, *shape] of the policy's law, in the network's dtype."""
-        _require_fixed_network(request.network)
+    def _report(self, report: Report) -> None:
+        for owner in (self.model, self.policy):
+            owner.foresample_report = report
+
+    def _planner(self, request: Request, free: Tensor, bound: inspect.BoundArguments) -> Planner:
+        """The planner of such requests, made when the first one comes."""
+        key = self._kind(request, free)
+        planner = self.plans.planners.get(key)
+        if planner is None:
+            chain = self._chain(request)
+            if self.how.trace:
+                name = "unet" if _is_lerobot(self.model) else "model"
+                require_same_chain(self.model, name, self.original, bound, request, free, chain)
+            how = self.how if self.plans.prior is None else replace(self.how, pilots=0)
+            planner = self.plans.planners[key] = Planner(request, free, chain, how, self.plans.prior)
+        return planner
+
+    def _kind(self, request: Request, free: Tensor) -> tuple:
+        """All that a planner is made for: another network, scheduler, shape or place in memory needs another one."""
+        scheduler = self.model.noise_scheduler
+        tensors = {"data": request.data, "noise": request.noise, **request.conditions}
+        return (
+            id(request.network),
+            tuple(weight.data_ptr() for weight in _parameters(self.model)) if self.how.graph else None,
+            self.model.num_inference_steps,
+            type(scheduler).__name__,
+            repr(sorted(scheduler.config.items())),
+            repr(sorted(request.step_options.items())),
+            None if request.mask is None else tuple(free.flatten().tolist()),
+            *((n, None if v is None else (v.shape, v.dtype, v.device)) for n, v in tensors.items()),
+        )
+
+    def _chain(self, request: Request) -> Chain:
         scheduler = self.model.noise_scheduler
         scheduler.set_timesteps(self.model.num_inference_steps)
-        if not (request.mask == request.mask[:1]).all():
-            raise ValueError(
-                "condition_mask differs between the samples of a batch; call conditional_sample once for each "
-                "mask"
-            )
-        free = ~request.mask[0]
-        if not free.any():
-            return request.data.clone(), None
-        target = self._target(request, free, scheduler)
-        run = sample(target, seeds=_seeds(len(request.data), request.generator), **self.how)
-        return _filled(request.data, free, run.samples), run.report
-
-    def _target(self, request: Request, free: Tensor, scheduler: Any) -> ChainTarget:
-        """The policy's chain on the free coordinates, [F]; float32 around a half-precision network."""
-        data = request.data
-        if bool(request.mask.any()) and scheduler.config.get("thresholding", False):
+        if (
+            request.mask is not None
+            and bool(request.mask.any())
+            and scheduler.config.get("thresholding", False)
+        ):
             raise ValueError(
                 "thresholding looks at all coordinates, conditioned ones included; use a scheduler with "
                 "clip_sample=True instead"
             )
-        dtype = torch.promote_types(data.dtype, torch.float32)
-        chain = scheduler_chain(
+        return scheduler_chain(
             scheduler,
             eta=request.step_options.get("eta", 0.0),
             use_clipped=request.step_options.get("use_clipped_model_output", False),
-        ).to(data.device, dtype)
-        window = self.how["window"]
-        states = len(data) * (window + 1) if self.batch_pad is True else int(self.batch_pad)
+        )
 
-        def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-            count = len(x)
-            if states:
-                x, time, row = (_padded(v, states, window) for v in (x, time, row))
-            seen = _filled(data[row], free, x)
-            conditions = {k: v if v is None else v[row] for k, v in request.conditions.items()}
-            return request.network(seen, time, **conditions)[:count, free]
-
-        start = None if request.noise is None else request.noise[:, free].to(data.device, dtype)
-        return ChainTarget(chain, torch.Size([int(free.sum())]), network, start)
+    def _learn(self, planner: Planner) -> None:
+        """Fit a prior once there are pilots enough; from the next plan on it is used."""
+        if not planner.how.pilots or planner.window is None:
+            return
+        self.plans.pilots.append(planner.paths())
+        if sum(len(states) for states, _ in self.plans.pilots) < self.how.pilots:
+            return
+        states, predictions = (torch.cat(parts) for parts in zip(*self.plans.pilots, strict=True))
+        self.plans.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
+        self.plans.pilots.clear()
+        self.plans.planners.clear()
 
 
 def _model_of(policy: Any) -> Any:
@@ -231,21 +318,27 @@ def _refuse_early(model: Any) -> None:
             f"on; {instead}"
         )
     scheduler.set_timesteps(model.num_inference_steps)
-    scheduler_chain(scheduler, eta=options.get("eta", 0.0))
+    require_fixed_variance(scheduler_chain(scheduler, eta=options.get("eta", 0.0)))
 
 
 def _lerobot_request(model: Any, arguments: dict[str, Any]) -> Request:
     """LeRobot: nothing is conditioned but the network; dtype and device are those of its weights."""
     weight = next(model.parameters())
     batch, shape = arguments["batch_size"], (model.config.horizon, _action_dim(model.config))
-    noise = arguments.get("noise")
+    noise, condition = arguments.get("noise"), arguments["global_cond"]
+    width = _observed_width(model)
+    if condition is not None and width is not None and condition.shape != (batch, width):
+        raise ValueError(
+            f"the observation comes to {tuple(condition.shape)} numbers, the policy takes ({batch}, {width}): "
+            "give the features it was trained with, n_obs_steps of them"
+        )
     if noise is not None and noise.shape != (batch, *shape):
         raise ValueError(f"noise has shape {tuple(noise.shape)}: give one start of {shape} for each of {batch}")
     return Request(
         network=model.unet,
-        conditions={"global_cond": arguments["global_cond"]},
+        conditions={"global_cond": condition},
         data=weight.new_zeros(batch, *shape),
-        mask=torch.zeros(batch, *shape, dtype=torch.bool, device=weight.device),
+        mask=None,
         noise=noise,
         generator=arguments["generator"],
         step_options={},
@@ -273,6 +366,29 @@ def _diffusion_policy_request(model: Any, arguments: dict[str, Any]) -> Request:
     )
 
 
+def _observed_width(model: Any) -> int | None:
+    """Numbers LeRobot's network is conditioned on, where its configuration says so."""
+    config = model.config
+    state = getattr(config, "robot_state_feature", None)
+    if state is None or getattr(config, "image_features", None):
+        return None
+    scene = getattr(config, "env_state_feature", None)
+    return config.n_obs_steps * (state.shape[0] + (0 if scene is None else scene.shape[0]))
+
+
+def _executed(policy: Any, model: Any) -> int:
+    """Actions the policy executes of a plan; 0, nothing known, leaves the last plan where it was."""
+    for owner in (model, policy, getattr(model, "config", None)):
+        number = getattr(owner, "n_action_steps", None)
+        if isinstance(number, int):
+            return number
+    return 0
+
+
+def _parameters(model: Any) -> list[Tensor]:
+    return list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+
+
 def _action_dim(config: Any) -> int:
     """Size of an action in LeRobot's configuration, by its newest name or an older one."""
     feature = getattr(config, "action_feature", None)
@@ -286,23 +402,6 @@ def _seeds(count: int, generator: torch.Generator | None) -> Tensor:
     """One seed a plan, from the generator that would have drawn its noise."""
     device = "cpu" if generator is None else generator.device
     return torch.randint(2**63 - 1, (count,), generator=generator, device=device)
-
-
-def _filled(data: Tensor, free: Tensor, x: Tensor) -> Tensor:
-    """Whole trajectories: conditioned coordinates from `data`, free ones from the states x, [B, F]."""
-    whole = data.clone()
-    whole[:, free] = x.to(data.dtype)
-    return whole
-
-
-def _padded(values: Tensor, states: int, window: int) -> Tensor:
-    """The same with the last row repeated, up to `states` rows."""
-    if len(values) > states:
-        raise ValueError(
-            f"batch_pad={states} is less than the {len(values)} states of a call; use batch_pad=True, or at "
-            f"least {window + 1} for each plan of a batch"
-        )
-    return torch.cat([values, values[-1:].expand(states - len(values), *values.shape[1:])])
 
 
 def _require_fixed_network(network: Any) -> None:

@@ -33,7 +33,7 @@ def normcdfinv(level):
 
 @triton.jit
 def normal_cdf(x):
-    return 0.5 * libdevice.erfc(-_ROOT_HALF * x)
+    return 0.5 * libdevice.erfc(x * -_ROOT_HALF)
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def _density(x):
 
 @triton.jit
 def _mills(x):
-    return _ROOT_HALF_PI * libdevice.erfcx(_ROOT_HALF * x)
+    return libdevice.erfcx(x * _ROOT_HALF) * _ROOT_HALF_PI
 
 
 @triton.jit

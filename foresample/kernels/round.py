@@ -51,10 +51,12 @@ _NO_FAULT = tl.constexpr(NO_FAULT)
 _BROKEN_STATE = tl.constexpr(BROKEN_STATE)
 _FAR = tl.constexpr(FAR)
 _DIVERGED = tl.constexpr(DIVERGED)
+_jit = triton.jit(do_not_specialize=["drafts"])
+"""One code for all widths: a sample's last bits do not depend on how wide its rounds were."""
 
 
 # fmt: off
-@triton.jit
+@_jit
 def _draft(
     x,                                 # [R, size]
     previous,                          # [R, size]
@@ -177,7 +179,7 @@ def _difference(
     return difference
 
 
-@triton.jit
+@_jit
 def _measure(
     states,                            # [R, V, size]
     predictions,                       # [R, V, size]
@@ -286,7 +288,7 @@ def _latest(known_1, value_1, known_2, value_2):
     return tl.maximum(known_1, known_2), tl.where(known_2 > 0, value_2, value_1)
 
 
-@triton.jit
+@_jit
 def _decide(
     sums,                              # [R, V, _SUMS]
     seed,                              # [R]
@@ -412,7 +414,7 @@ def _decide(
     tl.store(kappa + row, tl.where(spread > 0, moved / tl.where(spread > 0, spread, 1.0), 0.0))
 
 
-@triton.jit
+@_jit
 def _commit(
     states,                            # [R, V, size]
     predictions,                       # [R, V, size]

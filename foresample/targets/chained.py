@@ -2,7 +2,8 @@
 
 `ChainTarget` joins the two; the functions make one of a denoiser for each family of chains. Each takes
 denoiser(x, time, row): states [B, *shape], what the chain tells the network of their steps [B], and the index of the
-sample each state belongs to [B], to look up its class or prompt; it returns [B, *shape].
+sample each state belongs to [B], to look up its class or prompt; it returns a tensor [B, *shape], which is never
+broadcast.
 """
 
 from __future__ import annotations
@@ -79,11 +80,14 @@ class ChainTarget:
         chain = self.chain
         seen = x if chain.scale is None else per_row(chain.scale, step, x) * x
         output = self.network(seen, step if chain.time is None else chain.time[step], row)
+        _require_output(output, x, chain)
         prediction = chain.predict(x, output, step, extra)
         if chain.inner_time is None:
             return prediction
         inner = chain.inner(x, prediction, step, extra)
-        return chain.effective(prediction, self.network(inner, chain.inner_time[step], row), step)
+        second = self.network(inner, chain.inner_time[step], row)
+        _require_output(second, x, chain)
+        return chain.effective(prediction, second, step)
 
     def mean(
         self,
@@ -336,4 +340,34 @@ def from_scheduler(
 
 def _cast(denoiser: Denoiser) -> Denoiser:
     """Its output in the chain's dtype: a half-precision network is fine."""
-    return lambda x, time, row: denoiser(x, time, row).to(x.dtype)
+
+    def cast(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        output = denoiser(x, time, row)
+        return output.to(x.dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
+
+    return cast
+
+
+def _require_output(output: Any, x: Tensor, chain: Chain) -> None:
+    """Refuse what a network returned for states x before a formula broadcasts it."""
+    what = "the network of a ChainTarget"
+    if not isinstance(output, Tensor):
+        remedy = "return a tensor"
+        if isinstance(getattr(output, "sample", None), Tensor):
+            remedy = "return its .sample"
+        elif isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+            remedy = "return its first element, [0]"
+        raise TypeError(f"{what} returned {type(output).__name__}: {remedy}")
+    if chain.low_variance is not None:
+        return  # twice the channels, which `Chain.predict` makes sure of
+    if output.shape != x.shape:
+        twice = output.ndim == x.ndim and output.shape == (len(x), 2 * x.shape[1], *x.shape[2:])
+        remedy = (
+            "; if the second half of its channels are variances, return the first half, or use learned_base"
+        )
+        raise ValueError(
+            f"{what} must return shape {tuple(x.shape)} for states of that shape, not {tuple(output.shape)}"
+            + (remedy if twice else "")
+        )
+    if not output.is_floating_point():
+        raise TypeError(f"{what} must return floating-point numbers, not {output.dtype}")

@@ -11,6 +11,7 @@ import torch
 import foresample as fs
 from foresample.chains import scheduler_chain
 from foresample.contracts import affine_chain, no_history, remember, transition_mean
+from foresample.integrations.trace import drawn_noise, following
 from foresample.targets import ChainTarget, from_scheduler
 
 diffusers = pytest.importorskip("diffusers")
@@ -30,6 +31,26 @@ for spacing in SPACINGS:
             CASES.append(("DPMSolverMultistepScheduler", base | more, {}))
         if kind != "sample":
             CASES.append(("EulerAncestralDiscreteScheduler", base, {}))
+for kind in KINDS:
+    for limit in LIMITS:
+        CASES.append(("LCMScheduler", {"prediction_type": kind} | limit, {}))
+    CASES += [
+        ("DDPMParallelScheduler", {"prediction_type": kind}, {}),
+        ("DDIMParallelScheduler", {"prediction_type": kind}, {"eta": 0.7}),
+        ("TCDScheduler", {"prediction_type": kind, "beta_schedule": "scaled_linear"}, {"eta": 0.3}),
+        ("TCDScheduler", {"prediction_type": kind}, {"eta": 1.0}),
+        ("CogVideoXDPMScheduler", {"prediction_type": kind}, {}),
+        (
+            "DPMSolverSinglestepScheduler",
+            {"prediction_type": kind, "algorithm_type": "sde-dpmsolver++", "solver_order": 1},
+            {},
+        ),
+    ]
+for kind in ("epsilon", "v_prediction"):
+    for order in (1, 2):
+        for solver in ("midpoint", "heun"):
+            more = {"prediction_type": kind, "solver_order": order, "solver_type": solver}
+            CASES.append(("EDMDPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"} | more, {}))
 for variance in ("fixed_small_log", "fixed_large"):
     CASES.append(("DDPMScheduler", {"variance_type": variance, "clip_sample": False}, {}))
 CASES += [
@@ -64,6 +85,10 @@ CASES += [
     ("CosineDPMSolverMultistepScheduler", {"solver_type": "heun", "sigma_data": 0.5}, {}),
     ("CosineDPMSolverMultistepScheduler", {"prediction_type": "epsilon", "sigma_schedule": "karras"}, {}),
     ("CosineDPMSolverMultistepScheduler", {"solver_order": 1}, {}),
+    ("UnCLIPScheduler", {"variance_type": "fixed_small_log"}, {}),
+    ("UnCLIPScheduler", {"prediction_type": "sample", "clip_sample_range": 5.0}, {}),
+    ("CogVideoXDPMScheduler", {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}, {}),
+    ("FlowMatchLCMScheduler", {"shift": 3.0}, {}),
     ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True}, {}),
     ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True, "shift": 3.0}, {}),
 ]
@@ -85,7 +110,7 @@ def test_replaying_step_with_the_same_noise(name: str, config: dict, arguments: 
     scale = float(getattr(scheduler, "init_noise_sigma", 1))
     x = scale * torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(3))
     target = ChainTarget(chain, x.shape[1:], lambda x, time, row: x)
-    previous = no_history(target, x.double())
+    previous, old = no_history(target, x.double()), None
     if (
         name == "CosineDPMSolverMultistepScheduler"
     ):  # a Brownian path's increments, whose package is not installed
@@ -97,15 +122,17 @@ def test_replaying_step_with_the_same_noise(name: str, config: dict, arguments: 
         torch.testing.assert_close(ours_seen.float(), seen, rtol=1e-5, atol=1e-6)
         output = output_of(seen)
         torch.manual_seed(k)  # not every version of every scheduler takes a generator
-        theirs = scheduler.step(output, timestep, x, **arguments)
-        torch.manual_seed(k)
-        noise = torch.randn(x.shape)
+        with drawn_noise() as draws:
+            told = following(scheduler, k, old)
+            result = scheduler.step(model_output=output, timestep=timestep, sample=x, **told, **arguments)
+        theirs, old = (result if isinstance(result, tuple) else (result.prev_sample, None))[:2]
+        noise = draws[-1] if draws else torch.zeros_like(x)
         prediction = chain.predict(x.double(), output.double(), step)
         mean = transition_mean(target, x.double(), prediction, step, previous)
         ours = mean + chain.std[k] * noise.double()
-        scale = float(theirs.prev_sample.abs().max())
-        torch.testing.assert_close(ours.float(), theirs.prev_sample, rtol=1e-4, atol=2e-5 * scale)
-        x, previous = theirs.prev_sample, remember(target, prediction, previous)
+        scale = float(theirs.abs().max())
+        torch.testing.assert_close(ours.float(), theirs, rtol=1e-4, atol=2e-5 * scale)
+        x, previous = theirs, remember(target, prediction, previous)
 
 
 def test_a_chain_that_starts_late_has_no_history_there() -> None:
@@ -161,7 +188,22 @@ def test_a_learned_variance_is_two_noises_of_which_one_is_extra(clip: bool, step
         ),
         (lambda: diffusers.FlowMatchEulerDiscreteScheduler(), "stochastic_sampling=True"),
         (lambda: diffusers.ScoreSdeVeScheduler(), "norms over the batch"),
-        (lambda: diffusers.LCMScheduler(), "use one of"),
+        (lambda: diffusers.RePaintScheduler(), "jumps back .* use one of DDPMScheduler"),
+        (lambda: diffusers.EDMEulerScheduler(), "adds no noise"),
+        (lambda: diffusers.TCDScheduler(), "pass eta=0.3"),
+        (
+            lambda: diffusers.UnCLIPScheduler(variance_type="learned_range"),
+            "use variance_type='fixed_small_log'",
+        ),
+        (
+            lambda: diffusers.DPMSolverSinglestepScheduler(algorithm_type="sde-dpmsolver++", solver_order=2),
+            "from the state before last.*solver_order=1",
+        ),
+        (
+            lambda: diffusers.EDMDPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=3),
+            "use solver_order=2",
+        ),
+        (lambda: diffusers.AmusedScheduler(mask_token_id=1), "not known to be a chain"),
     ],
 )
 def test_everything_else_is_refused_with_what_to_use_instead(scheduler: Any, sentence: str) -> None:

@@ -36,7 +36,9 @@ def test_the_version() -> None:
     assert succeeds("--version") == f"foresample {__version__}\n"
 
 
-def test_shells_can_complete() -> None:
+def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever shell the tests are run from."""
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "true")
     assert "complet" in succeeds("--show-completion", "bash")
 
 

@@ -137,23 +137,75 @@ def test_a_network_that_breaks(mine: str) -> None:
     refuses("the network returned NaN or infinity at step 0 of sample 1", "sample", "--target", "mine:Broken")
 
 
-def test_an_interrupted_run_keeps_its_finished_samples(
+@pytest.mark.parametrize("window", [3, "auto"], ids=["speculative", "sequential"])
+def test_an_interrupted_run_keeps_what_was_begun_as_many_rounds_ago_as_the_chain_has_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunes: Tunes, window: object
+) -> None:
+    """Whether a sample is among those is decided before it is drawn; whoever finishes first would not be fair."""
+    tunes(None)
+    how = [
+        "sample",
+        "--target",
+        "flow",
+        "--slots",
+        "2",
+        "--count",
+        "9",
+        "--window",
+        window,
+        "--out",
+    ]  # 16 steps
+    succeeds(*how, tmp_path / "whole")
+    rounds, begun, done = 0, {}, 0
+
+    def stop(bars: RunBars, name: str, commit: fs.Commit) -> None:
+        nonlocal rounds, done
+        rounds += 1
+        begun.update({int(sample): rounds for sample in commit.sample[commit.step == 0]})
+        done += int((commit.step + commit.committed == 16).sum())
+        if rounds == 18:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunBars, "update", stop)
+    result = invoke(*how, tmp_path / "cut")
+    assert result.exit_code == 130
+    fair = [sample for sample, start in begun.items() if start + 16 <= 19]
+    kept, whole = (load_file(tmp_path / name / "samples.safetensors") for name in ("cut", "whole"))
+    assert fair == list(range(len(fair)))
+    assert 0 < len(fair) <= done < 9
+    assert torch.equal(kept["samples"], whole["samples"][: len(fair)])
+    assert torch.equal(kept["seeds"], whole["seeds"][: len(fair)])
+    if window == 3:
+        assert len(fair) < done
+        said = f"interrupted: {done} of 9 samples were finished; the first {len(fair)} of all are saved in"
+    else:  # sequential samples are all done in the same number of rounds
+        assert len(fair) == done
+        said = f"interrupted: {done} of 9 samples were finished, saved in"
+    assert said in " ".join(result.stderr.split())
+
+
+def test_a_run_interrupted_when_only_the_quick_ones_are_finished_keeps_none(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    succeeds(*small(folder, tmp_path / "whole"))
-
     def stop_after_the_first(bars: RunBars, name: str, commit: fs.Commit) -> None:
         if (commit.step + commit.committed == 9).any():
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunBars, "update", stop_after_the_first)
-    result = invoke(*small(folder, tmp_path / "cut"))
+    result = invoke(*small(folder, tmp_path))
     assert result.exit_code == 130
-    kept, whole = (load_file(tmp_path / name / "samples.safetensors") for name in ("cut", "whole"))
-    assert 0 < len(kept["samples"]) < 5
-    assert f"interrupted: {len(kept['samples'])} of 5 samples were finished, saved in" in result.stderr
-    for seed, picture in zip(kept["seeds"], kept["samples"], strict=True):
-        assert torch.equal(picture, whole["samples"][whole["seeds"] == seed][0])
+    assert "of 5 samples were finished; none is saved: whoever finishes first is not a fair" in result.stderr
+    assert not (tmp_path / "samples.safetensors").exists()
+
+
+def test_files_have_the_rights_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        succeeds("sample", "--target", "flow", "--count", "2", "--out", tmp_path)
+    finally:
+        os.umask(before)
+    for name in files(tmp_path):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o640, name
 
 
 HELD = """

@@ -18,6 +18,10 @@ def test_report_prints_and_serialises() -> None:
     assert data["count"] == 6
     assert data["speedup"] == pytest.approx(16 / run.calls.double().mean().item())
     assert data["mismatch"][0] is None  # the first step is deterministic: never drafted
+    assert "±" in str(run.report)
+    alone = str(fs.sample(flow(), 1, window=5).report)  # of one sample there is no standard error
+    assert "nan" not in alone
+    assert "±" not in alone
     one = json.loads(fs.sequential(flow(), 1).report.to_json())
     assert one["calls_mean"] == 16
     assert one["calls_error"] is None

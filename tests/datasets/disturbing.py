@@ -18,7 +18,8 @@ from tests.waiting import GUARD, wait_for
 
 ROOT = Path(__file__).parents[2]
 SHARDS = -(-COUNT // SHARD)
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+# Ray's workers are as polite as can be, and on a busy machine would starve.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
 
 Start = Callable[..., "Process"]
 

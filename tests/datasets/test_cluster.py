@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import foresample as fs
 from foresample.datasets.cluster import ShardQueue
-from tests.datasets.disturbing import Start, alive, assert_identical, inodes, run, shards
+from tests.datasets.disturbing import ENVIRONMENT, Start, alive, assert_identical, inodes, run, shards
 from tests.datasets.process import BREAKS, SHARD, Gate, draw
 from tests.small_chains import flow
 from tests.waiting import wait_for
 
 FREE = 4
-"""Shards before the gate: with two workers one of them has drawn two, and of these the first is written when a
-sample behind the gate gets a slot, for no sample takes as many calls as forty others in seven slots."""
+"""Shards before the gate: one of two workers draws two of them or more, and the first of these is whole when a sample
+behind the gate gets a slot, for no sample takes as many calls as forty others in seven slots."""
 
 
 def test_what_a_dead_worker_took_and_did_not_write_comes_next() -> None:
@@ -75,10 +81,126 @@ def test_a_driver_killed_on_ray_and_the_next(
     assert_identical(out, undisturbed)
 
 
+# ------------------------------------------------------------------ clusters that others have started
+
+
+@contextmanager
+def machines(*cpus: int) -> Iterator[list[Any]]:
+    """A cluster of several machines, each with so many CPUs; the first is the head.
+
+    They have addresses of their own, so that drivers run on the head and on no other.
+    """
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
+    try:
+        others = [
+            cluster.add_node(num_cpus=number, node_ip_address=f"127.0.0.{i}")
+            for i, number in enumerate(cpus[1:], 2)
+        ]
+        yield [cluster, *others]
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_lost_machine_and_then_all_of_them(
+    undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
+) -> None:
+    """With one of two machines lost the other goes on; with both lost the run ends with a sentence, and resumes."""
+    out = tmp_path / "out"
+    with machines(0, 1, 1) as (cluster, one, two):
+        how = {"ray": cluster.address, "cpus": 1, "slots": 8, "gate": gate.folder}
+        process = start(out, **how, held_from=FREE * SHARD)
+        process.wait_until(lambda: len(gate.waiting()) == 2 and shards(out), "both workers stand at the gate")
+        kept = inodes(out)
+        cluster.remove_node(one, allow_graceful=False)
+        wait_for(lambda: sum(map(alive, gate.waiting())) == 1, "its worker to die with it")
+        gate.open()
+        assert process.ended() == 0, process.log.read_text()
+        assert_identical(out, undisturbed)
+        assert kept.items() <= inodes(out).items()
+
+        gate.folder.joinpath("closed").touch()
+        again = tmp_path / "again"
+        before = gate.waiting()
+        process = start(again, **how, held_from=FREE * SHARD)
+        process.wait_until(lambda: gate.waiting() - before and shards(again), "its worker stands at the gate")
+        kept = inodes(again)
+        cluster.remove_node(two, allow_graceful=False)
+        assert process.ended() == 2
+        assert "the cluster has lost every machine with 1 CPU for a worker" in process.log.read_text()
+        assert "Traceback" not in process.log.read_text()
+    draw(again)
+    assert_identical(again, undisturbed)
+    assert kept.items() <= inodes(again).items()
+
+
+@contextmanager
+def started_cluster(cpus: int) -> Iterator[dict[str, str]]:
+    """`ray start --head` by somebody else, found by whoever has this environment."""
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", ignore_cleanup_errors=True
+    ) as folder:  # sockets want short paths
+        environment = {**ENVIRONMENT, "RAY_TMPDIR": folder}
+        command = [
+            sys.executable,
+            "-c",
+            "from ray.scripts.scripts import main; main()",
+            "start",
+            "--head",
+            "--block",
+        ]
+        sizes = [f"--num-cpus={cpus}", "--port=0", "--include-dashboard=false", "--disable-usage-stats"]
+        log = Path(folder) / "start.log"
+        with log.open("w") as told:
+            head = subprocess.Popen(
+                [*command, *sizes], env=environment, stdout=told, stderr=told, start_new_session=True
+            )
+        try:
+
+            def up() -> bool:
+                assert head.poll() is None, log.read_text()
+                return (Path(folder) / "ray" / "ray_current_cluster").exists()
+
+            wait_for(up, "the cluster to be up")
+            yield environment
+        finally:
+            head.terminate()
+            head.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_two_drivers_join_a_running_cluster(
+    undisturbed: Path, tmp_path: Path, gate: Gate, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first takes all places and the second waits for one, and says so; the cluster outlives the first."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    with started_cluster(2) as environment:
+        monkeypatch.setattr("tests.datasets.disturbing.ENVIRONMENT", environment)
+        how: dict[str, object] = {"ray": "auto", "cpus": 1, "slots": 8}
+        one = start(first, **how, gate=gate.folder)
+        one.wait_until(lambda: len(gate.waiting()) == 2, "both places are taken")
+        two = start(second, **how)
+        two.wait_until(
+            lambda: "every CPU of the cluster is in use: waiting for a place" in two.log.read_text(), "it waits"
+        )
+        assert not shards(second)
+        gate.open()
+        assert one.ended() == 0, one.log.read_text()
+        assert two.ended() == 0, two.log.read_text()
+    for out in (first, second):
+        assert_identical(out, undisturbed)
+
+
 @pytest.mark.ray
 def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match=r"no Ray cluster at 127.0.0.1:1 .*: start one, or say auto"):
         draw(tmp_path, ray="127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"run this on a machine of the cluster, with --ray auto"):
+        draw(tmp_path, ray="ray://127.0.0.1:10001")
 
 
 def test_settings_of_ray(tmp_path: Path) -> None:

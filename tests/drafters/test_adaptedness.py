@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.selftest import drafter_is_adapted
-from tests.small_chains import DRAFTERS, LooksAhead, flow
+from tests.law.test_law import SHARES, SUITE_LEVEL, smallest_p_value
+from tests.small_chains import DRAFTERS, LooksAhead, Zero, constant_drift, flow
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -66,3 +67,107 @@ LOOK_AHEAD = [LooksAhead(), FutureAverage(), RespondsTooEarly(), CutsTooEarly()]
 @pytest.mark.parametrize("drafter", LOOK_AHEAD, ids=lambda d: type(d).__name__)
 def test_even_a_slight_look_ahead_is_found(drafter: fs.Drafter) -> None:
     assert not drafter_is_adapted(drafter, flow(), 6).passed
+
+
+class OneRowLooksAhead(LooksAhead):
+    """Misbehaves for some samples only."""
+
+    def guess(
+        self,
+        memory: fs.DrafterMemory,
+        x: Tensor,
+        position: int,
+        step: Tensor,
+        row: Tensor,
+        before: fs.PreviousDraft | None,
+    ) -> Tensor:
+        ahead = super().guess(memory, x, position, step, row, before)
+        honest = fs.Replay.guess(self, memory, x, position, step, row, before)
+        return torch.where((row % 20 == 7).unsqueeze(1), ahead, honest)
+
+
+@pytest.mark.parametrize("rows", [8, 64, 500, 100_000])
+def test_a_look_ahead_of_few_rows_is_found(rows: int) -> None:
+    assert not drafter_is_adapted(OneRowLooksAhead(), flow(), 6, rows=rows).passed
+    assert drafter_is_adapted(fs.Replay(), flow(), 6, rows=rows).passed
+
+
+def test_no_row_is_asked_for_that_there_is_not() -> None:
+    seen: set[int] = set()
+
+    class Notes(fs.Replay):
+        def prime(self, memory: fs.DrafterMemory, row: Tensor) -> fs.DrafterMemory:
+            seen.update(row.tolist())
+            return memory
+
+    for rows in (1, 5, 40, 3000):
+        seen.clear()
+        assert drafter_is_adapted(Notes(), flow(), 3, rows=rows).passed
+        assert min(seen) == 0
+        assert max(seen) == rows - 1
+        assert len(seen) == min(rows, len(seen)) >= min(rows, 32)
+
+
+def test_states_too_large_to_hold_for_all_rows_are_looked_at_in_parts() -> None:
+    target = fs.GaussianMixture.of_draft_trees(50_000).langevin(8, 0.01)
+    widest = 0
+
+    class Notes(fs.Frozen):
+        def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+            nonlocal widest
+            widest = max(widest, rows)
+            return super().begin(rows, window, like)
+
+    assert drafter_is_adapted(Notes("nearest"), target, 1).passed
+    assert 1 < widest < 64
+
+
+# ------------------------------------------------------------------ how far a window reaches
+
+
+@dataclass(frozen=True)
+class Reaches(fs.Replay):
+    """Drafts two transitions where what it remembers of some position of the window is large, else one."""
+
+    at: int = 0
+
+    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
+        large = memory["predictions"][:, self.at].flatten(1).norm(dim=1) > 1
+        return memory["ready"] * torch.where(large, 2, 1).clamp(max=window)
+
+
+def test_reach_may_look_at_what_is_known_where_it_decides_and_not_further() -> None:
+    """Whether the transition at position 1 is drafted is known there: its prediction knows no noise of that step."""
+    for at in range(5):
+        found = drafter_is_adapted(Reaches(at=at), flow(), 6)
+        assert found.passed == (at <= 1)
+        assert found.passed or "how far a window reaches moves when only later steps change" in found.detail
+
+
+class PeeksAtItsNoise(Zero):
+    """Drafts where the noise of the next transition, which the last path was drafted with, is negative."""
+
+    def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+        return {"next": like.new_zeros(rows)}
+
+    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
+        return (memory["next"] <= 0) * window
+
+    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+        row, width = torch.arange(len(committed)), path.innovations.shape[1]
+        noise = path.innovations[row, committed.clamp(max=width - 1), 0]
+        return {"next": torch.where(committed < path.length, noise, 0.0)}
+
+
+def test_a_reach_that_looks_at_noise_to_be_spent_is_found() -> None:
+    assert not drafter_is_adapted(PeeksAtItsNoise(), constant_drift(), 6).passed
+    assert not fs.check(constant_drift(), window=6, samples=20, drafter=PeeksAtItsNoise()).findings[1].passed
+
+
+@pytest.mark.law
+def test_a_reach_that_looks_ahead_breaks_the_law_and_one_that_does_not_keeps_it() -> None:
+    """The rule is needed, and is no stricter than that."""
+    level = SUITE_LEVEL / SHARES
+    assert smallest_p_value(flow("x0"), 10_000, 21, window=6, drafter=Reaches(at=1)) > level
+    broken = smallest_p_value(constant_drift(), 20_000, 21, window=6, block=1, drafter=PeeksAtItsNoise())
+    assert broken < level

@@ -24,6 +24,12 @@ from foresample.targets import ChainTarget
 from tests.small_chains import CHAINS, flow
 
 
+@pytest.fixture(autouse=True)
+def _plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loose slots are held to fixed ones bit for bit, which take the plain round here."""
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
+
+
 def engine(target: fs.Target, kind: str, **arguments: Any) -> Engine:
     """An engine that keeps its slots in one of the two ways, whatever the device."""
     made = Engine(target, **arguments)
@@ -74,16 +80,67 @@ def test_the_order_of_samples_changes_nothing_but_the_order(kind: str) -> None:
 
 
 @kinds
-def test_a_stream_gives_every_sample_once_as_it_is_done(kind: str) -> None:
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they are done"])
+def test_a_stream_gives_every_sample_once(kind: str, ordered: bool) -> None:
     target = flow()
     run = fs.sample(target, 20, window=6, seed=5)
-    streamed = list(engine(target, kind, window=6, slots=3).stream(seeds_of(5, 20)))
+    streamed = list(engine(target, kind, window=6, slots=3).stream(seeds_of(5, 20), ordered=ordered))
     assert sorted(s.index for s in streamed) == list(range(20))
-    assert [s.index for s in streamed] != list(range(20))  # the quick ones first
+    assert ([s.index for s in streamed] == list(range(20))) == ordered  # else the quick ones first
     for s in streamed:
         assert torch.equal(s.x, run.samples[s.index])
         assert s.calls == run.calls[s.index]
         assert s.seed == seeds_of(5, 20)[s.index]
+
+
+@kinds
+@pytest.mark.parametrize(("window", "slots"), [(1, 5), (4, 3), (14, 8)])
+def test_a_stream_in_order_costs_no_round_and_holds_few_samples(kind: str, window: int, slots: int) -> None:
+    """Slots × (window + 1) at most, however slow the one that holds the others up."""
+    base = flow()
+
+    def stubborn(x: Tensor, step: Tensor, row: Tensor) -> Tensor:  # every seventh sample takes a call a step
+        prediction = base.network(x, step, row)
+        return torch.where((row % 7 == 0).unsqueeze(1), prediction + 1e9 * torch.sin(1e9 * x), prediction)
+
+    target = replace(base, network=stubborn)
+    made, done = engine(target, kind, window=window, slots=slots), 0
+    honest = made.draw
+
+    def counted(*given: Any, **options: Any) -> Iterator[Finished]:
+        nonlocal done
+        for finished in honest(*given, **options):
+            done += len(finished.index)
+            yield finished
+
+    made.draw = counted  # type: ignore[method-assign]
+    most = 0
+    for taken, sample in enumerate(made.stream(seeds_of(2, 35))):
+        assert sample.index == taken
+        most = max(most, done - taken - 1)
+    assert done == 35
+    assert 0 < most <= slots * (window + 1)
+    whole = engine(target, kind, window=window, slots=slots)
+    list(whole.finished(seeds_of(2, 35)))
+    assert under_way(made).rounds == under_way(whole).rounds
+
+
+def test_a_stream_makes_its_seeds_as_it_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(seed: int, count: int, first: int = 0) -> Tensor:
+        made.append(count)
+        return seeds_of(seed, count, first)
+
+    monkeypatch.setattr("foresample.engine.sampling.seeds_of", counted)
+    stream = fs.stream(flow(), 30_000_000, window=6, slots=4, seed=5)
+    samples = [next(stream) for _ in range(3)]
+    assert sum(made) <= 1024
+    assert [s.seed for s in samples] == seeds_of(5, 3).tolist()
+    monkeypatch.setattr("foresample.engine.sampling._PART", 7)
+    parts = list(fs.stream(flow(), 20, window=6, slots=4, seed=5))
+    assert [s.seed for s in parts] == seeds_of(5, 20).tolist()
+    assert torch.equal(torch.stack([s.x for s in parts]), fs.sample(flow(), 20, window=6, seed=5).samples)
 
 
 def test_a_stream_yields_before_the_run_is_over() -> None:
@@ -227,10 +284,17 @@ def test_observers_see_every_committed_state_once(kind: str, slots: int) -> None
 
 
 def test_padded_rounds_evaluate_every_position_and_say_so() -> None:
+    """Of the round, which may be narrower than the window: at a cold start, and at the end of the chain."""
     loose = engine(flow(), "loose", window=6, slots=4).sample(seeds_of(0, 4))
-    fixed = engine(flow(), "fixed", window=6, slots=4).sample(seeds_of(0, 4))
-    assert torch.equal(fixed.evaluations, 7 * fixed.calls)
+    evaluated = torch.zeros(4, dtype=torch.int64)
+
+    def watch(commit: fs.Commit) -> None:
+        evaluated[commit.sample] += commit.path.shape[1]
+
+    fixed = engine(flow(), "fixed", window=6, slots=4).sample(seeds_of(0, 4), watch)
+    assert torch.equal(fixed.evaluations, evaluated)
     assert (loose.evaluations < fixed.evaluations).all()
+    assert (fixed.evaluations < 7 * fixed.calls).all()
 
 
 def test_the_host_looks_only_when_a_sample_can_be_done() -> None:

@@ -94,7 +94,7 @@ def test_a_perfect_draft_gives_the_sequential_sample(chain: str, window: int) ->
 def test_deterministic_steps_cost_no_call_of_their_own() -> None:
     """With perfect drafts a call reaches past the next deterministic step: one call for each stretch."""
     target = Counting(interrupted())  # deterministic: 0, 5, 9, 10, 14 of 15
-    run = fs.sample(target, 3, window=20, drafter=fs.DraftModel(interrupted()))
+    run = fs.sample(target, 3, window=20, drafter=fs.DraftModel(interrupted()), look=False)
     assert run.calls.tolist() == [5, 5, 5]  # up to and over 0, 5, 9, 10, 14
     assert run.evaluations.tolist() == [15, 15, 15]  # no state twice
     assert sorted(s for steps in target.steps for s in steps) == sorted(3 * list(range(15)))
@@ -111,12 +111,12 @@ def test_a_chain_without_noise_is_sampled_sequentially() -> None:
 @pytest.mark.parametrize("arguments", SETTINGS, ids=str)
 def test_calls_and_evaluations_are_what_the_target_saw(arguments: dict[str, Any]) -> None:
     target = Counting(flow())
-    run = fs.sample(target, 1, window=5, **arguments)
+    run = fs.sample(target, 1, window=5, look=False, **arguments)
     assert int(run.calls) == len(target.batches)
     assert int(run.evaluations) == sum(target.batches)
     assert max(target.batches) <= 6
     many = Counting(flow())
-    run = fs.sample(many, 9, window=5, **arguments)
+    run = fs.sample(many, 9, window=5, look=False, **arguments)
     assert len(many.batches) == int(run.calls.max())
     assert sum(many.batches) == int(run.evaluations.sum()) == run.report.evaluations
 

@@ -60,7 +60,7 @@ def test_widening_stops_where_the_gain_has_fallen(monkeypatch: pytest.MonkeyPatc
 def test_more_slots_fill_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same machine, one sample or many at a time."""
     machine = Machine(monkeypatch, fixed=8.0, each=1.0)
-    one, many = (fs.tune(machine.target(), slots=slots) for slots in (1, 64))
+    one, many = (fs.tune(machine.target(steps=20), slots=slots) for slots in (1, 64))
     assert one.window is not None
     assert many.window is None
     states = [trial.states for trial in many.trials]

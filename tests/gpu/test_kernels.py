@@ -66,14 +66,58 @@ def test_rounds_agree_along_whole_chains(chain: str, block: int | None, layout: 
         target = wide(getattr(torch, chain.split()[1]))
     else:
         target = on_gpu(strays() if chain == "strays" else CHAINS[chain]())
-    steps, window, count = len(target.std), *((10, 2_000) if chain == "strays" else (7, 40))
-    how = Speculation(fs.Replay(), window, block, True, last_draftable(target.std), layout)
+    window, count = (10, 2_000) if chain == "strays" else (7, 40)
+    assert_agree_along(target, fs.Replay(), window, count, block, layout)
+
+
+@pytest.mark.parametrize("chain", ["flow", "multistep", "wells", "wide float32", "small float32"])
+@pytest.mark.parametrize("kind", ["table", "slopes", "jacobian"])
+def test_rounds_agree_with_a_prior(chain: str, kind: str) -> None:
+    if chain.startswith(("wide", "small")):
+        target = wide(torch.float32, size=700 if chain.startswith("wide") else 100)
+    else:
+        target = on_gpu(CHAINS[chain]())
+    size, steps, generator = target.shape.numel(), len(target.std), torch.Generator().manual_seed(4)
+
+    def random(*shape: int) -> Tensor:
+        return 0.3 * torch.randn(*shape, generator=generator, dtype=target.std.dtype).to(target.std)
+
+    path = random(3, 6, *target.shape), random(3, 6, *target.shape)
+    extra = {
+        "table": {},
+        "slopes": {"gain": random(6)},
+        "jacobian": {"response": random(steps, size, size) / size},
+    }
+    if size > 128 and kind == "jacobian":
+        pytest.skip("the plain round serves those")
+    prior = fs.Prior(*path, **extra[kind])
+    assert_agree_along(target, fs.Replay(prior=prior), 7, 40, None, Padded())
+
+
+@pytest.mark.parametrize("chain", ["flow", "interrupted", "multistep", "wide float32"])
+def test_narrow_rounds_agree(chain: str) -> None:
+    """No wider than the longest draft a row can make."""
+    target = wide(torch.float32) if chain.startswith("wide") else on_gpu(CHAINS[chain]())
+    assert_agree_along(target, fs.Replay(), 9, 30, None, None)
+
+
+def assert_agree_along(
+    target: ChainTarget, drafter: fs.Replay, window: int, count: int, block: int | None, layout: Layout | None
+) -> None:
+    """Plain and fused rounds along whole chains; without a layout, padded to what is needed."""
+    steps = len(target.std)
+    last = last_draftable(target.std)
+    how = Speculation(drafter, window, block, True, last, layout or Padded())
     tallies = Tally(window, steps, torch.device("cpu")), Tally(window, steps, GPU)
     rows = begin(target, how.drafter, window, streams.seeds_of(1, count).to(GPU))
     single = target.std.dtype == torch.float32
     near: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-4} if single else {"rtol": 1e-8, "atol": 1e-8}
     settled = undecided = 0
     while (rows.step < steps).any():
+        if layout is None:
+            first = rows.step.clamp(max=steps - 1)
+            length = torch.minimum(how.drafter.reach(rows.memory, window), last[first] - first)
+            how = replace(how, layout=Padded(max(1, int(length.max()))))
         one, other = plain_round(target, rows, how), fused_round(target, rows, how)
         may_part = assert_rounds_agree(one, other, block)
         under_way = rows.step < steps
@@ -156,11 +200,11 @@ def test_nothing_in_a_round_waits_for_the_device(drafter: fs.Drafter | None) -> 
     slots = work._slots(5)
     assert isinstance(slots, FixedSlots)
     slots.admit(torch.arange(5), streams.seeds_of(0, 5))
-    slots._round()
+    slots._round(6)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(10):
-            slots._round()
+            slots._round(6)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

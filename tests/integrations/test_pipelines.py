@@ -145,7 +145,7 @@ def test_callbacks_come_in_step_order_with_all_images(tmp_path: Path) -> None:
 
 def test_a_callback_that_changes_the_latents_is_refused(tmp_path: Path) -> None:
     pipe = pipelines.stable_diffusion(tmp_path)
-    with fs.accelerate(pipe, window=5), pytest.raises(ValueError, match="changed the latents"):
+    with fs.accelerate(pipe, window=5), pytest.raises(RuntimeError, match="changed the latents"):
         pipe(**PROMPTS, callback_on_step_end=lambda p, i, t, k: {"latents": k["latents"] * 2})
 
 

@@ -186,7 +186,7 @@ def test_padding_shows_the_network_one_shape_and_changes_nothing(family: Any, pa
     with fs.accelerate(policy, window=6):
         plain = plan(policy, 3, seeded(0))
         network_of(policy).shapes.clear()
-    with fs.accelerate(policy, window=6, batch_pad=pad):
+    with fs.accelerate(policy, window=6, batch_pad=pad, trace=False):
         padded = plan(policy, 3, seeded(0))
     shapes = network_of(policy).shapes
     assert {shape[0] for shape in shapes} == {3 * 7 if pad is True else 40}
@@ -230,7 +230,7 @@ def test_local_conditions_and_stochastic_ddim() -> None:
 
 
 class TransformerPolicy(LowdimPolicy):
-    """diffusion_policy's transformer: one condition, named cond."""
+    """diffusion_policy's transformer: one condition, named cond and passed by position."""
 
     def conditional_sample(  # type: ignore[override]
         self,
@@ -240,11 +240,18 @@ class TransformerPolicy(LowdimPolicy):
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        return super().conditional_sample(condition_data, condition_mask, generator=generator, **kwargs)
+        plan = torch.randn(condition_data.shape, dtype=condition_data.dtype, generator=generator)
+        self.noise_scheduler.set_timesteps(self.num_inference_steps)
+        for t in self.noise_scheduler.timesteps:
+            plan[condition_mask] = condition_data[condition_mask]
+            output = self.model(plan, t, cond)
+            plan = self.noise_scheduler.step(output, t, plan, generator=generator, **kwargs).prev_sample
+        plan[condition_mask] = condition_data[condition_mask]
+        return plan
 
 
 def test_the_transformer_s_condition_is_passed_on() -> None:
-    policy = TransformerPolicy(diffusers.DDPMScheduler(**SCHEDULE))
+    policy = TransformerPolicy(diffusers.DDPMScheduler(**SCHEDULE)).eval()
     seen = []
 
     def model(sample: Tensor, timestep: Tensor, cond: Tensor) -> Tensor:
@@ -337,7 +344,10 @@ def test_settings_and_calls_that_cannot_work_are_refused() -> None:
         with pytest.raises(ValueError, match=r"cannot pass return_dict to scheduler\.step"):
             policy.conditional_sample(data, data.bool(), return_dict=False)
     thresholded = diffusers.DDPMScheduler(thresholding=True, clip_sample=False, **SCHEDULE)
-    with fs.accelerate(LowdimPolicy(thresholded)) as policy, pytest.raises(ValueError, match="clip_sample"):
+    with (
+        fs.accelerate(LowdimPolicy(thresholded).eval()) as policy,
+        pytest.raises(ValueError, match="clip_sample"),
+    ):
         plan_lowdim(policy, 1)
 
 

@@ -2,7 +2,7 @@
 
 Every test compares speculative samples with sequential ones and with the chain itself: projections and norms of
 states and increments at every step (the joint law of consecutive states), and innovations against N(0, I). A
-correct sampler fails anywhere in this file with probability at most SUITE_LEVEL: each of the SHARES test cases
+correct sampler fails anywhere in this folder with probability at most SUITE_LEVEL: each of the SHARES test cases
 may use an equal part of it (and seeds are fixed, so a green suite stays green).
 
 High dimension has no power: everything here is one- or two-dimensional.
@@ -43,9 +43,15 @@ from tests.small_chains import (
 pytestmark = pytest.mark.law
 
 SUITE_LEVEL = 1e-3
-SHARES = 430
+SHARES = 530
 
 BLOCKS = {"per step": 1, "blocks of 4": 4, "whole window": None}
+
+
+@pytest.fixture(autouse=True)
+def _plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain round, which this file breaks; the compiled one has a file of its own."""
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
 
 
 def smallest_p_value(target: fs.Target, samples: int, seed: int, every: int = 1, **settings: Any) -> float:
@@ -91,6 +97,27 @@ def test_the_law_holds_at_a_hundred_thousand_samples(chain: str, window: int, se
 def test_a_constant_mismatch_of_one_std(dim: int, block: str) -> None:
     p = smallest_p_value(constant_drift(dim), 50_000, 13, window=6, drafter=Zero(), block=BLOCKS[block])
     assert p > SUITE_LEVEL / SHARES
+
+
+def test_fresh_noise_is_fresh_in_a_first_window_too() -> None:
+    """Most drafters have none, because their first round is a bare call; `Zero` has one."""
+    p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)
+    assert p > SUITE_LEVEL / SHARES
+
+
+def far_off(by: float) -> tuple[fs.Target, fs.Drafter]:
+    """A random walk in float32, drafted so many std beside it."""
+    base = constant_drift(drift=0.0)
+    chain = base.chain.to("cpu", torch.float32)
+    return replace(base, chain=chain, network=lambda x, step, row: torch.zeros_like(x)), Zero(by)
+
+
+def test_no_correction_is_made_over_a_distance_that_rounding_spoils() -> None:
+    """A state corrected over 3·10⁶ std would be rounded by a quarter of one; over 10³ std nothing is lost."""
+    target, drafter = far_off(3e6)
+    assert smallest_p_value(target, 20_000, 13, window=3, drafter=drafter) > SUITE_LEVEL / SHARES
+    target, drafter = far_off(1e3)
+    assert fs.sample(target, 1, window=3, drafter=drafter).report.drafted > 0
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -209,6 +236,23 @@ def test_extra_noise_that_is_fresh_in_the_verification_is_caught(monkeypatch: py
 
     monkeypatch.setattr(rounds, "_target_means", fresh)
     assert smallest_p_value(two_noises(), 5_000, 22, every=3, window=6) < SUITE_LEVEL / SHARES
+
+
+def test_noise_of_the_round_before_instead_of_fresh_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a first window that is the noise just examined; drafters that begin with a bare call would never show it."""
+
+    def redrawn(rows: Rows, step: Tensor) -> Tensor:
+        return rounds._stream(rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round)
+
+    monkeypatch.setattr(rounds, "_redrawn", redrawn)
+    p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)
+    assert p < SUITE_LEVEL / SHARES
+
+
+def test_corrections_over_any_distance_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresample.core.verify.FAR", 1e9)
+    target, drafter = far_off(3e6)
+    assert smallest_p_value(target, 20_000, 13, window=3, drafter=drafter) < SUITE_LEVEL / SHARES
 
 
 # ------------------------------------------------------------------ the recycling theorem itself

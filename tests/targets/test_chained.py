@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DDPMScheduler
+from diffusers.models.unets.unet_2d import UNet2DOutput
 from torch import Tensor
 
 import foresample as fs
@@ -51,6 +53,39 @@ def test_samples_start_where_they_are_told_to() -> None:
     there = replace(target, start_states=start)
     assert torch.equal(there.start(noise), start)
     assert not torch.equal(fs.sample(there, 4, window=2).samples, fs.sample(target, 4, window=2).samples)
+
+
+# ------------------------------------------------------------------ what a network returns
+
+RETURNS: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
+    "fewer channels": (lambda x: x[:, :1], ValueError, r"shape \(\d, 3, 8, 8\) .* not \(\d, 1, 8, 8\)$"),
+    "fewer rows": (lambda x: x[:1], ValueError, r"shape \(\d, 3, 8, 8\) .* not \(1, 3, 8, 8\)$"),
+    "variances": (lambda x: torch.cat([x, x], 1), ValueError, r"not \(\d, 6, 8, 8\); .*return the first half"),
+    "diffusers": (lambda x: UNet2DOutput(sample=x), TypeError, "returned UNet2DOutput: return its .sample"),
+    "a tuple": (lambda x: (x,), TypeError, r"returned tuple: return its first element, \[0\]"),
+    "nothing": (lambda x: None, TypeError, "returned NoneType: return a tensor"),
+    "integers": (lambda x: x.long(), TypeError, "floating-point numbers, not torch.int64"),
+}
+
+
+@pytest.mark.parametrize("returns", RETURNS)
+def test_what_a_network_returns_is_not_broadcast_or_guessed_at(returns: str) -> None:
+    make, kind, sentence = RETURNS[returns]
+    scheduler = DDPMScheduler()
+    scheduler.set_timesteps(5)
+    targets = [
+        vp(lambda x, time, row: make(x), GRIDS[vp][0], (3, 8, 8)),
+        vp(lambda x, time, row: make(x), GRIDS[vp][0], (3, 8, 8), predicts="x0"),
+        from_scheduler(scheduler, lambda x, time, row: make(x), (3, 8, 8)),
+    ]
+    for target in targets:
+        for draw in (
+            lambda t: fs.sample(t, 2, window=2),
+            lambda t: fs.sequential(t, 2),
+            lambda t: fs.check(t, window=2, samples=10),
+        ):
+            with pytest.raises(kind, match=sentence):
+                draw(target)
 
 
 # ------------------------------------------------------------------ from_scheduler

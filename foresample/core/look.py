@@ -1,0 +1,209 @@
+"""The free look: is a target's answer at a state a function of that state alone?
+
+A network that looks at the other rows of its call, draws random numbers or keeps state between calls has no transition
+law, and what is sampled from it is not exact, whatever the sampler. So the first call of an engine is looked at: one of
+its states is evaluated again, among other batch-mates, in a call on at most four states. Where both answers agree that
+is all it costs.
+
+Where they do not it may be rounding alone, since libraries take other algorithms for calls of other sizes. So nobody is
+blamed for it: the state is evaluated once more, in the same place of a call of the same size, among yet other mates.
+Only if those two answers differ, too, the target is refused, and two or three calls more find out why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import Target, no_history, predict, transition_mean
+
+STATES = 4
+"""In a call that looks, at most."""
+DIFFERS = 1e-4
+"""Relative change of an answer that no arithmetic explains, in two calls of one size."""
+_MATES = (3.0, -2.0)  # what other batch-mates are multiplied with, before 1 is added
+
+Cause = Literal["random", "state", "mixes"]
+
+_SAID: dict[Cause, tuple[str, str, str]] = {
+    "random": (
+        "draws random numbers",
+        "asked the same twice",
+        "put the network in eval mode (dropout), and take random numbers out of it",
+    ),
+    "state": (
+        "keeps state between calls",
+        "asked the same twice",
+        "take caches and running statistics out of the network",
+    ),
+    "mixes": (
+        "mixes rows",
+        "with other batch-mates",
+        "put batch normalisation in eval mode, and take attention over the batch and batch statistics out of the "
+        "network",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two answers to one state, in calls of one size."""
+
+    cause: Cause
+    change: float
+    """Of the answer, relative to its size."""
+    step: int
+    """At which a transition's mean was made of it: the first with noise from the state's on."""
+    shift: float | None
+    """Of that mean, in std of the step; None if no step from there on adds noise."""
+
+    def __str__(self) -> str:
+        what, when, remedy = _SAID[self.cause]
+        moves = ""
+        if self.shift is not None:
+            moves = f", the mean of step {self.step} by {self.shift:.2g} std ({_in_words(self.shift)})"
+        return (
+            f"the target {what}: {when}, a prediction changes by {self.change:.1e} of its size{moves}; {remedy}"
+        )
+
+
+class FreeLook:
+    """Looks once, at the first call made through it, and is a plain `predict` from then on.
+
+    A look that found something looks again at the next call. Nothing is looked at while a CUDA graph is captured; the
+    runs that warm it up come before.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: states of the largest call to come; a look is not larger."""
+        self.states, self.calls, self.done = min(STATES, most), 0, False
+
+    def predict(
+        self, target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
+    ) -> Tensor:
+        """The target's prediction, or a sentence why it has no law."""
+        if self.done or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return predict(target, x, step, row, extra)
+        few_x, few_step, few_row = (values[: self.states].clone() for values in (x, step, row))
+        prediction = predict(target, x, step, row, extra)
+        prediction = prediction.clone()  # a captured network answers into the same memory again
+        few_extra = None if extra is None else extra[: self.states]
+        require_unedited((few_step, few_row), (step, row))
+        self.calls += look(target, few_x, few_step, few_row, prediction[0], few_extra, states=self.states)
+        self.done = True
+        return prediction
+
+
+def look(
+    target: Target,
+    x: Tensor,
+    step: Tensor,
+    row: Tensor,
+    prediction: Tensor,
+    extra: Tensor | None = None,
+    *,
+    states: int = STATES,
+) -> int:
+    """Refuse a target that answered `prediction`, [*shape], at x[0] and would not in another call; say what that cost.
+
+    Args:
+        target: whose `predict` is asked; `mean` and `std` say how much a difference matters.
+        x: states of the call, [B, *shape], as they were before it; `states` of them are enough.
+        step: of these, [B].
+        row: sample of each, [B]: no other is asked for.
+        prediction: the call's answer at x[0]; one that is NaN or infinite is not compared: `faults` has it.
+        extra: the extra noise of these states, for a target that has some.
+        states: how many to ask for at a time.
+    """
+    if not torch.isfinite(prediction).all():
+        return 0
+    place = torch.arange(states, device=x.device).clamp(max=len(x) - 1)
+    few = x[place], step[place], row[place], None if extra is None else extra[place]
+    there = _among(target, *few, _MATES[0])
+    if change(prediction, there) <= DIFFERS:
+        return 1
+    elsewhere = _among(target, *few, _MATES[1])
+    if change(there, elsewhere) <= DIFFERS:
+        return 2
+    raise ValueError(
+        f"{explain(target, *few, there, elsewhere)} (look=False samples it all the same, inexactly)"
+    )
+
+
+def explain(
+    target: Target,
+    x: Tensor,
+    step: Tensor,
+    row: Tensor,
+    extra: Tensor | None,
+    there: Tensor,
+    elsewhere: Tensor,
+) -> Difference:
+    """Why the answer at x[0] is `there` among mates of the first kind, and `elsewhere` among others."""
+    again = _among(target, x, step, row, extra, _MATES[0])
+    cause: Cause = "mixes"
+    if not change(there, again) <= DIFFERS:
+        elsewhere = again
+        drawn = [_seeded(target, x, step, row, extra) for _ in range(2)]
+        cause = "random" if change(*drawn) <= DIFFERS else "state"
+    noisy = (target.std[step[0] :] > 0).nonzero().flatten()
+    k, shift = int(step[0]), None
+    if len(noisy):
+        k += int(noisy[0])
+        at = torch.full_like(step[:1], k)
+        none, drawn = no_history(target, x[:1]), None if extra is None else extra[:1]
+        means = [transition_mean(target, x[:1], p[None], at, none, drawn) for p in (there, elsewhere)]
+        shift = float((means[0] - means[1]).norm() / target.std[k])
+    return Difference(cause, change(there, elsewhere), k, shift)
+
+
+def compare(
+    target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
+) -> tuple[float, Difference | None]:
+    """How much the answer at x[0] changes with its mates, and what is wrong if that is too much: two calls."""
+    there, elsewhere = (_among(target, x, step, row, extra, mates) for mates in _MATES)
+    found = change(there, elsewhere)
+    return found, None if found <= DIFFERS else explain(target, x, step, row, extra, there, elsewhere)
+
+
+def change(one: Tensor, two: Tensor) -> float:
+    """The distance of two answers relative to the first; NaN if one of them is."""
+    return float((one - two).norm() / (one.norm() + 1e-30))
+
+
+def require_unedited(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> None:
+    """Refuse a target that wrote into the steps or rows of its call: others read them. States are copies."""
+    for name, old, new in zip(("step", "row"), before, after, strict=True):
+        if not torch.equal(old, new[: len(old)]):
+            raise ValueError(
+                f"target.predict(x, step, row) writes into {name}, which the sampler goes on using: work on a copy"
+            )
+
+
+def _among(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None, mates: float) -> Tensor:
+    """The answer at x[0] in a call whose other states are others."""
+    states = torch.cat([x[:1], mates * x[1:] + 1])
+    return predict(target, states, step.clone(), row.clone(), extra)[0].clone()
+
+
+def _seeded(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None) -> Tensor:
+    """The same with the global random numbers of the same seed, which are put back afterwards."""
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        torch.manual_seed(0)
+        return _among(target, x, step, row, extra, _MATES[0])
+
+
+def _in_words(shift: float) -> str:
+    """A mean that moved by so many std."""
+    if shift >= 1:
+        return "more than the step's own noise"
+    if shift >= 0.1:
+        return "a good part of the step's own noise"
+    return (
+        "a small part of the step's own noise, at every step"
+        if shift >= 1e-3
+        else "next to nothing in one step"
+    )

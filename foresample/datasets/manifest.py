@@ -1,0 +1,190 @@
+"""The manifest of a dataset: what it must look like, and how far it is believed.
+
+It is a summary that can be made anew from the shards, which prove themselves; only its settings, its runs and the
+answer of the law check are taken from it, and the latter only as long as the shards are those that were checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+
+from foresample.datasets.shards import Entry, Failure, Plan, shard_name
+from foresample.provenance import Origin
+from foresample.schema import (
+    AtLeastOne,
+    Count,
+    NotNegative,
+    Rule,
+    Some,
+    Unfit,
+    parse_json,
+    read_object,
+    read_plain,
+)
+from foresample.selftest import SamplesLaw
+
+_DTYPES = {
+    str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
+Length = Annotated[int, Rule("a whole number from 1 to 2⁵³", lambda value: 1 <= value <= 2**53)]
+Seed = Annotated[int, Rule("a whole number from 0 to 2⁶³ − 1", lambda value: 0 <= value < 2**63)]
+Label = Annotated[int, Rule("a number of 64 bits", lambda value: -(2**63) <= value < 2**63)]
+Dtype = Annotated[str, Rule(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSettings:
+    """What a dataset holds; a manifest says more, according to its target."""
+
+    count: Length
+    shard: Length
+    seed: Seed
+    labels: Some[Label] | None = None
+    shape: list[Length]
+    dtype: Dtype
+    steps: AtLeastOne
+    window: Count
+    method: str
+    model: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Of a dataset's samples."""
+
+    samples: Count
+    calls_mean: NotNegative
+    evaluations_mean: NotNegative
+    accepted_mean: float
+    speedup: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetRun(Origin):
+    """One run that worked on a dataset; what it could not say before it was killed is None."""
+
+    started: str
+    found: Count
+    drawn: Count | None
+    seconds: NotNegative | None
+    peak_mib: NotNegative | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFile:
+    """One file of a dataset."""
+
+    file: str
+    samples: Count
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The schema of manifest.json."""
+
+    settings: DatasetSettings
+    costs: Costs
+    in_order: Count | None = None
+    """Samples before the first that is missing; earlier versions did not count them."""
+    shards: list[ShardFile]
+    failures: list[Failure]
+    law: SamplesLaw | None
+    runs: Some[DatasetRun]
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is, for those who watch it."""
+
+    count: int
+    steps: int
+    samples: int
+    calls: int
+    """Of those samples."""
+
+    @property
+    def calls_mean(self) -> float:
+        return self.calls / max(1, self.samples)
+
+    @property
+    def accepted_mean(self) -> float:
+        """Drafts kept in a round: a round commits them and one transition more."""
+        return self.steps * self.samples / max(1, self.calls) - 1
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The folder's manifest, None if it has none."""
+    path = folder / "manifest.json"
+    try:
+        manifest = parse_json(read_plain(path, follow=False).decode())
+        read_object(Manifest, manifest)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be read ({error.strerror}): move it away, or choose another folder"
+        ) from None
+    except (Unfit, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is corrupt ({error}): move it away and run again; the shards are verified by themselves"
+        ) from None
+    return {"kind": "dataset", **manifest}
+
+
+def plan_of(folder: Path, settings: Mapping[str, Any]) -> Plan:
+    """What these settings put where."""
+    known = read_object(DatasetSettings, settings)
+    labels = None if known.labels is None else tuple(known.labels)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    what = known.count, known.shard, known.seed, labels, tuple(known.shape), _DTYPES[known.dtype], digest
+    return Plan(folder, *what)
+
+
+def summary(settings: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry]) -> dict[str, Any]:
+    """What the shards hold and cost."""
+    samples, calls, evaluations = (
+        sum(getattr(entry, name) for entry in entries.values()) for name in ("samples", "calls", "evaluations")
+    )
+    status = Status(plan.count, settings["steps"], samples, calls)
+    return {
+        "in_order": samples_in_order(plan, entries),
+        "shards": [
+            {"file": shard_name(n), "samples": entries[n].samples, "sha256": entries[n].sha256}
+            for n in sorted(entries)
+        ],
+        "failures": [asdict(f) for n in sorted(entries) for f in entries[n].failures],
+        "costs": {
+            "samples": samples,
+            "calls": calls,
+            "evaluations": evaluations,
+            "calls_mean": status.calls_mean,
+            "evaluations_mean": evaluations / max(1, samples),
+            "accepted_mean": status.accepted_mean,
+            "speedup": settings["steps"] * samples / max(1, calls),
+        },
+    }
+
+
+def samples_in_order(plan: Plan, entries: Mapping[int, Entry]) -> int:
+    """Samples before the first that is missing."""
+    number = 0
+    while number in entries and entries[number].in_order == plan.size(number):
+        number += 1
+        if number == plan.shards:
+            return plan.count
+    return number * plan.shard + (entries[number].in_order if number in entries else 0)
+
+
+def law_that_holds(manifest: Mapping[str, Any], plan: Plan, now: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest's law check, if the dataset is whole and its shards are still those that were checked."""
+    whole = now["costs"]["samples"] == plan.count and now["shards"] == manifest.get("shards")
+    return manifest.get("law") if whole else None

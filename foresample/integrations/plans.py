@@ -1,0 +1,234 @@
+"""Plans of one shape, drawn again and again: an engine kept between them, and what one plan leaves to the next.
+
+A robot plans, executes a part and plans again. What does not change between plans is made once: the chain, the engine
+and, on a GPU, its captured rounds. What does change, observations, is copied into tensors that stay where they are, so
+that a new observation needs no new capture.
+
+**Starting warm.** The last plan's path through the chain, moved on by the actions executed since, is a draft of the
+next plan's first window (theory, section 7). Only its states and predictions are kept, never its noise: noise is fresh
+for every plan. The new observation depends on the last plan's noise, so drawing with that noise again would change the
+law of the plan given the observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from foresample.chains import Chain
+from foresample.contracts import Drafter
+from foresample.core.report import Run
+from foresample.drafters import Prior, Replay
+from foresample.engine import Engine, tune
+from foresample.engine.priors import RecordingTarget
+from foresample.targets import ChainTarget
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of a policy's sampling method, whatever the family: R plans of one shape."""
+
+    network: Callable[..., Tensor]
+    """network(trajectory, timesteps, **conditions)."""
+    conditions: dict[str, Tensor | None]
+    """What the network is conditioned on, each [R, …] or None."""
+    data: Tensor
+    """[R, *shape]: values of the conditioned coordinates; its dtype and device are the network's."""
+    mask: Tensor | None
+    """[R, *shape]: which coordinates are conditioned; None where none can be."""
+    noise: Tensor | None
+    """[R, *shape]: where to start, instead of drawing it."""
+    generator: torch.Generator | None
+    step_options: dict[str, Any]
+    """Keyword arguments the policy would pass to scheduler.step."""
+
+    @property
+    def free(self) -> Tensor:
+        """[*shape]: the coordinates that are drawn, one set for all plans of a call."""
+        if self.mask is None:
+            return torch.ones(self.data.shape[1:], dtype=torch.bool, device=self.data.device)
+        if not (self.mask == self.mask[:1]).all():
+            raise ValueError(
+                "condition_mask differs between the samples of a batch; call conditional_sample once for each mask"
+            )
+        return ~self.mask[0]
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """How plans are drawn; see `foresample.accelerate`."""
+
+    window: int | Literal["auto"]
+    drafter: Drafter | None
+    block: int | None
+    recycle: bool
+    batch_pad: bool | int
+    graph: bool
+    warm: bool
+    executed: int
+    """Actions executed of a plan before the next is drawn."""
+    pilots: int
+    trace: bool
+
+
+class Planner:
+    """Draws plans on the free coordinates of one shape, [F], float32 around a half-precision network."""
+
+    def __init__(
+        self, request: Request, free: Tensor, chain: Chain, how: PlanSettings, prior: Prior | None
+    ) -> None:
+        data = request.data
+        self.network, self.how = request.network, how
+        self.data, self.start = data.clone(), None
+        self.conditions = {name: v if v is None else v.clone() for name, v in request.conditions.items()}
+        self.index = None if bool(free.all()) else free.flatten().nonzero().squeeze(1)
+        dtype = torch.promote_types(data.dtype, torch.float32)
+        chain = chain.to(data.device, dtype)
+        if request.noise is not None:
+            self.start = self._free(request.noise).to(data.device, dtype).clone()
+        self.target = ChainTarget(chain, torch.Size([int(free.sum())]), self._call, self.start)
+        self.table = None if prior is None else _fitting(prior, self.target).to(data.device, dtype)
+        self.window = self._window()
+        self.padded = len(data) * ((self.window or 0) + 1) if how.batch_pad is True else int(how.batch_pad)
+        self.recorded: RecordingTarget | None = None
+        self.last: Prior | None = None
+        if self.window is not None:
+            self._shift = _shift(free, how.executed)
+            self.engine = self._engine(self.window)
+
+    def plan(self, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
+        """Plans [R, *shape] of the policy's law, and what they cost."""
+        if request.mask is not None:
+            self.data.copy_(request.data)
+        for name, value in request.conditions.items():
+            if value is not None:
+                kept = self.conditions[name]
+                assert kept is not None
+                kept.copy_(value)
+        if self.start is not None and request.noise is not None:
+            self.start.copy_(self._free(request.noise))
+        run = self.engine.sample(seeds)
+        if self.last is not None and self.recorded is not None:
+            steps = self.last.steps
+            for kept, new in (
+                (self.last.states, self.recorded.states),
+                (self.last.predictions, self.recorded.predictions),
+            ):
+                kept.copy_(new[:, :steps].index_select(2, self._shift))
+        return self._whole(self.data, run.samples), run
+
+    def forget(self) -> None:
+        """Start the next plan from the prior's table, or from plans of zeros."""
+        if self.last is None:
+            return
+        row = torch.arange(len(self.data), device=self.data.device)
+        if self.table is None:
+            self.last.states.zero_()
+            self.last.predictions.zero_()
+        else:
+            states, predictions, _ = self.table.paths(row, self.last.steps)
+            self.last.states.copy_(states)
+            self.last.predictions.copy_(predictions)
+
+    def paths(self) -> tuple[Tensor, Tensor]:
+        """States and predictions of the last plans at every step, [R, N, F] both, where pilots are asked for."""
+        assert self.recorded is not None
+        steps = self.recorded.steps
+        return self.recorded.states[:, :steps].clone(), self.recorded.predictions[:, :steps].clone()
+
+    def _window(self) -> int | None:
+        if self.how.window != "auto":
+            return self.how.window
+        self.padded, count = 0, len(self.data)
+        drafter = self.how.drafter or Replay(prior=self.table)
+        # Pilots of any number, each for one of these observations.
+        target = replace(
+            self.target, network=lambda x, time, row: self._call(x, time, row % count), start_states=None
+        )
+        return tune(
+            target,
+            slots=count,
+            drafter=drafter,
+            block=self.how.block,
+            recycle=self.how.recycle,
+            graph=self.how.graph,
+        ).window
+
+    def _engine(self, window: int) -> Engine:
+        target, how, drafter = self.target, self.how, self.how.drafter
+        steps = min(window + 1, len(target.std))
+        if drafter is None and (how.warm or how.pilots):
+            self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
+        if drafter is None and how.warm:
+            empty = target.std.new_zeros((len(self.data), steps, *target.shape))
+            slopes = {} if self.table is None else {"gain": self.table.gain, "response": self.table.response}
+            if slopes.get("gain") is not None:
+                slopes["gain"] = self.table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]  # type: ignore[union-attr]
+            self.last = Prior(empty, empty.clone(), **slopes)
+            self.forget()
+        if drafter is None:
+            drafter = Replay(prior=self.last or self.table)
+        return Engine(
+            self.recorded or target,
+            window=window,
+            slots=len(self.data),
+            drafter=drafter,
+            block=how.block,
+            recycle=how.recycle,
+            graph=how.graph,
+        )
+
+    def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        count = len(x)
+        if self.padded:
+            x, time, row = (_padded(v, self.padded, self.window or 0) for v in (x, time, row))
+        data = self.data[row] if self.index is not None else self.data[:1].expand(len(x), *self.data.shape[1:])
+        conditions = {name: v if v is None else v[row] for name, v in self.conditions.items()}
+        return self._free(self.network(self._whole(data, x), time, **conditions))[:count]
+
+    def _free(self, whole: Tensor) -> Tensor:
+        """The free coordinates, [B, F], of whole plans, [B, *shape]."""
+        flat = whole.flatten(1)
+        return flat if self.index is None else flat.index_select(1, self.index)
+
+    def _whole(self, data: Tensor, x: Tensor) -> Tensor:
+        """Whole plans: conditioned coordinates from `data`, free ones from the states x, [B, F]."""
+        x = x.to(data.dtype)
+        if self.index is None:
+            return x.view_as(data)
+        return data.flatten(1).index_copy(1, self.index, x).view_as(data)
+
+
+def _shift(free: Tensor, executed: int) -> Tensor:
+    """[F]: for each free coordinate the one `executed` actions later; behind the plan's end its last action's.
+
+    Where that one is conditioned, and so in no path, the coordinate itself.
+    """
+    number = torch.where(free, free.flatten().long().cumsum(0).view_as(free) - 1, -1)
+    later = (torch.arange(len(free), device=free.device) + executed).clamp(max=len(free) - 1)
+    return torch.where(number[later] >= 0, number[later], number)[free]
+
+
+def _fitting(prior: Prior, target: ChainTarget) -> Prior:
+    """The prior, if it is one of such plans."""
+    steps = len(target.std) if prior.response is None else len(prior.response)
+    if prior.states.shape[2:] != target.shape or steps != len(target.std):
+        raise ValueError(
+            f"the prior was fitted on plans of {prior.states.shape[2:].numel()} numbers in {steps} steps, this "
+            f"policy's have {target.shape.numel()} in {len(target.std)}: fit one for it"
+        )
+    return prior
+
+
+def _padded(values: Tensor, states: int, window: int) -> Tensor:
+    """The same with the last row repeated, up to `states` rows."""
+    if len(values) > states:
+        raise ValueError(
+            f"batch_pad={states} is less than the {len(values)} states of a call; use batch_pad=True, or at "
+            f"least {window + 1} for each plan of a batch"
+        )
+    return torch.cat([values, values[-1:].expand(states - len(values), *values.shape[1:])])

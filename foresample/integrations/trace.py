@@ -1,0 +1,230 @@
+"""What a pipeline does when nobody touches it: three steps of its own loop, and its scheduler's `step` at all of them.
+
+Before a configuration is drawn speculatively for the first time, the untouched loop is watched for three steps, with
+copies of the generators: the latents, what the networks are given, what is given to `step`, and the noise it draws. The
+chain must explain every state seen to rounding. Then the scheduler's own `step` is replayed once over the whole
+chain, on made-up outputs, which takes no network. What is not explained is refused, with the step and the size.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from foresample.chains import Chain, scheduler_chain
+from foresample.contracts import no_history, remember
+from foresample.faults import broken, fault_error
+from foresample.integrations.turns import REMEDY, Refused
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was watched."""
+
+    calls: int
+    """Network calls it took, once for this configuration. They are in no report's calls."""
+    steps: int
+    error: float
+    """The largest difference from the chain, relative to the states."""
+    loop_seconds: float
+    """What the untouched loop takes, from its second and third step."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps of the untouched loop watched in {self.calls} network calls, once for this "
+            f"configuration: the chain explains them to {self.error:.1g}"
+        )
+
+
+class Enough(Exception):
+    """Leaves the pipeline when all has been seen."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One step."""
+
+    sample: Tensor
+    output: Tensor
+    noise: list[Tensor]
+    after: Tensor
+    arguments: dict[str, Any]
+
+
+class Watch:
+    """Stands where a `Session` does, and lets everything pass."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.seen: list[Seen] = []
+        self.calls = 0
+        self.timesteps = torch.empty(0)
+        self.turning = False
+        self.clock: list[float] = []
+
+    def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
+        self.timesteps, self.turning = timesteps, True
+        for timestep in timesteps.unbind():
+            self._tick()
+            yield timestep
+            if len(self.seen) >= STEPS:
+                self._tick()
+                raise Enough
+        self.turning = False
+
+    def _tick(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.clock.append(perf_counter())
+
+    def step(self, original: Callable[..., Any], bound: dict[str, Any]) -> Any:
+        sample, output = bound["sample"].clone(), bound["model_output"].clone()
+        with drawn_noise() as noise:
+            result = original(**bound)
+        after = result[0] if isinstance(result, tuple) else result.prev_sample
+        self.seen.append(Seen(sample, output, list(noise), after.clone(), dict(bound)))
+        return result
+
+    def conclude(self) -> Trace:
+        """Does the chain explain what was seen?"""
+        if not self.seen:
+            raise Refused(f"the pipeline did not go through its scheduler's timesteps; {REMEDY}")
+        scheduler, first = self.pipe.scheduler, self.seen[0]
+        everything = scheduler.timesteps.as_subclass(Tensor)
+        start = int((everything == self.timesteps[0]).nonzero().flatten()[0]) if len(self.timesteps) else 0
+        eta = first.arguments.get("eta") or 0.0
+        clipped = bool(first.arguments.get("use_clipped_model_output"))
+        chain = scheduler_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
+        chain = chain.to(first.sample.device, torch.float64)
+        worst, previous, before = 0.0, no_history(chain, first.sample.double()), first.sample
+        for k, seen in enumerate(self.seen):
+            if seen.output.shape != seen.sample.shape:
+                raise Refused(
+                    f"the scheduler is given an output of shape {tuple(seen.output.shape)} for latents of "
+                    f"{tuple(seen.sample.shape)}, so it does more than the chain contains (a learned variance?); "
+                    "use a scheduler with fixed variance"
+                )
+            wrong = broken(seen.output.unsqueeze(1)).flatten().nonzero().flatten().tolist()
+            if wrong:
+                raise fault_error(k, wrong[0])
+            untouched = (seen.sample == before).double().mean()
+            if not untouched > 0:
+                size = float((seen.sample - before).abs().max() / before.abs().max())
+                raise Refused(
+                    f"the pipeline changes the latents between step {k - 1} and step {k} (by up to {size:.2g} of "
+                    f"their size), which the scheduler's chain does not contain; {REMEDY}"
+                )
+            error, previous = explained(chain, k, seen.sample, seen.output, seen.noise, seen.after, previous)
+            require_small(error, k, scheduler, seen.after.dtype)
+            worst, before = max(worst, error), seen.after
+        each = [after - before for before, after in itertools.pairwise(self.clock)] or [0.0]
+        return Trace(self.calls, len(self.seen), worst, min(each) * len(self.timesteps))
+
+
+def replay_scheduler(
+    scheduler: Any,
+    step: Callable[..., Any],
+    chain: Chain,
+    timesteps: Tensor,
+    x: Tensor,
+    arguments: dict[str, Any],
+    start: int,
+    follows: Container[str],
+) -> None:
+    """The scheduler's own `step` over the whole chain, from latents x [1, *shape], on made-up outputs."""
+    kept = {k: list(v) if isinstance(v, list) else v for k, v in vars(scheduler).items()}
+    chain = chain.to(x.device, torch.float64)
+    told = {k: v for k, v in arguments.items() if k != "generator"}
+    previous, old = no_history(chain, x.double()), None
+    try:
+        for k, timestep in enumerate(timesteps.unbind()):
+            output = torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
+            own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
+            with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
+                result = step(model_output=output, timestep=timestep, sample=x, **told, **own)
+            after, old = (result if isinstance(result, tuple) else (result.prev_sample, None))[:2]
+            error, previous = explained(chain, k, x, output, noise, after, previous)
+            require_small(error, k, scheduler, after.dtype)
+            x = after
+    finally:
+        vars(scheduler).clear()
+        vars(scheduler).update(kept)
+
+
+def following(scheduler: Any, k: int, old: Tensor | None) -> dict[str, Any]:
+    """Arguments of `step` at step k that follow the loop, for the schedulers whose `step` asks for them."""
+    names, times = inspect.signature(scheduler.step).parameters, scheduler.timesteps.as_subclass(Tensor)
+    told = {
+        "prev_timestep": times[k + 1] if k + 1 < len(times) else None,
+        "timestep_back": times[k - 1] if k > 0 else None,
+        "old_pred_original_sample": old,
+    }
+    return {name: value for name, value in told.items() if name in names}
+
+
+def explained(
+    chain: Chain,
+    k: int,
+    sample: Tensor,
+    output: Tensor,
+    noise: list[Tensor],
+    after: Tensor,
+    previous: Tensor,
+) -> tuple[float, Tensor]:
+    """How far the chain's step k is from the state seen, relative to it; and predictions as the next step sees them."""
+    step = torch.full((len(sample),), k, device=sample.device)
+    x = sample.double()
+    prediction = chain.predict(x, output.double(), step)
+    ours = chain.mean(x, prediction, step, previous)
+    previous = remember(chain, prediction, previous)
+    std = float(chain.std[k])
+    rows = [draw for draw in noise if draw.shape[1:] == sample.shape[1:]]
+    drawn = torch.cat(rows)[-len(sample) :] if rows else None  # some draw twice, and use the last
+    if std > 0 and drawn is not None and drawn.shape == sample.shape:
+        ours = ours + std * drawn.to(x)
+    elif std > 0:
+        return float("inf"), previous
+    scale = float(after.double().abs().max().clamp(min=1e-30))
+    return float((ours - after.double()).abs().max()) / scale, previous
+
+
+def require_small(error: float, k: int, scheduler: Any, dtype: torch.dtype) -> None:
+    if not error <= (1e-3 if dtype in (torch.float32, torch.float64) else 3e-2):
+        size = f"by {error:.2g} of their size" if error < float("inf") else "with other draws of noise"
+        raise Refused(
+            f"at step {k} the {type(scheduler).__name__} of this pipeline makes other states than the chain read from "
+            f"it, {size}; {REMEDY}"
+        )
+
+
+@contextmanager
+def drawn_noise() -> Iterator[list[Tensor]]:
+    """All normal noise that is drawn inside."""
+    draws: list[Tensor] = []
+
+    class Draws(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func in (torch.randn, torch.randn_like, torch.normal, Tensor.normal_):
+                draws.append(result)
+            return result
+
+    with Draws():
+        yield draws
+
+
+def _devices(x: Tensor) -> list[int]:
+    return [x.device.index or 0] if x.is_cuda else []

@@ -1,0 +1,912 @@
+"""A pipeline's denoising loop, put to work: each turn of it is one call of the speculative sampler.
+
+The loop takes all its N turns, with its own counter and timesteps. What is drafted is done after a few of them; in the
+turns left over no network runs. So whatever the loop does at one of its steps, it does under our eyes:
+
+    turn 0      the pipeline's own states: what it calls, with which arguments, is recorded
+    turn 1 …    drafted states, of many steps at once, and *witnesses*, rows that are never evaluated: their
+                network outputs are made up, and the same in all turns
+    the last    the finished images are handed out
+
+The law is the sequential pipeline's if what the loop does to a row depends on that row and its image, but not on the
+turn. That is what is checked, in every turn, and nothing is taken on trust:
+
+    latents        come back bit by bit as they were handed out, but for coordinates that are overwritten with
+                   values of the image and the state's own step (a known region)
+    the networks   are called in the same order, with the states and the arguments of turn 0
+    guidance       makes the same of the witnesses' outputs in all turns
+
+Witnesses are heavy-tailed, so that a clamp or a blend shows at any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from foresample.chains import Chain, scheduler_chain
+from foresample.chains.chain import per_row
+from foresample.contracts import Drafter
+from foresample.core import noise as streams
+from foresample.core.report import Commit, Report, Tally
+from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
+from foresample.engine.slots import HandedRounds
+from foresample.targets import ChainTarget
+
+REMEDY = "call foresample.restore(pipe) first"
+TIMES = ("timestep", "timesteps", "t")
+"""What networks call the argument that tells them the step."""
+WITHOUT_ROWS = ("img_ids", "txt_ids", "image_rotary_emb")
+"""Arguments whose first dimension is never the batch."""
+OWN = (
+    "model_output",
+    "timestep",
+    "sample",
+    "prev_timestep",
+    "timestep_back",
+    "old_pred_original_sample",
+    "return_dict",
+)
+"""Arguments of `step` that follow the loop; the others must stay the same."""
+
+
+class Refused(RuntimeError):
+    """The pipeline does something that the chain does not contain, so its law would change."""
+
+
+class Step(NamedTuple):
+    """What `scheduler.step` returns; pipelines take the first by name or by position."""
+
+    prev_sample: Tensor
+    pred_original_sample: Tensor | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to speculate."""
+
+    window: int
+    drafter: Drafter
+    block: int | None
+    recycle: bool
+
+
+@dataclass(frozen=True)
+class Route:
+    """Two networks share the steps: below a timestep the later one serves."""
+
+    later: str
+    boundary: float
+
+
+@dataclass
+class Recorded:
+    """One network call of turn 0, to which those of later turns are compared."""
+
+    name: str
+    states: Tensor
+    """The network's first argument."""
+    arguments: dict[str, Any]
+    """The others, copied."""
+    output: Any
+    """As returned."""
+    copies: int = 1
+    """Rows of the network for a state, as with guidance."""
+    dim: int | None = None
+    """Where `states` goes on with something else than latents; None if it does not."""
+    made_up: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    """Outputs of the witnesses, [copies, witnesses, …], for each tensor returned."""
+    side: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    """Arguments made of other networks' outputs: what they were for the witnesses."""
+
+
+class Session:
+    """One call of an accelerated pipeline."""
+
+    def __init__(
+        self,
+        pipe: Any,
+        settings: Settings,
+        seeds: Callable[[int], Tensor],
+        callback: Callable[..., Any] | None,
+        wrap: type[Tensor],
+        networks: dict[str, Callable[[dict[str, Any]], Any]],
+        look: bool,
+    ) -> None:
+        self.pipe, self.scheduler, self.settings, self.seeds = pipe, pipe.scheduler, settings, seeds
+        self.callback, self.wrap, self.look = callback, wrap, look
+        self.networks, self.routes = networks, _routes(pipe)
+        self.straddled: set[int] = set()  # turns in which both networks of a route had to run
+        self.turn = -1  # of the loop; −1 before it
+        self.over = False
+        self.answered = False
+        self.evaluating = self.calling_back = False
+        self.turns_expected = self.start = 0
+        self.timesteps = torch.empty(0)
+        self.recorded: list[Recorded] = []
+        self.called = 0  # networks called in this turn
+        self.inputs: list[tuple[Recorded, Tensor]] = []  # and the latents each was given
+        self.told: list[Callable[[Tensor], Tensor]] | None = None
+        self.step_arguments: dict[str, Any] = {}
+        self.step_names: set[str] = set()
+        self.explain: Callable[[Chain, Tensor, dict[str, Any]], None] | None = None
+        self.chain: Chain
+        self.rounds: HandedRounds
+        self.report: Report
+        self.tally: Tally
+        self.images, self.double = 0, 1
+        self.call: Call | None = None
+        # Of the rows in the loop's hands: drafted states, then the witnesses.
+        self.row = self.step = torch.empty(0)
+        self.handed: Tensor | None = None
+        self.first: Tensor  # latents of turn 0
+        self.first_output: Tensor
+        self.stress: Tensor | None = None
+        self.stress_given: Tensor | None = None
+        self.stress_output: Tensor | None = None
+        self.known: Tensor | None = None  # [images, *shape]: coordinates the loop overwrites
+        self.ends: dict[int, tuple[Tensor, Tensor]] = {}
+        self.started = self.own_seconds = 0.0
+
+    # ------------------------------------------------------------ the loop's turns
+
+    @property
+    def inside(self) -> bool:
+        """Whether the loop is under way, and in the pipeline's own hands."""
+        return self.turn >= 0 and not self.over and not self.evaluating and not self.calling_back
+
+    @property
+    def drafted(self) -> int:
+        """States in the loop's hands that are no witnesses."""
+        return 0 if self.call is None else len(self.call.x)
+
+    @property
+    def rows(self) -> int:
+        return len(self.row)
+
+    @property
+    def witnesses(self) -> int:
+        """The first image's first state, and two made-up states for each image."""
+        return 1 + 2 * self.images
+
+    def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
+        """What the pipeline's loop iterates over: its own timesteps."""
+        if self.turn >= 0:
+            raise Refused(f"the pipeline goes through its timesteps more than once; {REMEDY}")
+        everything = self.scheduler.timesteps.as_subclass(Tensor)
+        self.turns_expected, self.timesteps = len(timesteps), timesteps
+        self.start = next(
+            (
+                k
+                for k in range(len(everything) - len(timesteps) + 1)
+                if torch.equal(everything[k : k + len(timesteps)], timesteps)
+            ),
+            -1,
+        )
+        if self.start < 0:
+            raise Refused(f"the pipeline does not take its scheduler's timesteps in their order; {REMEDY}")
+        turn = 0
+        while turn < len(timesteps) or not self.done:
+            self.turn, self.called, self.answered, self.inputs = turn, 0, False, []
+            yield timesteps[min(turn, len(timesteps) - 1)]
+            if not self.answered:
+                raise Refused(
+                    f"the pipeline skipped a step (an interrupt?), which an accelerated pipeline cannot; {REMEDY}"
+                )
+            turn += 1
+        self.over = True
+
+    @property
+    def finished(self) -> bool:
+        """Whether the images themselves were handed out."""
+        return self.done and self.turn >= self.turns_expected - 1
+
+    @property
+    def done(self) -> bool:
+        return self.handed is not None and self.rounds.finished is not None
+
+    def close(self) -> None:
+        """The pipeline has returned: was its loop whole?"""
+        if self.turn < 0 or not self.done:
+            raise Refused(f"the pipeline did not go through its scheduler's timesteps; {REMEDY}")
+        if self.turn < self.turns_expected - 1:
+            raise Refused(f"the pipeline left its loop at step {self.turn}, before its end; {REMEDY}")
+
+    # ------------------------------------------------------------ what the loop calls
+
+    def answer(self, bound: dict[str, Any]) -> Step:
+        """`scheduler.step`: take the guided network output, hand out the next states to evaluate."""
+        started = perf_counter()
+        output, sample = bound["model_output"], bound["sample"]
+        if self.answered or self.over:
+            raise Refused(f"the pipeline stepped its scheduler twice at step {self.turn}; {REMEDY}")
+        self.answered = True
+        if self.turn < 0 or not torch.equal(_scalar(bound["timestep"]), _scalar(self.timestep)):
+            raise Refused(f"the pipeline stepped its scheduler outside of its loop over timesteps; {REMEDY}")
+        with torch.no_grad():
+            if self.turn == 0:
+                states = self._first(_plain(output), _plain(sample), bound)
+            else:
+                self._require_same_step(bound)
+                states = self._next(_plain(output), _plain(sample))
+        self.own_seconds += perf_counter() - started
+        return states
+
+    @property
+    def timestep(self) -> Tensor:
+        return self.timesteps[min(self.turn, self.turns_expected - 1)]
+
+    def _first(self, output: Tensor, sample: Tensor, bound: dict[str, Any]) -> Step:
+        if not self.recorded:
+            raise Refused(f"the pipeline stepped its scheduler without calling a network of its own; {REMEDY}")
+        if output.shape != sample.shape:
+            raise Refused(
+                f"the scheduler is given an output of shape {tuple(output.shape)} for latents of "
+                f"{tuple(sample.shape)}, so it does more than the chain contains (a learned variance?); use a "
+                "scheduler with fixed variance"
+            )
+        half = len(sample) // 2
+        twins = len(sample) % 2 == 0 and torch.equal(sample[:half], sample[half:])
+        # Some pipelines keep each image twice, for guidance, and go on with the first of the two.
+        self.double = 2 if twins and torch.equal(output[:half], output[half:]) else 1
+        self.images = len(sample) // self.double
+        self.step_arguments, self.step_names = {k: v for k, v in bound.items() if k not in OWN}, set(bound)
+        self.first, self.first_output = sample[: self.images], output[: self.images]
+        self._read(bound)
+        for recorded in self.recorded:
+            self._locate(recorded)
+        if self.explain is not None:
+            self.explain(self.chain, self.first[:1].float(), self.step_arguments)
+        x = self.first
+        target = ChainTarget(self.chain, x.shape[1:], _unreachable)
+        last, how = last_draftable(self.chain.std), self.settings
+        plan = Speculation(how.drafter, how.window, how.block, how.recycle, last, Packed())
+        seeds = self.seeds(self.images).to(x.device)
+        self.seed, steps = seeds, self.turns_expected
+        self.report = Report(f"{how.drafter}", steps, self.images, how.window, slots=self.images)
+        self.tally, self.started = Tally(how.window, steps, x.device), perf_counter()
+        rows = begin(target, how.drafter, how.window, seeds, x=x.float())
+        self.rounds = HandedRounds(target, rows, plan, self.tally, _InOrder(self))
+        self.call = self.rounds.call
+        assert self.call is not None
+        if len(self.call.x) == self.images:  # else a drafter that needs no warm-up: its drafts come first
+            self._settle(self.call.x, self.first_output)
+        return self._hand_out()
+
+    def _next(self, output: Tensor, sample: Tensor) -> Step:
+        assert self.handed is not None
+        if self.called < len(self.recorded):
+            missing = self.recorded[self.called].name
+            raise Refused(
+                f"the pipeline does not call its {missing} at step {self.turn} as at step 0; {REMEDY}"
+            )
+        if len(output) != self.double * self.rows or len(sample) != self.double * self.rows:
+            raise Refused(f"the pipeline changes the number of rows inside of its loop; {REMEDY}")
+        if self.double == 2:
+            half = self.rows
+            if not (torch.equal(output[:half], output[half:]) and torch.equal(sample[:half], sample[half:])):
+                raise Refused(f"the pipeline keeps each image twice, but not alike; {REMEDY}")
+            output, sample = output[:half], sample[:half]
+        self._require_same_latents(sample)
+        self._require_same_guidance(output)
+        if self.drafted:
+            assert self.call is not None
+            x = self.call.x
+            if self.known is not None:
+                known = self.known[self.call.row]
+                if (self.call.step == 0).any():
+                    raise Refused(f"this drafter cannot serve a pipeline that overwrites latents; {REMEDY}")
+                x = torch.where(known, sample[: self.drafted].to(x.dtype), x)
+            self._settle(x, output[: self.drafted])
+        return self._hand_out()
+
+    def _settle(self, x: Tensor, output: Tensor) -> None:
+        """The round under way, given the (guided) output at x: the states as the loop had them."""
+        call = self.call
+        assert call is not None
+        prediction = self.chain.predict(x, output, call.step)
+        if self.known is not None:
+            # Coordinates that are overwritten have no part in the law: they are drafted without error.
+            for i in (call.step == len(self.chain.std) - 1).nonzero().flatten().tolist():
+                self.ends[int(call.row[i])] = x[i], prediction[i]
+            prediction = torch.where(self.known[call.row], 0.0, prediction)
+        self.rounds.answer(prediction)
+        self.call = self.rounds.call
+        if self.rounds.finished is not None:
+            done, report = self.rounds.finished, self.report
+            report.seconds = perf_counter() - self.started
+            report.target_seconds = report.seconds - self.own_seconds
+            self.tally.close(report, done.x, done.calls, done.evaluations)
+            report.calls_mean += len(self.straddled)
+            report.speedup = report.steps / report.calls_mean
+
+    def _hand_out(self) -> Step:
+        """The next states and the witnesses; in the last turn the images."""
+        dtype, device = self.first.dtype, self.first.device
+        if self.finished:
+            assert self.rounds.finished is not None
+            images = self._with_known(self.rounds.finished.x).to(dtype)
+            images = torch.cat([images] * self.double)
+            return Step(images, images)
+        shape = self.first.shape[1:]
+        if self.stress is None:
+            self.stress = heavy_tailed((2 * self.images, *shape), 0).to(device, dtype)
+        call, number = self.call, torch.arange(self.images, device=device)
+        parts = [self.first[:1], self.stress]
+        row, step = [torch.cat([number[:1], number, number])], torch.ones(self.witnesses, dtype=torch.int64)
+        step = step.to(device).clamp(max=len(self.chain.std) - 1)
+        self.step = step
+        if call is not None:
+            parts, row = [call.x.to(dtype), *parts], [call.row, *row]
+            self.step = torch.cat([call.step, step])
+        self.row, self.handed = torch.cat(row), torch.cat(parts)
+        states = torch.cat([self.handed] * self.double).as_subclass(self.wrap)
+        return Step(states, None)
+
+    def _with_known(self, x: Tensor) -> Tensor:
+        """Finished images: where the loop overwrites, the last transition as the pipeline takes it."""
+        if self.known is None:
+            return x
+        last = torch.full((1,), len(self.chain.std) - 1, device=x.device)
+        if any(w is not None and w[-1] != 0 for w in (self.chain.previous_weight, self.chain.older_weight)):
+            raise Refused(
+                f"the scheduler's last step looks back, which a known region does not allow; {REMEDY}"
+            )
+        x = x.clone()
+        for image, (state, prediction) in self.ends.items():
+            mean = self.chain.mean(state[None], prediction[None], last)
+            unit = streams.normal(
+                self.seed[image : image + 1], x.shape[1:], x.dtype, step=last, draw=last + 2**31
+            )
+            x[image] = torch.where(self.known[image], (mean + self.chain.std[-1] * unit)[0], x[image])
+        return x
+
+    def scale(self, sample: Tensor) -> Tensor:
+        """`scale_model_input`, for states at different steps; `sample` may hold several copies of them."""
+        if self.chain.scale is None:
+            return sample
+        copies = len(sample) // self.rows
+        plain = _plain(sample)
+        scaled = (per_row(self.chain.scale, self.step.repeat(copies), plain) * plain).to(sample.dtype)
+        return scaled.as_subclass(self.wrap)
+
+    def aligned(self, tree: Any) -> Any:
+        """The arguments of an operation on drafted states: tensors with a row for each image get one for each state."""
+        found = {
+            (v.ndim, len(v) // self.rows) for v in _leaves(tree) if isinstance(v, self.wrap) and v.ndim > 1
+        }
+
+        def fit(value: Any) -> Any:
+            if isinstance(value, Tensor) and not isinstance(value, self.wrap) and value.ndim > 1:
+                for ndim, copies in found:
+                    if ndim == value.ndim and copies and len(value) == copies * self.images:
+                        return _plain(value)[_offset(self.row, copies, self.images).to(value.device)]
+            return value
+
+        return _mapped(fit, tree) if found else tree
+
+    def add_noise(self, original: Callable[..., Tensor], bound: dict[str, Any]) -> Tensor:
+        """`add_noise` and `scale_noise` after a step, as inpainting does: to the level of each state's own step."""
+        name = next(k for k in ("timesteps", "timestep") if k in bound)
+        asked = bound[name]
+        following = self.timesteps[min(self.turn + 1, self.turns_expected - 1)]
+        if not bool((_plain(asked).cpu() == following.cpu()).all()):
+            raise Refused(
+                f"the pipeline adds noise of another level than its next step's inside of its loop; {REMEDY}"
+            )
+        told = {k: _select(_plain(v), self.row, self.images) for k, v in bound.items() if k != name}
+        times = self.timesteps.to(asked.device)[self.step.to(asked.device)]
+        # With an index, the schedulers would take the level of the loop's own step for all.
+        index = {k: vars(self.scheduler).get(k) for k in ("_step_index", "_begin_index")}
+        vars(self.scheduler).update(dict.fromkeys(index))
+        try:
+            return original(**told, **{name: times}).as_subclass(self.wrap)
+        finally:
+            vars(self.scheduler).update(index)
+
+    def evaluate(self, name: str, bound: dict[str, Any], parameters: list[str]) -> Any:
+        """A network of the pipeline is called by the loop."""
+        time_name = next((n for n in TIMES if n in parameters), None)
+        states = bound.get(parameters[0])
+        if time_name is None or time_name not in bound or not isinstance(states, Tensor):
+            raise Refused(
+                f"the pipeline calls its {name} inside of its loop, which foresample does not follow; {REMEDY}"
+            )
+        if self.answered:
+            raise Refused(
+                f"the pipeline calls its {name} after the scheduler's step {self.turn}, before the next; {REMEDY}"
+            )
+        self._require_time(name, bound[time_name], len(states), states.dtype)
+        name = self._first_of_route(name)
+        if self.turn == 0:
+            output = self._call(self.networks[name], bound)
+            rest = {k: v for k, v in bound.items() if k not in (parameters[0], time_name)}
+            self.recorded.append(Recorded(name, states.clone(), _copied(rest), output))
+            self.called += 1
+            return output
+        if self.called >= len(self.recorded) or self.recorded[self.called].name != name:
+            expected = (
+                f"its {self.recorded[self.called].name}"
+                if self.called < len(self.recorded)
+                else "the scheduler"
+            )
+            raise Refused(
+                f"at step {self.turn} the pipeline calls its {name} where at step 0 it called {expected}; {REMEDY}"
+            )
+        recorded = self.recorded[self.called]
+        self.called += 1
+        return self._answered(recorded, bound, parameters[0], time_name)
+
+    def _first_of_route(self, name: str) -> str:
+        """Of two networks that share the steps, the first; if the loop calls the one due at its own step."""
+        for first, route in self.routes.items():
+            if name in (first, route.later):
+                due = route.later if bool(self.timestep < route.boundary) else first
+                return first if name == due else name
+        return name
+
+    # ------------------------------------------------------------ a network call of drafted states
+
+    def _answered(self, recorded: Recorded, bound: dict[str, Any], first: str, time: str) -> Any:
+        states, copies = _plain(bound[first]), recorded.copies
+        if len(states) != copies * self.rows:
+            raise Refused(f"at step {self.turn} the pipeline gives its {recorded.name} other states; {REMEDY}")
+        self._require_states(recorded, states)
+        looks = self.look and self.turn == 1
+        kept = self._kept(copies, states.device)
+        arguments: dict[str, Any] = {}
+        for name, value in bound.items():
+            if name not in (first, time):
+                old = recorded.arguments.get(name)
+                arguments[name] = self._argument(recorded, (name,), value, old, looks)
+        if set(arguments) != set(recorded.arguments):
+            raise self._other(recorded, ", ".join(sorted(set(arguments) ^ set(recorded.arguments))))
+        evaluated: Any = None
+        if self.drafted:
+            step = self.step[: self.drafted]
+            real = states[kept].unflatten(0, (copies, self.drafted))
+            if looks:
+                again = recorded.states.unflatten(0, (copies, self.images))[:, :1]
+                real, step = torch.cat([real, again], 1), torch.cat([step, step.new_zeros(1)])
+            arguments[first] = real.flatten(0, 1)
+            arguments[time] = self._times(bound[time], step.repeat(copies))
+            evaluated = self._routed(recorded.name, arguments, step.repeat(copies))
+        return self._with_witnesses(recorded, recorded.output, evaluated, (), looks)
+
+    def _kept(self, copies: int, device: torch.device) -> Tensor:
+        """Which rows of a network call are drafted states, not witnesses."""
+        kept = torch.arange(self.rows, device=device) < self.drafted
+        return kept.repeat(copies)
+
+    def _argument(self, recorded: Recorded, path: tuple[Any, ...], value: Any, old: Any, looks: bool) -> Any:
+        """An argument as the loop gives it: the same as in turn 0, then that of each state's image."""
+        if isinstance(value, dict) and isinstance(old, dict) and value.keys() == old.keys():
+            return {k: self._argument(recorded, (*path, k), v, old[k], looks) for k, v in value.items()}
+        if isinstance(value, (list, tuple)) and type(value) is type(old) and len(value) == len(old):
+            items = [self._argument(recorded, (*path, i), v, old[i], looks) for i, v in enumerate(value)]
+            return type(value)(items)
+        if isinstance(value, Tensor) and isinstance(old, Tensor):
+            return self._tensor_argument(recorded, path, value, old, looks)
+        if not _same(value, old):
+            raise self._other(recorded, path[0])
+        return value
+
+    def _tensor_argument(
+        self, recorded: Recorded, path: tuple[Any, ...], value: Tensor, old: Tensor, looks: bool
+    ) -> Tensor:
+        copies, plain = recorded.copies, _plain(value)
+        frames = self._frames(recorded, old)
+        if frames > 1:  # a row for each frame of each state
+            if not (plain.shape == old.shape and torch.equal(plain, old)):
+                raise self._other(recorded, path[0])
+            plain = old = old.unflatten(0, (len(old) // frames, frames))
+        batched = old.ndim > 0 and len(old) == copies * self.images and path[0] not in WITHOUT_ROWS
+        row = _offset(self.row, copies, self.images)
+        chosen = self._kept(copies, plain.device)
+        if batched and plain.ndim == old.ndim and len(plain) == copies * self.rows:
+            if not isinstance(value, self.wrap):  # made anew for so many rows
+                if not torch.equal(plain, old[row]):
+                    raise self._other(recorded, path[0])
+            else:  # made of the states, by way of another network: the same for witnesses in all turns
+                seen = plain.unflatten(0, (copies, self.rows))[:, self.drafted :]
+                before = recorded.side.setdefault(path, seen)
+                anchor = old.unflatten(0, (copies, self.images))[:, :1]
+                if not (close(seen, before) and close(seen[:, :1], anchor)):
+                    raise self._other(recorded, path[0])
+            result = plain[chosen]
+        else:
+            if not (plain.shape == old.shape and torch.equal(plain, old)):
+                raise self._other(recorded, path[0])
+            if not batched:
+                return plain
+            result = plain[row[chosen]]
+        if looks and self.drafted:
+            again = old.unflatten(0, (copies, self.images))[:, :1]
+            result = torch.cat([result.unflatten(0, (copies, self.drafted)), again], 1).flatten(0, 1)
+        return result.flatten(0, 1) if frames > 1 else result
+
+    def _frames(self, recorded: Recorded, value: Tensor) -> int:
+        """How many rows of an argument belong to one state: some video pipelines give one for each frame."""
+        states, rows = recorded.states, recorded.copies * self.images
+        frames = len(value) // rows if value.ndim > 1 else 1
+        return frames if states.ndim == 5 and frames in states.shape[1:3] and len(value) == rows * frames else 1
+
+    def _with_witnesses(
+        self, recorded: Recorded, old: Any, new: Any, path: tuple[Any, ...], looks: bool
+    ) -> Any:
+        """A network's answer for all rows: evaluated for the drafted states, made up for the witnesses."""
+        if isinstance(old, dict):  # diffusers' outputs are such
+            items = {
+                k: self._with_witnesses(recorded, v, None if new is None else new[k], (*path, k), looks)
+                for k, v in old.items()
+            }
+            return type(old)(**items)
+        if isinstance(old, (list, tuple)):
+            return type(old)(
+                self._with_witnesses(recorded, v, None if new is None else new[i], (*path, i), looks)
+                for i, v in enumerate(old)
+            )
+        copies = recorded.copies
+        if not isinstance(old, Tensor) or old.ndim == 0 or len(old) != copies * self.images:
+            return old if new is None else new
+        first = old.unflatten(0, (copies, self.images))[:, :1]
+        if path not in recorded.made_up:
+            tail = heavy_tailed((copies, 2 * self.images, *old.shape[1:]), 1 + len(recorded.made_up)).to(old)
+            recorded.made_up[path] = torch.cat([first, tail], 1)
+        parts = [recorded.made_up[path]]
+        if new is not None:
+            new = _plain(new).unflatten(0, (copies, self.drafted + looks))
+            if looks:
+                self._require_alike(recorded.name, new[:, -1:], first)
+                new = new[:, :-1]
+            parts = [new, *parts]
+        return torch.cat(parts, 1).flatten(0, 1).as_subclass(self.wrap)
+
+    def _routed(self, name: str, arguments: dict[str, Any], step: Tensor) -> Any:
+        """The network's answer, each state served by the network of its own timestep."""
+        route = self.routes.get(name)
+        if route is None:
+            return self._call(self.networks[name], arguments)
+        later = self.timesteps.to(step.device)[step] < route.boundary
+        if not later.any() or later.all():
+            return self._call(self.networks[route.later if later.all() else name], arguments)
+        self.straddled.add(self.turn)
+        parts = []
+        for network, served in ((name, ~later), (route.later, later)):
+            own = _mapped(partial(_select, row=served, batch=len(served)), arguments)
+            parts.append(self._call(self.networks[network], own))
+
+        def joined(one: Any, two: Any) -> Any:
+            if isinstance(one, dict):
+                return type(one)(**{k: joined(v, two[k]) for k, v in one.items()})
+            if isinstance(one, (list, tuple)):
+                return type(one)(joined(a, b) for a, b in zip(one, two, strict=True))
+            whole = one.new_empty((len(served), *one.shape[1:]))
+            whole[~later], whole[later] = one, two
+            return whole
+
+        return joined(*parts)
+
+    def _call(self, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        self.evaluating = True
+        try:
+            return network(arguments)
+        finally:
+            self.evaluating = False
+
+    # ------------------------------------------------------------ what must not change from turn to turn
+
+    def _require_same_step(self, bound: dict[str, Any]) -> None:
+        for name, value in bound.items():
+            if name not in OWN and not _same(value, self.step_arguments.get(name)):
+                raise Refused(
+                    f"the pipeline gives its scheduler another {name} at step {self.turn} than at step 0; {REMEDY}"
+                )
+
+    def _require_same_latents(self, sample: Tensor) -> None:
+        """See the module. `known` is what the loop overwrites, found by the witnesses."""
+        assert self.handed is not None
+        given, stress = sample[self.drafted + 1 :], self.handed[self.drafted + 1 :]
+        if self.stress_given is None:
+            self.stress_given = given.clone()
+            if not torch.equal(sample, self.handed):
+                one, two = (given != stress).chunk(2)
+                known = one | two
+                value, other = given.chunk(2)
+                if known.all() or not torch.equal(value[known], other[known]):
+                    raise self._changed(sample)
+                self.known = known
+        elif not torch.equal(given, self.stress_given):
+            if self.known is None:
+                raise self._changed(sample)
+            raise Refused(
+                f"the pipeline overwrites latents with values of its own step {self.turn}, while the states are "
+                f"of other steps; {REMEDY}"
+            )
+        changed = sample != self.handed
+        if self.known is not None:
+            changed = changed & ~self.known[self.row]
+        if changed.any():
+            raise self._changed(sample)
+        for recorded, given in self.inputs:
+            if not torch.equal(given, _plain(self.scale(sample)).to(given.dtype)):
+                raise self._unlike(recorded)
+
+    def _changed(self, sample: Tensor) -> Refused:
+        assert self.handed is not None
+        size = float((sample - self.handed).abs().max() / self.handed.abs().max())
+        return Refused(
+            f"the pipeline changes the latents between step {self.turn - 1} and step {self.turn} (by up to "
+            f"{size:.2g} of their size), which the scheduler's chain does not contain; {REMEDY}"
+        )
+
+    def _require_same_guidance(self, output: Tensor) -> None:
+        seen = output[self.drafted :]
+        if self.stress_output is None:
+            self.stress_output = seen[1:].clone()
+        same = close(seen[:1], self.first_output[:1]) and close(seen[1:], self.stress_output)
+        if not same:
+            raise Refused(
+                f"what the pipeline makes of its network's output (guidance) is another at step {self.turn} than "
+                f"before, while the states are of other steps; {REMEDY}"
+            )
+
+    def _require_states(self, recorded: Recorded, states: Tensor) -> None:
+        """The network's input is that of turn 0: scaled latents, and beside them the image's conditioning."""
+        latents = states
+        if recorded.dim is not None:
+            size = self.first.shape[recorded.dim]
+            latents = states.narrow(recorded.dim, 0, size)
+            rest = _beside(states, recorded.dim, size)
+            old = _beside(recorded.states, recorded.dim, size)
+            if not torch.equal(rest, old[_offset(self.row, recorded.copies, self.images)]):
+                raise Refused(
+                    f"at step {self.turn} the pipeline gives its {recorded.name} another conditioning beside the "
+                    f"latents than at step 0; {REMEDY}"
+                )
+        one = latents.unflatten(0, (recorded.copies, self.rows))
+        if not all(torch.equal(one[0], other) for other in one[1:]):
+            raise self._unlike(recorded)
+        self.inputs.append((recorded, one[0]))  # compared with the latents when these come back
+
+    def _unlike(self, recorded: Recorded) -> Refused:
+        return Refused(
+            f"at step {self.turn} the pipeline gives its {recorded.name} something else than the latents it was "
+            f"handed; {REMEDY}"
+        )
+
+    def _other(self, recorded: Recorded, name: str) -> Refused:
+        return Refused(
+            f"at step {self.turn} the pipeline calls its {recorded.name} with another {name} than at step 0, while "
+            f"the states are of other steps; {REMEDY}"
+        )
+
+    def _require_alike(self, name: str, again: Tensor, first: Tensor) -> None:
+        """The first state once more, among others: does its row come out as it did alone?"""
+        size = float((again - first).abs().max() / first.abs().max().clamp(min=1e-30))
+        if not size <= (1e-2 if first.dtype in (torch.float32, torch.float64) else 1e-1):
+            raise Refused(
+                f"the pipeline's {name} gives another output for the same state when other states share its call "
+                f"(by {size:.2g} of its size): attention over the batch, batch normalisation or dropout in training, "
+                f"or state kept between calls; {REMEDY}"
+            )
+
+    # ------------------------------------------------------------ the network is told the step
+
+    def _require_time(self, name: str, received: Any, rows: int, dtype: torch.dtype) -> None:
+        """What the loop tells the network of its own step must be one of the known functions of the timestep."""
+        value = received.as_subclass(Tensor) if isinstance(received, Tensor) else torch.tensor(received)
+        flat = value.flatten()
+        if value.ndim > 1 or len(flat) not in (1, rows) or not bool((flat == flat[0]).all()):
+            raise Refused(
+                f"the pipeline tells its {name} several timesteps for one state, which foresample does not follow; "
+                f"{REMEDY}"
+            )
+        if self.told is None:
+            self.told = _ways_to_tell(value, self.timestep, dtype)
+        now = self.timestep[None].to(value.device)
+        self.told = [way for way in self.told if torch.equal(way(now), flat[:1])]
+        if not self.told:
+            raise Refused(
+                f"at step {self.turn} the pipeline tells its {name} {float(flat[0]):g}, which is no known function of "
+                f"the timestep {float(self.timestep):g}; {REMEDY}"
+            )
+
+    def _times(self, received: Any, step: Tensor) -> Tensor:
+        assert self.told
+        device = received.device if isinstance(received, Tensor) else self.first.device
+        return self.told[0](self.timesteps.to(device)[step.to(device)])
+
+    # ------------------------------------------------------------ turn 0
+
+    def _read(self, bound: dict[str, Any]) -> None:
+        eta, clipped = bound.get("eta") or 0.0, bool(bound.get("use_clipped_model_output"))
+        chain = scheduler_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.start)
+        steps = self.turns_expected
+        if len(chain.std) > steps:  # a loop that ends early
+            cut: dict[str, Any] = {k: v[:steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
+            chain = replace(chain, **cut)
+        self.chain = chain.to(self.first.device, torch.float32)
+
+    def _locate(self, recorded: Recorded) -> None:
+        """Where the latents are in the network's input."""
+        states, x = recorded.states, self.first
+        shape = list(states.shape[1:])
+        apart = [d for d, (a, b) in enumerate(zip(shape, x.shape[1:], strict=False), 1) if a != b]
+        fits = states.ndim == x.ndim and len(states) % self.images == 0 and len(apart) <= 1
+        if fits:
+            recorded.copies = len(states) // self.images
+            recorded.dim = apart[0] if apart else None
+            part = states.narrow(apart[0], 0, x.shape[apart[0]]) if apart else states
+            scale = 1.0 if self.chain.scale is None else float(self.chain.scale[0])
+            fits = part.shape[1:] == x.shape[1:] and close(
+                part, (scale * x).to(part).repeat(recorded.copies, *[1] * (x.ndim - 1))
+            )
+        if not fits:
+            raise Refused(
+                f"the pipeline gives its {recorded.name} something else than its latents (shape {tuple(states.shape)} "
+                f"for {tuple(x.shape)}), which foresample does not follow; {REMEDY}"
+            )
+
+
+class _InOrder:
+    """Calls the user's callback once for each step, in order, when all images have committed it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.next = session, 0
+        self.waiting: dict[int, Tensor] = {}
+        self.committed: Tensor | None = None
+
+    def __call__(self, commit: Commit) -> None:
+        session = self.session
+        if session.callback is None:
+            return
+        if self.committed is None:
+            self.committed = torch.zeros(session.images, dtype=torch.int64)
+        for r, image in enumerate(commit.sample.tolist()):
+            first, count = int(commit.step[r]), int(commit.committed[r])
+            for j in range(count):
+                shape = (session.images, *commit.states.shape[2:])
+                states = self.waiting.setdefault(first + j, commit.states.new_empty(shape))
+                states[image] = commit.states[r, j]
+            self.committed[image] = first + count
+        while self.next < session.turns_expected and int(self.committed.min()) > self.next:
+            self._report(self.next, self.waiting.pop(self.next))
+            self.next += 1
+
+    def _report(self, step: int, latents: Tensor) -> None:
+        session, pipe = self.session, self.session.pipe
+        assert session.callback is not None
+        if session.known is not None:
+            raise Refused(
+                "callback_on_step_end would be handed latents whose known region is not yet overwritten: leave it "
+                f"out, or {REMEDY}"
+            )
+        given, before = latents.clone(), dict(vars(pipe))
+        session.calling_back = True
+        answer = session.callback(pipe, step, session.timesteps[step], {"latents": given})
+        session.calling_back = False
+        changed = (answer or {}).get("latents", given)
+        if changed is not given or not torch.equal(given, latents):
+            raise Refused(
+                "callback_on_step_end changed the latents, which an accelerated pipeline has already stepped "
+                f"beyond; {REMEDY}"
+            )
+        after = vars(pipe)
+        other = [k for k in {*before, *after} if not _same(before.get(k), after.get(k))]
+        if other:
+            raise Refused(
+                f"callback_on_step_end changed pipe.{other[0]}, while an accelerated pipeline has already stepped "
+                f"beyond step {step}; {REMEDY}"
+            )
+
+
+# ------------------------------------------------------------------ helpers
+
+
+def heavy_tailed(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Numbers of many sizes, 0.03 to 30: no clamp and no blend leaves them all alone."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator) * 10 ** (3 * torch.rand(shape, generator=generator) - 1.5)
+
+
+def close(one: Tensor, two: Tensor) -> bool:
+    """Equal but for rounding."""
+    if one.shape != two.shape:
+        return False
+    if torch.equal(one, two):
+        return True
+    tolerance = 1e-4 if two.dtype in (torch.float32, torch.float64) else 3e-2
+    return bool((one - two).abs().max() <= tolerance * two.abs().max())
+
+
+def _plain(value: Any) -> Any:
+    return value.as_subclass(Tensor) if isinstance(value, Tensor) else value
+
+
+def _scalar(value: Any) -> Tensor:
+    return torch.as_tensor(value).as_subclass(Tensor).detach().cpu().double().flatten()[:1]
+
+
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same containers of changed things."""
+    if isinstance(tree, dict):
+        return {k: _mapped(change, v) for k, v in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_mapped(change, v) for v in tree)
+    return change(tree)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    _mapped(found.append, tree)
+    return found
+
+
+def _copied(tree: Any) -> Any:
+    """Tensors as they are now."""
+    return _mapped(lambda v: _plain(v).clone() if isinstance(v, Tensor) else v, tree)
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Whether two arguments are the same object, or equal and plain."""
+    if one is two:
+        return True
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == two.shape and torch.equal(_plain(one), _plain(two))
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(_same(v, two[k]) for k, v in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(_same(a, b) for a, b in zip(one, two, strict=True))
+    return isinstance(one, (int, float, str, bool, torch.dtype, torch.device)) and one == two
+
+
+def _offset(row: Tensor, copies: int, images: int) -> Tensor:
+    """Rows of a batch of `copies` × images, for `copies` × these rows."""
+    number = torch.arange(copies, device=row.device).repeat_interleave(len(row))
+    return row.repeat(copies) + images * number
+
+
+def _select(value: Any, row: Tensor, batch: int) -> Any:
+    """The rows of a tensor with a batch dimension; anything else as it is."""
+    fits = isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch
+    return value[row] if fits else value
+
+
+def _beside(states: Tensor, dim: int, size: int) -> Tensor:
+    return states.narrow(dim, size, states.shape[dim] - size)
+
+
+def _routes(pipe: Any) -> dict[str, Route]:
+    """Wan 2.2: from high noise to low, `transformer` serves down to a boundary, then `transformer_2`."""
+    ratio = pipe.config.get("boundary_ratio") if hasattr(pipe, "config") else None
+    if ratio is None or any(getattr(pipe, name, None) is None for name in ("transformer", "transformer_2")):
+        return {}
+    return {"transformer": Route("transformer_2", ratio * pipe.scheduler.config.num_train_timesteps)}
+
+
+def _ways_to_tell(value: Tensor, timestep: Tensor, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
+    """The functions of the timestep that pipelines tell their networks, in the dtype received."""
+    kind = value.dtype
+    ways: list[Callable[[Tensor], Tensor]] = [lambda t: t.to(kind)]
+    for half in dict.fromkeys((kind, dtype, torch.float32)):
+        if half.is_floating_point:
+            ways.append(lambda t, half=half: (t.to(half) / 1000).to(kind))  # type: ignore[misc]
+            ways.append(lambda t, half=half: (1 - t.to(half) / 1000).to(kind))  # type: ignore[misc]
+            ways.append(lambda t, half=half: ((1000 - t.to(half)) / 1000).to(kind))  # type: ignore[misc]
+    if kind.is_floating_point and float(timestep):
+        ratio = float(value.flatten()[0]) / float(timestep)
+        ways.append(lambda t: (t * ratio).to(kind))
+    return ways
+
+
+def _unreachable(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+    raise AssertionError("the pipeline evaluates the network, not the target")

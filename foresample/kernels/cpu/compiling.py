@@ -1,0 +1,65 @@
+"""How functions are compiled, and where what was compiled is kept.
+
+Compiling takes seconds, so it is done once a machine. Numba looks for changes only in the file a function stands in,
+but functions call one another across files and hold constants of the plain round as they were. So the folder is
+named after all these sources: other sources, another folder. Where none can be written, every process compiles anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+
+_PACKAGE = Path(__file__).parents[2]
+_CONSTANTS = ("core/coupling.py", "core/noise.py", "core/verify.py", "drafters/replay.py", "faults.py")
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """The function compiled at its first call; every operation as written."""
+    return _compiled(function, False)
+
+
+def summing(function: Callable[..., Any]) -> Any:
+    """The same, where sums may be taken in another order, always the same one, so that they run in vectors."""
+    return _compiled(function, {"reassoc", "contract"})
+
+
+def _compiled(function: Callable[..., Any], fastmath: Any) -> Any:
+    folder = cache_folder()
+    with _kept_in(folder):  # dividing by 0 gives infinity, as in PyTorch
+        compile_ = numba.njit(cache=folder is not None, nogil=True, error_model="numpy", fastmath=fastmath)
+        return compile_(function)
+
+
+@cache
+def cache_folder() -> Path | None:
+    """Where to keep what was compiled; None where nothing can be written."""
+    digest = hashlib.sha256()
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *(_PACKAGE / name for name in _CONSTANTS)]:
+        digest.update(path.read_bytes())
+    try:
+        base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(base, "foresample", digest.hexdigest()[:16])
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder if os.access(folder, os.W_OK) else None
+    except (OSError, RuntimeError):  # read-only, or no home
+        return None
+
+
+@contextmanager
+def _kept_in(folder: Path | None) -> Iterator[None]:
+    """Numba looks at its setting when a function is decorated."""
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = before if folder is None else str(folder)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before

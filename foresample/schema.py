@@ -1,0 +1,162 @@
+"""Files are read with suspicion: plain files only, JSON of sane depth, and every value of the type that is expected.
+
+A dataclass is the schema: its annotations are the types, `Annotated[..., Rule]` says more. What does not fit is
+`Unfit`: half a sentence with the place and what was found there; whoever reads the file adds its name and the remedy.
+Result files, a dataset's manifest and shards, and model folders all go through here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from reprlib import repr as shortened
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+MOST_BYTES = 2**29
+"""Of a JSON file: a manifest of a million shards has a third of it."""
+_DEEPEST = 32  # lists and objects inside one another; what is deeper breaks those that write it again
+
+
+class Unfit(ValueError):
+    """What is wrong with a file's content, and where."""
+
+
+# ---------------------------------------------------------------- files
+
+
+def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
+    """A descriptor of a plain file. What is none is refused, and a pipe is not waited for.
+
+    `follow`: whether it may be a link to one.
+    """
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        file = os.open(path, flags, 0o666)
+    except ValueError as error:  # a null byte in its name
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK) and not follow:
+            raise OSError(error.errno, "it is a link, not a file", str(path)) from None
+        if error.errno in (errno.ENXIO, errno.EISDIR):
+            raise OSError(error.errno, "it is not a plain file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    return file
+
+
+def read_plain(path: Path, *, most: int = MOST_BYTES, follow: bool = True) -> bytes:
+    """The bytes of a plain file of at most so many."""
+    with open(open_plain(path, follow=follow), "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    return data
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; NaN and infinity are none."""
+    constants: list[str] = []
+    try:
+        data = json.loads(text, parse_constant=constants.append)
+    except (ValueError, RecursionError) as error:
+        raise Unfit(f"cannot be read as JSON ({error})") from None
+    if constants:
+        raise Unfit(f"{constants[0]} is no JSON number")
+    inside, depth = [data], 0
+    while inside:
+        if (depth := depth + 1) > _DEEPEST:
+            raise Unfit(f"cannot be read as JSON (nested more than {_DEEPEST} deep)")
+        inside = [
+            part
+            for value in inside
+            if isinstance(value, (dict, list))
+            for part in (value.values() if isinstance(value, dict) else value)
+        ]
+    return data
+
+
+# ---------------------------------------------------------------- values
+
+
+class Rule(NamedTuple):
+    """What a value must be beyond its type."""
+
+    name: str
+    holds: Callable[[Any], bool]
+
+
+MOST = 1e100
+"""So that ratios and products of what was read are finite as well."""
+T = TypeVar("T")
+Positive = Annotated[float, Rule("a positive number", lambda value: value > 1 / MOST)]
+NotNegative = Annotated[float, Rule("a number from 0 on", lambda value: value >= 0)]
+Count = Annotated[int, Rule("a whole number from 0 on", lambda value: value >= 0)]
+AtLeastOne = Annotated[int, Rule("a whole number from 1 on", lambda value: value >= 1)]
+Some = Annotated[list[T], Rule("a list with something in it", bool)]
+
+
+def read_object(kind: type[T], data: Any, where: str = "", *, given: Mapping[str, Any] | None = None) -> T:
+    """A JSON object as a dataclass; what it has beyond that is left.
+
+    `where`: of whom the fields are, in front of their names. `given`: fields that come from elsewhere.
+    """
+    _fitting(isinstance(data, dict), data, where.rstrip(".") or "it", "an object")
+    values = dict(given or {})
+    for one in fields(kind):  # type: ignore[arg-type]
+        if one.name in values:
+            continue
+        if one.name in data:
+            values[one.name] = _value(_types(cast(Any, kind))[one.name], data[one.name], where + one.name)
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise Unfit(f"{where}{one.name} is missing")
+    return kind(**values)
+
+
+_SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # to Python, true is a number as well
+    str: ("a text", lambda value: type(value) is str),
+    bool: ("true or false", lambda value: type(value) is bool),
+    int: ("a whole number", lambda value: type(value) is int and abs(value) <= MOST),
+    float: ("a finite number", lambda value: type(value) in (int, float) and abs(value) <= MOST),
+}
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    """A JSON value as one of this type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin is Annotated:
+        found = _value(parts[0], value, where)
+        return _fitting(parts[1].holds(found), found, where, parts[1].name)
+    if origin in (Union, UnionType):  # X | None
+        return None if value is None else _value(parts[0], value, where)
+    if origin is list:
+        _fitting(isinstance(value, list), value, where, "a list")
+        return [_value(parts[0], part, f"{where}[{i}]") for i, part in enumerate(value)]
+    if origin is dict:
+        _fitting(isinstance(value, dict), value, where, "an object")
+        return {key: _value(parts[1], part, f"{where}.{key}") for key, part in value.items()}
+    if is_dataclass(kind):
+        return read_object(kind, value, f"{where}.")  # type: ignore[arg-type]
+    name, fits = _SCALARS[kind]
+    return _fitting(fits(value), value, where, name)
+
+
+def _fitting(fits: bool, value: Any, where: str, name: str) -> Any:
+    if not fits:
+        raise Unfit(f"{where} is {shortened(value)}, not {name}")
+    return value
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)

@@ -1,0 +1,63 @@
+"""What this machine has room for, so that what cannot fit is refused before the work and not by it.
+
+Estimates are lower bounds: what is refused could not have worked.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+_CGROUP = Path("/sys/fs/cgroup/memory.max")  # of a container
+
+
+def machine_memory(device: torch.device | str = "cpu") -> int:
+    """Bytes of memory of the machine, or of a GPU."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(memory, int(_CGROUP.read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return memory
+
+
+def state_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Of one state."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def round_bytes(rows: int, window: int, state: int) -> int:
+    """What so many samples under way hold at least: the window's noise, states and predictions."""
+    return 3 * rows * (window + 1) * state
+
+
+def require_memory(needed: int, what: str, remedy: str, device: torch.device | str = "cpu") -> None:
+    """Refuse what takes more bytes than there are."""
+    there = machine_memory(device)
+    if needed > there:
+        raise ValueError(
+            f"{what} would take {readable(needed)} of memory, and there are {readable(there)}: {remedy}"
+        )
+
+
+def require_disk(needed: int, folder: Path, what: str, remedy: str) -> None:
+    """Refuse what takes more bytes than are free where the folder lies."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(
+            f"{what} would take {readable(needed)}, and {readable(free)} are free at {folder}: {remedy}"
+        )
+
+
+def readable(size: int) -> str:
+    """A number of bytes, as people read it."""
+    power = min(5, max(0, (len(str(size)) - 1) // 3))
+    shown = size // 1000**power if power == 5 else round(size / 1000**power, 1)
+    return f"{shown:g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"

@@ -1,0 +1,119 @@
+"""Priors: fewer calls from the first window on, the same law (tests/law), refused where they do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import foresample as fs
+from foresample.core.round import Padded
+from tests.small_chains import CHAINS, ddpm, mixture
+
+
+def long_chain() -> fs.Target:
+    return mixture().vp(torch.linspace(0.002, 0.995, 60, dtype=torch.float64))
+
+
+def test_a_prior_saves_calls() -> None:
+    target = long_chain()
+    prior = fs.fit_prior(target, window=20, pilots=64)
+    cold, warm = (
+        fs.sample(target, 200, window=20, seed=2, drafter=fs.Replay(prior=p)).report for p in (None, prior)
+    )
+    assert warm.calls_mean < 0.9 * cold.calls_mean
+
+
+def test_the_first_round_drafts_from_the_prior_and_a_cold_one_has_nothing() -> None:
+    target, drafted = long_chain(), []
+    for prior in (None, fs.fit_prior(target, window=8, pilots=8)):
+        seen: list[int] = []
+
+        def observe(commit: fs.Commit, seen: list[int] = seen) -> None:
+            seen.append(int(commit.drafted.max()))
+
+        fs.sample(target, 3, window=8, drafter=fs.Replay(prior=prior), observe=observe)
+        drafted.append(seen[0])
+    assert drafted == [0, 8]
+
+
+def test_slopes_are_not_measured_against_the_prior() -> None:
+    """After one round nothing has been visited twice, so gains are the prior's own: 0 without any."""
+    target = ddpm()
+    drafter = fs.Replay(prior=fs.Prior(torch.randn(1, 7, 2).double(), torch.randn(1, 7, 2).double()))
+    row = torch.arange(4)
+    memory = drafter.prime(drafter.begin(4, 6, torch.zeros(2).double()), row)
+    assert memory["visited"].tolist() == [0] * 4
+    assert memory["horizon"].tolist() == [7] * 4
+    path = fs.DraftPath(
+        torch.randn(4, 7, 2).double(),
+        torch.randn(4, 7, 2).double(),
+        torch.randn(4, 6, 2).double(),
+        torch.full((4,), 6),
+        torch.zeros(4, dtype=torch.int64),
+    )
+    assert drafter.learn(memory, path, torch.ones(4, dtype=torch.int64))["gain"].abs().max() == 0
+    assert len(target.std) > 6
+
+
+def test_samples_take_their_paths_in_turn() -> None:
+    states = torch.arange(3.0).view(3, 1, 1).expand(3, 2, 1)
+    prior = fs.Prior(states, 10 * states, gain=torch.tensor([1.0, 2.0]))
+    got, predicted, gain = prior.paths(torch.tensor([0, 4, 2]), 4)
+    assert got[:, :, 0].tolist() == [[0.0] * 4, [1.0] * 4, [2.0] * 4]
+    assert torch.equal(predicted, 10 * got)
+    assert gain.tolist() == [1.0, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("chain", ["flow", "multistep", "interrupted", "single precision"])
+def test_widths_do_not_change_samples(chain: str) -> None:
+    """Padded rounds are as narrow as the rows allow; samples and calls are those of packed ones."""
+    target = CHAINS[chain]()
+    drafter = fs.Replay(prior=fs.fit_prior(target, window=9, pilots=16))
+    seeds = torch.arange(12)
+    packed = fs.Engine(target, window=9, slots=3, drafter=drafter)
+    for slots in (1, 3, 12):
+        padded = fs.Engine(target, window=9, slots=slots, drafter=drafter)
+        padded.how = replace(padded.how, layout=Padded())
+        one, two = packed.sample(seeds), padded.sample(seeds)
+        torch.testing.assert_close(one.samples, two.samples, rtol=1e-5, atol=1e-5)
+        assert torch.equal(one.calls, two.calls)
+        assert (two.evaluations >= one.evaluations).all()
+        if slots == 1:  # then nobody keeps a row's last rounds wide
+            assert two.evaluations.sum() < 10 * two.calls.sum()
+
+
+def test_a_prior_is_saved_and_read(tmp_path: Path) -> None:
+    prior = fs.fit_prior(ddpm(), window=5, pilots=8)
+    prior.save(tmp_path / "prior.safetensors")
+    again = fs.Prior.load(tmp_path / "prior.safetensors")
+    assert str(again) == str(prior)
+    (tmp_path / "prior.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="holds no prior"):
+        fs.Prior.load(tmp_path / "prior.safetensors")
+
+
+def test_what_decides_on_samples_is_told() -> None:
+    prior = fs.fit_prior(ddpm(), window=5, pilots=8)
+    other = replace(prior, predictions=prior.predictions + 1)
+    assert str(fs.Replay()) == "Replay(secant=True)"
+    assert str(fs.Replay(prior=prior)) != str(fs.Replay(prior=other))
+
+
+def test_refusals() -> None:
+    target, table = ddpm(), torch.zeros(1, 4, 2).double()
+    with pytest.raises(ValueError, match=r"paths, steps, \*shape"):
+        fs.Prior(table, table[:, :3])
+    with pytest.raises(ValueError, match="needs the secant"):
+        fs.Replay(secant=False, prior=fs.Prior(table, table))
+    with pytest.raises(ValueError, match="fit one for this target"):
+        fs.sample(
+            target, 2, window=3, drafter=fs.Replay(prior=fs.Prior(torch.zeros(1, 4, 3), torch.zeros(1, 4, 3)))
+        )
+    short = fs.Prior(table, table, response=torch.zeros(3, 2, 2))
+    with pytest.raises(ValueError, match="fit one for this number of steps"):
+        fs.sample(target, 2, window=3, drafter=fs.Replay(prior=short))
+    with pytest.raises(ValueError, match="at least two for each"):
+        fs.fit_prior(target, window=3, pilots=3, paths=2)

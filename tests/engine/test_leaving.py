@@ -1,0 +1,38 @@
+"""Who leaves a slot, and when: a broken sample at once, before it costs another call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import foresample as fs
+from foresample.core.noise import seeds_of
+from foresample.faults import NO_FAULT
+from tests.engine.test_engine import broken, engine, kinds
+
+
+@kinds
+@pytest.mark.parametrize("window", [5, 15])
+def test_a_broken_sample_leaves_in_the_round_that_broke_it(kind: str, window: int) -> None:
+    """Its fault would be told in the end all the same; until then it would take a slot and states of every call."""
+    commits: list[fs.Commit] = []
+    parts = list(engine(broken(7, 3), kind, window=window, slots=2).finished(seeds_of(0, 8), commits.append))
+    steps = [
+        (int(step), int(step + committed))
+        for commit in commits
+        for sample, step, committed in zip(commit.sample, commit.step, commit.committed, strict=True)
+        if sample == 3
+    ]
+    assert [first <= 7 < last for first, last in steps] == [False] * (len(steps) - 1) + [True]
+    calls = torch.cat([part.calls[part.index == 3] for part in parts])
+    assert calls.tolist() == [len(steps)]
+
+
+@kinds
+def test_a_broken_sample_makes_room_for_the_next(kind: str) -> None:
+    """With one slot and a window as wide as the chain, samples take turns; none waits for a broken one to end."""
+    made = engine(broken(2, 0), kind, window=15, slots=1)
+    parts = list(made.finished(seeds_of(0, 3)))
+    assert [part.index.tolist() for part in parts] == [[0], [1], [2]]
+    assert [bool(part.fault != NO_FAULT) for part in parts] == [True, False, False]
+    assert int(parts[0].calls) <= 3

@@ -1,0 +1,399 @@
+"""Change the source in small ways, run the tests that should notice, and say which changes nobody noticed.
+
+    make mutants                                              # the nasty ones below, then 150 at random
+    python -m tests.mutants --sample 0                        # the nasty ones alone
+    python -m tests.mutants --room core --sample 100000       # everything in a room
+
+By hand, at low priority: a mutant takes seconds, a room an hour or more. The working tree is not touched: mutants live
+in a copy. A process that has imported torch forks once a mutant, so nobody waits for imports. Tests that pin bits
+(`test_golden`) do not take part: they notice everything and understand nothing.
+
+A mutant that hangs counts as noticed. What survives is either a missing test, or has its reason in `SPARED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("core", "drafters", "engine", "datasets")
+
+_LAW = [
+    "tests/law/test_law.py::test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept",
+    "tests/law/test_law.py::test_a_constant_mismatch_of_one_std[1-blocks of 4]",
+    "tests/law/test_law.py::test_fresh_noise_is_fresh_in_a_first_window_too",
+    "tests/law/test_law.py::test_no_correction_is_made_over_a_distance_that_rounding_spoils",
+]
+TESTS = {
+    "core/coupling.py": ["tests/core/test_coupling.py", "tests/core/test_verify.py"],
+    "core/noise.py": ["tests/core/test_noise.py", "tests/core/test_round.py", "tests/engine/test_sampling.py"],
+    "core/report.py": ["tests/core/test_report.py", "tests/engine/test_engine.py"],
+    "core/baseline.py": ["tests/engine/test_sampling.py", "tests/engine/test_engine.py"],
+    "core": [
+        "tests/core/test_round.py",
+        "tests/core/test_verify.py",
+        "tests/engine/test_leaving.py",
+        *_LAW,
+        "tests/engine/test_sampling.py",
+    ],
+    "drafters": ["tests/drafters", "tests/core/test_round.py", "tests/engine/test_sampling.py"],
+    "engine/tuning.py": ["tests/engine/test_tuning.py"],
+    "engine": ["tests/engine/test_leaving.py", "tests/engine/test_engine.py", "tests/engine/test_sampling.py"],
+    "datasets": ["tests/datasets"],
+}
+"""Of a file, or of all others in its room: the quickest to notice first."""
+
+
+def tests_of(file: str) -> list[str]:
+    return TESTS.get(file, TESTS[file.split("/")[0]])
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file."""
+
+    file: str
+    line: int
+    text: str
+    """The line as it was."""
+    change: str
+    source: str
+    """The whole file with it."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}  {self.change}  in  {self.text}"
+
+
+# ------------------------------------------------------------------ by hand
+
+NASTY: tuple[tuple[str, str, str], ...] = (
+    ("core/round.py", "draw=rows.round + 1)", "draw=rows.round)"),
+    ("core/round.py", "rows.step.unsqueeze(1) + source, steps)", "rows.step.unsqueeze(1) + position, steps)"),
+    (
+        "core/round.py",
+        "[rows.previous.unsqueeze(1), predictions[:, :-1]]",
+        "[predictions[:, :1], predictions[:, :-1]]",
+    ),
+    ("core/round.py", "before, previous = PreviousDraft(guess,", "before, _ = PreviousDraft(guess,"),
+    ("core/round.py", "previous=predictions[index, accepted],", "previous=predictions[:, 0],"),
+    ("core/round.py", "fault=note_fault(rows.fault, network, state, step, used)", "fault=rows.fault"),
+    (
+        "core/round.py",
+        "used = torch.arange(width + 1, device=step.device) <=",
+        "used = torch.arange(width + 1, device=step.device) <",
+    ),
+    ("core/round.py", "examined - lost.long(), step[:, 0])", "examined, step[:, 0])"),
+    ("core/round.py", "torch.where(std == 0,", "torch.where(std < 0,"),
+    (
+        "core/round.py",
+        "begin_memory(drafter, window, sample, x[0])",
+        "begin_memory(drafter, window, 0 * sample, x[0])",
+    ),
+    ("core/verify.py", "FAR = 1e5", "FAR = 1e9"),
+    ("core/verify.py", "FAR = 1e5", "FAR = 1e2"),
+    ("core/verify.py", "moved - s, 0.0)", "0.0 * s, 0.0)"),
+    ("core/verify.py", "(index < failing) | (index == failing) & passed", "(index < failing)"),
+    ("core/verify.py", "if i % block:", "if i:"),
+    ("core/verify.py", "expand(examined, noise), fresh, noise)", "expand(corrected, noise), fresh, noise)"),
+    ("core/verify.py", "moved - _along(direction, fresh), 0.0)", "moved - s, 0.0)"),
+    ("core/noise.py", "(element, round.unsqueeze(1), zero,", "(element, 0 * round.unsqueeze(1), zero,"),
+    ("core/noise.py", "torch.full_like(pair, stream)", "torch.full_like(pair, STEP)"),
+    ("core/noise.py", "torch.full_like(element, TEST)", "torch.full_like(element, STEP)"),
+    (
+        "drafters/replay.py",
+        "position + committed.unsqueeze(1), path.length",
+        "position + committed.unsqueeze(1) - 1, path.length",
+    ),
+    ("drafters/replay.py", 'torch.where(expand(position < memory["horizon"], x), within, beyond)', "within"),
+    (
+        "drafters/replay.py",
+        '(position < memory["visited"].unsqueeze(1))\n        gain',
+        "(position >= 0)\n        gain",
+    ),
+    (
+        "drafters/replay.py",
+        "nearest = torch.where(telling, position, -1).cummax(1)",
+        "nearest = torch.where(telling, position, -1).flip(1).cummax(1)",
+    ),
+    (
+        "drafters/replay.py",
+        "diverges = seen_twice & (swept > DIVERGED * away)",
+        "diverges = seen_twice & (swept < 0)",
+    ),
+    (
+        "drafters/replay.py",
+        "torch.where(diverges, position, width).amin(1) - 1",
+        "torch.where(diverges, position, width).amin(1) - 2",
+    ),
+    ("drafters/prior.py", "row.to(self.states.device) % len(self.states)", "0 * row.to(self.states.device)"),
+    ("engine/slots.py", "== self.runner.steps) | (self.rows.fault != NO_FAULT)", "== self.runner.steps)"),
+    (
+        "engine/slots.py",
+        "if left and (step[slot] == steps or fault[slot] != NO_FAULT)",
+        "if left and step[slot] == steps",
+    ),
+    ("engine/slots.py", "self.rows.step.index_fill_(0, index, steps)", "pass"),
+    ("engine/slots.py", "if drafts < self.widths[-1] or any(self.fresh):", "if False:"),
+    ("engine/slots.py", "if width >= longest)", "if width >= longest - 1)"),
+    ("engine/priors.py", "seeds_of(_SEED + seed, pilots)", "seeds_of(seed, pilots)"),
+    ("datasets/generation.py", 'None if self.unfinished() else manifest.get("law")', 'manifest.get("law")'),
+    ("datasets/generation.py", "if law and not run.unfinished():", "if law:"),
+)
+"""(file, what it says, what the mutant says instead): mistakes that somebody could make, and some that were made."""
+
+
+SPARED: tuple[tuple[str, str, str, str], ...] = ()
+"""(file, line, change, reason) of survivors that are no missing test."""
+
+
+def nasty(rooms: list[str]) -> Iterator[Mutant]:
+    for file, old, new in NASTY:
+        if file.split("/")[0] not in rooms:
+            continue
+        source = (ROOT / "foresample" / file).read_text()
+        if source.count(old) != 1:
+            raise SystemExit(f"{file} has {source.count(old)} times {old!r}: NASTY is out of date")
+        at = source.index(old)
+        line = source.count("\n", 0, at) + 1
+        text = source.splitlines()[line - 1].strip()
+        yield Mutant(file, line, text, f"{old!r} → {new!r}", source.replace(old, new))
+
+
+# ------------------------------------------------------------------ by machine
+
+_SWAPS = {
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
+    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
+}  # fmt: skip
+_CALLS = {
+    "min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin",
+    "cummin": "cummax", "cummax": "cummin", "any": "all", "all": "any", "ones_like": "zeros_like",
+    "zeros_like": "ones_like", "clamp": "", "clamp_": "", "exp": "expm1", "floor": "ceil",
+}  # fmt: skip
+
+
+def generated(file: str) -> Iterator[Mutant]:
+    """Every small change of a file: comparisons, signs, integers, logic, extremes, clamps, booleans."""
+    source = (ROOT / "foresample" / file).read_text()
+    raw = source.encode()
+    starts = [0]
+    for each in raw.splitlines(keepends=True):
+        starts.append(starts[-1] + len(each))
+
+    def span(node: ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
+    def between(left: ast.expr, right: ast.expr, op: ast.AST) -> Iterator[tuple[int, int, bytes]]:
+        if type(op) in _SWAPS:
+            old, new = (word.encode() for word in _SWAPS[type(op)])
+            first, last = span(left)[1], span(right)[0]
+            at = raw.find(old, first, last)
+            if at >= 0:
+                yield at, at + len(old), new
+
+    def edits(node: ast.AST) -> Iterator[tuple[int, int, bytes]]:
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            yield from between(node.left, node.comparators[0], node.ops[0])
+        elif isinstance(node, ast.BinOp):
+            yield from between(node.left, node.right, node.op)
+        elif isinstance(node, ast.BoolOp):
+            yield from between(node.values[0], node.values[1], node.op)
+        elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.UAdd):
+            yield span(node)[0], span(node.operand)[0], b""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            yield *span(node), str(not node.value).encode()
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+            yield *span(node), str(node.value + 1).encode()
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name not in _CALLS:
+                return
+            end = span(node.func)[1]
+            if _CALLS[name]:
+                yield end - len(name), end, _CALLS[name].encode()
+            elif isinstance(node.func, ast.Attribute):
+                yield span(node.func.value)[1], span(node)[1], b""
+
+    lines = source.splitlines()
+    for node in _walk(ast.parse(source)):
+        for first, last, new in edits(node):
+            mutated = raw[:first] + new + raw[last:]
+            try:
+                compile(mutated, file, "exec")
+            except SyntaxError:
+                continue
+            number = raw.count(b"\n", 0, first) + 1
+            change = f"{raw[first:last].decode()!r} → {new.decode()!r}"
+            yield Mutant(file, number, lines[number - 1].strip(), change, mutated.decode())
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but what only speaks to people or types: annotations, messages, `__repr__`."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(
+                child, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom
+            ):
+                continue
+            if isinstance(child, ast.FunctionDef) and child.name == "__repr__":
+                continue
+            yield child
+            yield from _walk(child)
+
+
+# ------------------------------------------------------------------ running
+
+
+def copy_of(root: Path) -> Path:
+    """The repository without what no test here reads."""
+    folder = Path(tempfile.mkdtemp(prefix="mutants-")) / "copy"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "out", "assets", "results", "docs")
+    return Path(shutil.copytree(root, folder, ignore=ignored))
+
+
+def noticed(copy: Path, tests: list[str], log: Path, seconds: float) -> str | None:
+    """Run the tests in a fork: how they noticed, or None if they did not."""
+    child = os.fork()
+    if child == 0:
+        _run_and_exit(copy, tests, log, seconds)
+    deadline = (
+        time.monotonic() + 20 * seconds
+    )  # for those that sleep; the others are stopped by their own clock
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            if code == -signal.SIGXCPU:
+                return "hung"
+            return None if code == 0 else "failed" if code == 1 else f"broke ({code})"
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hung"
+
+
+def _run_and_exit(copy: Path, tests: list[str], log: Path, seconds: float) -> None:
+    code = 3
+    try:
+        os.setpgid(0, 0)
+        used = time.process_time()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds), int(used + seconds) + 5))
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(out, stream)
+        os.chdir(copy)
+        sys.dont_write_bytecode = True  # a mutant of the same second and size would run the last one's
+        sys.path[:] = [str(copy), *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
+        os.environ["PYTHONPATH"] = str(copy)
+        for name in [m for m in sys.modules if m.split(".")[0] in ("tests", "foresample")]:
+            del sys.modules[name]
+        import hypothesis
+        import pytest
+
+        # Found is enough: no time for the smallest example.
+        hypothesis.settings.register_profile(
+            "found is enough", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+        )
+        hypothesis.settings.load_profile("found is enough")
+        chosen = "not (slow or ray or browser or gpu)"
+        quiet = [
+            "-q",
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+        ]
+        code = int(pytest.main(["-x", "-m", chosen, *quiet, *tests]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--room", choices=ROOMS, action="append", help="all four by default")
+    parser.add_argument("--file", default="", help="only files whose name has this in it")
+    parser.add_argument("--sample", type=int, default=150, help="generated mutants, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-nasty", action="store_true")
+    parser.add_argument("--seconds", type=float, default=120, help="of processor time for one mutant")
+    options = parser.parse_args()
+    rooms = options.room or list(ROOMS)
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import hypothesis, mpmath, pytest, scipy.stats, torch  # noqa: E401, F401, I001  (before forking)
+
+    torch.set_num_threads(1)
+    machine = [
+        mutant
+        for room in rooms
+        for path in sorted((ROOT / "foresample" / room).glob("*.py"))
+        for mutant in generated(f"{room}/{path.name}")
+        if options.file in mutant.file
+    ]
+    drawn = random.Random(options.seed).sample(machine, min(options.sample, len(machine)))
+    mutants = [
+        *(m for m in nasty(rooms) if options.file in m.file and not options.no_nasty),
+        *sorted(drawn, key=lambda m: (m.file, m.line)),
+    ]
+    copy = copy_of(ROOT)
+    log = copy.parent / "log"
+    try:
+        for tests in {tuple(tests_of(mutant.file)) for mutant in mutants}:
+            found = noticed(copy, list(tests), log, 5 * options.seconds)
+            if found is not None:
+                raise SystemExit(
+                    f"these do not pass without a mutant ({found}): {tests}\n{log.read_text()[-3000:]}"
+                )
+        counts, survivors = Counter[str](), []
+        for number, mutant in enumerate(mutants, 1):
+            path = copy / "foresample" / mutant.file
+            honest = path.read_text()
+            path.write_text(mutant.source)
+            try:
+                how = noticed(copy, tests_of(mutant.file), log, options.seconds)
+            finally:
+                path.write_text(honest)
+            reason = next(
+                (r for f, t, c, r in SPARED if (f, t, c) == (mutant.file, mutant.text, mutant.change)), None
+            )
+            verdict = how or (f"spared: {reason}" if reason else "SURVIVED")
+            counts["noticed" if how else "spared" if reason else "survived"] += 1
+            if verdict == "SURVIVED":
+                survivors.append(mutant)
+            print(f"{number}/{len(mutants)} {verdict:9} {mutant}", flush=True)
+        print(f"\n{len(mutants)} of {len(machine) + len(NASTY)} mutants: {dict(counts)}")
+        for mutant in survivors:
+            print(f"SURVIVED {mutant}")
+    finally:
+        shutil.rmtree(copy.parent, ignore_errors=True)
+    raise SystemExit(bool(survivors))
+
+
+if __name__ == "__main__":
+    main()
