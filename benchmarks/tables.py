@@ -28,7 +28,6 @@ from benchmarks.results import (
     Latency,
     Memory,
     Order,
-    Packages,
     Policy,
     Quality,
     QualityCost,
@@ -126,29 +125,6 @@ def policy() -> str:
         cells.append([row.label, f"{row.calls:.1f}", *behaviour, f"{row.batch_1.ms:.0f}{inside}"])
     heads = ["policy", "network calls a plan", "distance to the nearest demonstration"]
     heads += ["distance to the goal at the end", "ms a plan, batch 1 (in the network)"]
-    return _table(heads, cells)
-
-
-def other_packages() -> str:
-    """Samplers of other packages at a thousand steps."""
-    saved = load(Packages, "packages")
-    cells = []
-    for row in saved.rows:
-        law = "" if row.smallest_p is None else f"{row.checked} samples, smallest p {row.smallest_p:.2f}"
-        error = "" if row.calls_error is None else f" ± {row.calls_error:.1f}"
-        cells.append(
-            [
-                f"{row.name}, window {row.window}",
-                f"{row.steps}",
-                f"{row.calls:.1f}{error}",
-                f"{row.steps / row.calls:.0f}×",
-                f"{row.evaluations:.0f}",
-                f"{row.seconds:.1f} ({row.sequential_seconds:.1f})",
-                law,
-            ]
-        )
-    heads = ["sampler", "steps", "calls a sample", "fewer", "states evaluated"]
-    heads += [f"seconds for {saved.rows[0].count} samples (sequential, estimated)", "law"]
     return _table(heads, cells)
 
 
@@ -580,7 +556,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "mixture": mixture,
     "quality": quality,
     "policy": policy,
-    "other_packages": other_packages,
     "quality_cost": quality_cost,
     "curves_missing": curves_missing,
     "curves_cost": curves_cost,

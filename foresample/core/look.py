@@ -154,8 +154,8 @@ def explain(
     if len(noisy):
         k += int(noisy[0])
         at = torch.full_like(step[:1], k)
-        none, drawn = no_history(target, x[:1]), None if extra is None else extra[:1]
-        means = [transition_mean(target, x[:1], p[None], at, none, drawn) for p in (there, elsewhere)]
+        none, first = no_history(target, x[:1]), None if extra is None else extra[:1]
+        means = [transition_mean(target, x[:1], p[None], at, none, first) for p in (there, elsewhere)]
         shift = float((means[0] - means[1]).norm() / target.std[k])
     return Difference(cause, change(there, elsewhere), k, shift)
 
