@@ -112,9 +112,12 @@ class Recipe:
     def about(self) -> dict[str, Any]:
         """What decides on the samples beside the chain: the network's weights and how they are used."""
         weights = _weights(self.path)
+        _weight_shapes(weights)  # refuses what are none, of whatever size
+        with weights.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {
             "model": self.path.resolve().name,
-            "weights": hashlib.sha256(weights.read_bytes()).hexdigest()[:16],
+            "weights": digest[:16],
             "reuse": self.reuse,
             "network": "bfloat16" if self.half else "float32",
         }
