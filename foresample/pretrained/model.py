@@ -149,8 +149,8 @@ def load(
     parts = [part[-1] if isinstance(part, list) and part else part for part in parts]
     if parts != ["UNet2DModel", "DDPMScheduler"]:
         name, unet, other = (
-            part if isinstance(part, str) and len(part) < 80 else shortened(part)
-            for part in (index.get("_class_name", "no pipeline"), *parts)
+            part if isinstance(part, str) and part.isidentifier() and len(part) < 80 else shortened(part)
+            for part in (index.get("_class_name"), *parts)
         )
         raise ValueError(
             f"{path} holds {name} with {unet} and {other}; this loader takes a UNet2DModel with a DDPMScheduler"
