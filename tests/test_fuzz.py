@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("diffusers")
 
-from tests.fuzz import Ground, fuzz  # noqa: E402
+from tests.fuzz import Ground, fuzz
 
 
 @pytest.mark.slow
