@@ -1,9 +1,9 @@
 """Files that anyone may have written: `python -m tests.fuzz --minutes 60`.
 
 Sound folders (a dataset, a model, result files) are damaged at random, by bytes, by values, and by what lies in the
-place of a file, and given to their readers. Whatever is in them, a reader returns or says one sentence: no traceback, no
-hang, and no file touched outside the folder, nor by a mere reader inside. `tests/test_fuzz.py` does a little of this in
-every run of the suite.
+place of a file, and given to their readers. Whatever is in them, a reader returns or says one sentence: no traceback,
+no hang, and no file touched outside the folder, nor by a mere reader inside. `tests/test_fuzz.py` does a little of this
+in every run of the suite.
 """
 
 from __future__ import annotations
