@@ -1,7 +1,8 @@
 """What one would pick instead of foresample, written from the papers' formulas on foresample's contract.
 
 Exact: `reflection`, `blocks`, `asd`, `dgrs`, `rass`. Lossy: `paradigms`, `parasolver` and `parataa`, and fewer steps
-with `ddim` or `dpmpp_2m`. Each is a function of a target, a count and a seed and returns a `PeerRun`; costs are counted alike.
+with `ddim` or `dpmpp_2m`. Each is a function of a target, a count and a seed and returns a `PeerRun`; costs are
+counted alike.
 """
 
 from benchmarks.peers.anderson import parataa

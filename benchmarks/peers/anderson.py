@@ -5,8 +5,8 @@ predictions p_i at the states of the last iterate,
 
     F_j(x):   y_s = x_s,   y_{i+1} = mean_i(y_i, p_i) + std_i z_i,   F_j = y_j,     s = max(window's start, j − K).
 
-All orders have one solution, the sequential path. From the residuals R = F(x) − x of the last m iterates and their differences, Anderson's method
-takes a step of its own at every state j,
+All orders have one solution, the sequential path. From the residuals R = F(x) − x of the last m iterates and their
+differences, Anderson's method takes a step of its own at every state j,
 
     x_j ← x_j + R_j − (ΔX_j + ΔR_j) γ_j,     γ_j = argmin ‖R − ΔR γ‖² over the states up to j,
 
