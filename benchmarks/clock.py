@@ -476,9 +476,9 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock
 
     x, y = torch.tensor([(row.steps, row.calls) for row in grown.rows]).T
     fit = torch.exp(y.log().mean() + grown.exponent * (x.log() - x.log().mean()))
-    theory = y[0] * (x / x[0]) ** (2 / 3)
+    theory = y[0] * (x / x[0]).sqrt()
     calls.plot(x, x, color="grey", linewidth=1, linestyle=":", label="sequential: N")
-    calls.plot(x, theory, color="#9fb8d0", linestyle="--", label="self-speculation theory: N^(2/3)")
+    calls.plot(x, theory, color="#9fb8d0", linestyle="--", label="autospeculation theory: √N")
     calls.plot(x, fit, color="crimson", linewidth=1, label=f"fit: N^{grown.exponent:.2f}")
     errors = [row.calls_error for row in grown.rows]
     calls.errorbar(x, y, errors, color="crimson", marker="o", linestyle="", capsize=3, label="measured")

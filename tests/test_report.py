@@ -199,7 +199,7 @@ def test_the_recording_is_a_run_of_the_library() -> None:
     run = recording.record()
     assert run == recording.record()
     plain = fs.sample(recording.chain(), 1, window=recording.WINDOW, seed=recording.SEED)
-    assert run.rounds[-1].x == float(plain.samples)
+    assert run.rounds[-1].x == pytest.approx(float(plain.samples), rel=1e-12)  # which may be compiled
     assert len(run.rounds) == int(plain.calls)
     assert sum(r.accepted + 1 for r in run.rounds) == run.steps
     for before, after in pairwise(run.rounds):
