@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -64,7 +64,7 @@ def edited(document: Any, edits: list[tuple[list[int], str, Any]]) -> Any:
     document = json.loads(json.dumps(document))
     for place, what, some in edits:
         value = json.loads(json.dumps(some))  # a list of its own
-        inside, parent, key = document, None, None
+        inside, parent, key = document, cast(Any, None), cast(Any, None)
         for number in place:
             if not isinstance(inside, (dict, list)) or not inside:
                 break
