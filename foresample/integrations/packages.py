@@ -5,20 +5,22 @@
     boltz                         AtomDiffusion.sample() of either version, without steering
 
 `accelerate` puts another loop in the place of theirs, on that one instance. Nothing is imported from any: an object
-is known by the attributes it walks with, and its own mean is compared with the chain read off it before the first
-sample, so that a subclass that steps in another way is refused.
+is known by the attributes it walks with. GaussianDiffusion's own loop is walked once, with a stand-in for its network,
+and compared with the chain read off it, so that a subclass that steps in another way is refused.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foresample.chains import Chain, Kind, vp
 from foresample.chains.chain import Clip, Levels, denoising_chain
@@ -56,7 +58,7 @@ def accelerate_package(
     else:
         name = _loop_name(served)
         chain = _gaussian_chain(served)
-        _require_its_mean(served, chain)
+        _require_its_steps(served, chain)
         setattr(served, name, GaussianLoop(served, getattr(served, name), how))
     return AcceleratedPackage(served)
 
@@ -90,21 +92,24 @@ class GaussianLoop:
     """Stands in for `p_sample_loop` or `ddim_sample`, with their arguments and their law."""
 
     diffusion: Any
-    original: Callable[..., Tensor]
+    original: Callable[..., Any]
     how: dict[str, Any]
 
     @torch.inference_mode()
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
         asked = bound.arguments
         diffusion, shape, every = self.diffusion, asked["shape"], asked.get("return_all_timesteps", False)
-        unknown = set(asked) - {"shape", "return_all_timesteps"}
-        if any(asked[name] not in (None, True) for name in unknown):
-            raise ValueError(f"an accelerated loop cannot take {', '.join(sorted(unknown))}: restore it first")
+        known = {"shape", "return_all_timesteps", "return_noise", "model_forward_kwargs"}
+        others = [p for p in bound.signature.parameters.values() if p.name not in known]
+        unknown = [p.name for p in others if asked[p.name] is not p.default]
+        if unknown:
+            raise ValueError(f"an accelerated loop cannot take {', '.join(unknown)}: restore it first")
         require_fixed(diffusion.model)
-        start = torch.randn(shape, device=diffusion.device)
-        target = _gaussian_target(diffusion, _gaussian_chain(diffusion), start)
+        start = torch.randn(shape, device=diffusion.betas.device)
+        conditions = asked.get("model_forward_kwargs", {})
+        target = _gaussian_target(diffusion, _gaussian_chain(diffusion), start, conditions)
         states = start.new_empty(shape[0], len(target.std) + 1, *shape[1:]) if every else None
         if states is not None:
             states[:, 0] = start
@@ -113,7 +118,8 @@ class GaussianLoop:
             target, seeds=seeds, observe=None if states is None else partial(_keep, states), **self.how
         )
         diffusion.foresample_report = run.report
-        return diffusion.unnormalize(run.samples if states is None else states)
+        samples = diffusion.unnormalize(run.samples if states is None else states)
+        return (samples, start) if asked.get("return_noise", False) else samples
 
 
 def _keep(states: Tensor, commit: Commit) -> None:
@@ -133,11 +139,15 @@ def _loop_name(diffusion: Any) -> str:
     return "ddim_sample" if diffusion.is_ddim_sampling else "p_sample_loop"
 
 
-def _gaussian_target(diffusion: Any, chain: Chain, start: Tensor) -> ChainTarget:
-    network = diffusion.model
-    return from_chain(
-        lambda x, time, row: network(x, time), chain, start.shape[1:], start=start, device=start.device
-    )
+def _gaussian_target(
+    diffusion: Any, chain: Chain, start: Tensor, conditions: dict[str, Any] | None = None
+) -> ChainTarget:
+    network, given = diffusion.model, conditions or {}
+
+    def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        return network(x, time, **for_rows(given, row, len(start)))
+
+    return from_chain(denoiser, chain, start.shape[1:], start=start, device=start.device)
 
 
 def _gaussian_chain(diffusion: Any) -> Chain:
@@ -201,27 +211,62 @@ def _learns_variance(diffusion: Any) -> bool:
     return getattr(model, "out_dim", None) == 2 * getattr(model, "channels", 0)
 
 
+class _Waves(nn.Module):
+    """Stands in for a network while a loop is watched: cheap, and its estimates leave ±1, so that clipping shows."""
+
+    def __init__(self, learns: bool) -> None:
+        super().__init__()
+        self.learns = learns
+        self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        """State, time and output of each call."""
+
+    def forward(self, x: Tensor, time: Tensor, *others: Any, **more: Any) -> Tensor:
+        output = 1.5 * torch.sin(3 * x)
+        output = torch.cat([output, 0.9 * torch.cos(2 * x)], 1) if self.learns else output
+        self.seen.append((x.clone(), time, output.clone()))
+        return output
+
+
 @torch.inference_mode()
-def _require_its_mean(diffusion: Any, chain: Chain) -> None:
-    """Compare the package's own mean with the chain's at a few steps: whoever overrides it steps in another way."""
-    if diffusion.is_ddim_sampling:
-        return
-    size = getattr(diffusion, "image_size", None)
-    shape = (diffusion.channels, *(size if size is not None else (diffusion.seq_length,)))
-    x = torch.randn(1, *shape, device=diffusion.device)
-    walked = _gaussian_target(diffusion, chain, x)
-    for k in torch.linspace(0, len(chain.std) - 1, 3).long():
-        step = k.view(1).to(x.device)
-        zero = torch.zeros_like(x)
-        time = torch.full((1,), int(chain.time[k]), device=x.device)  # type: ignore[index]
-        theirs = diffusion.p_mean_variance(x=x, t=time, clip_denoised=True)[0]
-        prediction = walked.predict(x, step, step * 0, zero)
-        ours = walked.mean(x, prediction, step, None, zero)
-        if not torch.allclose(ours, theirs, rtol=_AGREES, atol=_AGREES * float(theirs.abs().max())):
-            raise ValueError(
-                f"{type(diffusion).__name__} has a mean of its own, which is not DDPM's with x0 clipped to ±1; make a "
-                "target with foresample.targets"
-            )
+def _require_its_steps(diffusion: Any, chain: Chain) -> None:
+    """Walk its own loop once, with another network and known noise, and compare every step of it with the chain's."""
+    name = type(diffusion).__name__
+    needed = [p.name for p in inspect.signature(diffusion.sample).parameters.values() if p.default is p.empty]
+    if needed:
+        raise ValueError(f"{name}.sample needs {', '.join(needed)}: make a target with foresample.targets")
+    network, device = diffusion.model, diffusion.betas.device
+    diffusion.model = waves = _Waves(chain.low_variance is not None)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            with redirect_stderr(StringIO()):  # its progress bar
+                torch.manual_seed(0)
+                diffusion.sample(batch_size=1)
+            torch.manual_seed(0)
+            same = len(waves.seen) == len(chain.std) and _steps_as(chain, waves)
+    finally:
+        diffusion.model = network
+    if not same:
+        raise ValueError(
+            f"{name} has steps of its own, which are not DDPM's or DDIM's with x0 clipped to ±1; make a target with "
+            "foresample.targets"
+        )
+
+
+def _steps_as(chain: Chain, waves: _Waves) -> bool:
+    """Whether the states seen are those of the chain, with noise of torch's generator as it is."""
+    first = waves.seen[0][0]
+    chain = chain.to(first.device, first.dtype)
+    assert chain.time is not None
+    expected, zero = torch.randn_like(first), torch.zeros_like(first)
+    for k, (x, time, output) in enumerate(waves.seen):
+        if int(time) != int(chain.time[k]) or not torch.allclose(expected, x, rtol=_AGREES, atol=_AGREES):
+            return False
+        step = torch.tensor([k], device=x.device)
+        expected = chain.mean(x, chain.predict(x, output, step, zero), step, None, zero)
+        if chain.std[k] > 0:  # without extra noise, a learned variance is all in one
+            std = chain.variance(output, step).sqrt() if waves.learns else chain.std[k]
+            expected = expected + std * torch.randn_like(x)
+    return True
 
 
 # ---------------------------------------------------------------- MONAI

@@ -17,7 +17,17 @@ from foresample.selftest import ks_two_sample
 from foresample.targets.atoms import rotations
 from tests.packages import load
 
-UNUSED = ("torchvision", "ema_pytorch", "accelerate", "scipy", "scipy.optimize", "PIL", "tqdm", "tqdm.auto")
+UNUSED = (
+    "denoising_diffusion_pytorch.fid_evaluation",
+    "torchvision",
+    "ema_pytorch",
+    "accelerate",
+    "scipy",
+    "scipy.optimize",
+    "PIL",
+    "tqdm",
+    "tqdm.auto",
+)
 
 
 class Net(nn.Module):
@@ -130,16 +140,71 @@ def test_restoring_leaves_no_trace() -> None:
     assert torch.equal(diffusion.sample(batch_size=2), plain)
 
 
+@pytest.mark.parametrize("part", range(4), ids=["mean", "variance", "log variance", "estimate"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_subclass_that_steps_in_another_way_is_refused(part: int, learns: bool) -> None:
+    stranger = gaussian(learns=learns, objective="pred_noise")
+    theirs, network = stranger.p_mean_variance, stranger.model
+
+    def others(**given: Any) -> Any:
+        return tuple(1.1 * v if i == part else v for i, v in enumerate(theirs(**given)))
+
+    stranger.p_mean_variance = others
+    if part in (0, 2):
+        with pytest.raises(ValueError, match="has steps of its own"):
+            fs.accelerate(stranger)
+    else:  # which its loop makes no use of
+        fs.accelerate(stranger)
+    assert stranger.model is network
+
+
+LINE = "denoising_diffusion_pytorch_1d"
+
+
+def _of(module: str, name: str, **options: Any) -> Any:
+    package = load(f"denoising_diffusion_pytorch.{module}", without=UNUSED)
+    net = Net("pred_noise", False, False)
+    net.channels, net.random_or_learned_sinusoidal_cond = 2 if module == LINE else 1, False
+    return getattr(package, name)(net, timesteps=12, objective="pred_noise", **options).eval()
+
+
+@pytest.mark.law
+def test_the_one_of_sequences_takes_its_conditions_along() -> None:
+    """Each row keeps its own, whatever it shares a call with; the noise it started from comes back if asked for."""
+    diffusion = _of(LINE, "GaussianDiffusion1D", seq_length=3)
+    diffusion.model.levels = diffusion.alphas_cumprod
+    net = diffusion.model.forward
+    diffusion.model.forward = lambda x, time, shift: net(x - shift, time)
+    given = {"shift": torch.tensor([-1.0, 0.0, 1.0]).repeat_interleave(1000).view(3000, 1, 1)}
+    torch.manual_seed(0)
+    theirs = diffusion.sample(3000, model_forward_kwargs=given)
+    fs.accelerate(diffusion, window=6)
+    ours, start = diffusion.sample(3000, return_noise=True, model_forward_kwargs=given)
+    assert ours.shape == start.shape == (3000, 2, 3)
+    assert diffusion.foresample_report.calls_mean < 12
+    levels = []
+    for a, b in zip(ours.split(1000), theirs.split(1000), strict=True):
+        levels += [ks_two_sample(a[:, i, j].numpy(), b[:, i, j].numpy()) for i in range(2) for j in range(3)]
+    assert min(levels) > 1e-3 / len(levels)
+    levels = [ks_two_sample(a[:, 0, 0].numpy(), theirs[:1000, 0, 0].numpy()) for a in ours[1000:].split(1000)]
+    assert max(levels) < 1e-3  # had rows changed places it would show
+
+
 def test_what_is_no_chain_is_refused() -> None:
     with pytest.raises(ValueError, match=r"self-conditioning.*train with self_condition=False"):
         fs.accelerate(gaussian(self_condition=True))
     with pytest.raises(ValueError, match=r"ddim_sampling_eta=1\.0"):
         fs.accelerate(gaussian(timesteps=30, sampling_timesteps=5))
-    stranger = gaussian()
-    theirs = stranger.p_mean_variance
-    stranger.p_mean_variance = lambda **given: tuple(1.1 * v for v in theirs(**given))
-    with pytest.raises(ValueError, match="has a mean of its own"):
-        fs.accelerate(stranger)
+    with pytest.raises(ValueError, match="sample needs classes"):
+        fs.accelerate(_of("classifier_free_guidance", "GaussianDiffusion", image_size=2))
+    repaint = _of("repaint", "GaussianDiffusion", image_size=2)
+    fs.accelerate(repaint)
+    with pytest.raises(ValueError, match="cannot take gt, mask"):
+        repaint.sample(1, gt=torch.zeros(1, 1, 2, 2), mask=torch.ones(1, 1, 2, 2))
+    with pytest.raises(ValueError, match="has steps of its own"):  # its direction is of the unclipped estimate
+        fs.accelerate(
+            _of(LINE, "GaussianDiffusion1D", seq_length=2, sampling_timesteps=5, ddim_sampling_eta=1.0)
+        )
     noisy = gaussian()
     noisy.model.dropout = nn.Dropout(0.1)
     fs.accelerate(noisy.train())
