@@ -164,7 +164,8 @@ LINE = "denoising_diffusion_pytorch_1d"
 def _of(module: str, name: str, **options: Any) -> Any:
     package = load(f"denoising_diffusion_pytorch.{module}", without=UNUSED)
     net = Net("pred_noise", False, False)
-    net.channels, net.random_or_learned_sinusoidal_cond = 2 if module == LINE else 1, False
+    net.channels = 2 if module == LINE else 1
+    net.random_or_learned_sinusoidal_cond = False  # type: ignore[assignment]  # torch says all are modules
     return getattr(package, name)(net, timesteps=12, objective="pred_noise", **options).eval()
 
 
