@@ -132,7 +132,14 @@ def test_pictures_beside_a_result_are_inside_the_page(page: Path) -> None:
 
 def test_every_source_stands_with_command_commit_versions_and_machine(page: Path) -> None:
     lines = re.findall(r"<li><b>(.*?)\.json</b>(.*?)</li>", page.read_text())
-    assert [name for name, _ in lines] == ["a/report", *["data/manifest"] * 2, "mixture", "tune", "frontier", "check"]
+    assert [name for name, _ in lines] == [
+        "a/report",
+        *["data/manifest"] * 2,
+        "mixture",
+        "tune",
+        "frontier",
+        "check",
+    ]
     for _, line in lines:
         for part in (
             "foresample something --seed 1",

@@ -45,7 +45,9 @@ def tune_command(
     """
     several = len(set(slots)) > 1
     if within is not None and not several:
-        raise ValueError("--within chooses between several --slots: name at least two, as in --slots 1 --slots 16")
+        raise ValueError(
+            "--within chooses between several --slots: name at least two, as in --slots 1 --slots 16"
+        )
     source = choose_source(
         model=model,
         target=target,

@@ -1,8 +1,9 @@
 """How many samples at a time, and by which sampler: throughput against latency.
 
-The more samples are under way, the better a device is used and the longer each of them takes. Speculation shortens the
-wait while the device has room for its drafts, and costs throughput once it is full. So neither sampler is the better one;
-`frontier` measures both for several numbers of slots, and `pick` takes the highest throughput whose samples come in time:
+The more samples are under way, the better a device is used and the longer each of them takes. Speculation shortens
+the wait while the device has room for its drafts, and costs throughput once it is full. So neither sampler is the
+better one; `frontier` measures both for several numbers of slots, and `pick` takes the highest throughput whose
+samples come in time:
 
     sequential     slots / (N τ(0)) samples a second,       each after N τ(0) seconds
     window L       gain(L) as many,                         95 in 100 of them within C₉₅(L) τ(L)

@@ -103,8 +103,8 @@ class Tuning:
         """The window, for runs of the kind that was measured; refused for others."""
         if (steps, slots) != (self.steps, self.slots):
             raise ValueError(
-                f"this tuning is of {self.steps} steps with {self.slots} samples at a time, not of {steps} with {slots}: "
-                "measure again with foresample.tune"
+                f"this tuning is of {self.steps} steps with {self.slots} samples at a time, not of {steps} with "
+                f"{slots}: measure again with foresample.tune"
             )
         return self.window
 

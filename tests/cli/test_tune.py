@@ -52,7 +52,9 @@ def test_several_slots_are_a_frontier(tmp_path: Path) -> None:
     read = read_result(tmp_path / "frontier.json")
     assert isinstance(read, FrontierResult)
     assert [tuning.slots for tuning in read.tunings] == [1, 2]
-    refuses("no way to sample is within", *SMALL, "--slots", "1", "--slots", "2", "--window", "2", "--within", "0")
+    refuses(
+        "no way to sample is within", *SMALL, "--slots", "1", "--slots", "2", "--window", "2", "--within", "0"
+    )
     refuses("--within chooses between several --slots", *SMALL, "--within", "5")
 
 

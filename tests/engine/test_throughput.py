@@ -39,8 +39,8 @@ def test_the_figures_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_deadline_nobody_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tunings = fs.frontier(
-        Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=20), slots=[1], windows=[4]
-    )
-    with pytest.raises(ValueError, match=r"no way to sample is within 0\.1 s here; the soonest is 1 at a time, with"):
+    tunings = fs.frontier(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=20), slots=[1], windows=[4])
+    with pytest.raises(
+        ValueError, match=r"no way to sample is within 0\.1 s here; the soonest is 1 at a time, with"
+    ):
         fs.pick(tunings, within=0.1)

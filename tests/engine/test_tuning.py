@@ -122,8 +122,10 @@ def test_a_tuning_that_was_kept_measures_nothing(monkeypatch: pytest.MonkeyPatch
 def test_a_tuning_of_another_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target = Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=16)
     tuning = fs.tune(target, slots=3, windows=[2])
-    with pytest.raises(ValueError, match="of 16 steps with 3 samples at a time, not of 16 with 4: measure again"):
+    with pytest.raises(
+        ValueError, match="of 16 steps with 3 samples at a time, not of 16 with 4: measure again"
+    ):
         fs.sample(target, 4, window=tuning)
     (tmp_path / "tuning.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds no tuning .*: measure again"):
+    with pytest.raises(ValueError, match=r"holds no tuning .*: measure again"):
         fs.Tuning.load(tmp_path / "tuning.json")
