@@ -82,7 +82,7 @@ class Worker:
                 yield number
 
         told = perf_counter()
-        for news in self.local.draw(plan, taken(), worker):
+        for news in self.local.draw(plan, taken(), worker=worker):
             if news.written or perf_counter() - told > _TELL_EVERY:
                 yield news
                 told = perf_counter()
@@ -182,7 +182,7 @@ class Cluster:
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         return self._ask("law", _shared(plan), sequential)
 
-    def draw(self, plan: Plan, numbers: Iterable[int]) -> Iterator[Progress]:
+    def draw(self, plan: Plan, numbers: Iterable[int], stop: None = None) -> Iterator[Progress]:
         ray, plan, left = self.ray, _shared(plan), set(numbers)
         # Here, so that it is not lost with another machine.
         queue = ray.remote(num_cpus=0, scheduling_strategy=_here(ray))(ShardQueue).remote(sorted(left))
