@@ -216,6 +216,12 @@ def _file(data: st.DataObject, folder: Path, ground: Ground, names: list[str]) -
             path.write_text(json.dumps(edited(document, data.draw(_edits))))
 
 
+def _numbers_of(dtype: torch.dtype) -> st.SearchStrategy[Any]:
+    if dtype.is_floating_point:
+        return st.floats(width=torch.finfo(dtype).bits)
+    return st.booleans() if dtype == torch.bool else st.integers(torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+
+
 def _shard(data: st.DataObject, path: Path) -> None:
     """Another content with the right checksum, or another header."""
     raw = path.read_bytes()
@@ -231,11 +237,8 @@ def _shard(data: st.DataObject, path: Path) -> None:
         name = data.draw(st.sampled_from(sorted(tensors)))
         value = tensors[name]
         change = data.draw(st.sampled_from(["fill", "cut", "repeat", "cast", "shape", "rename", "drop"]))
-        if change == "fill":
-            wide = value.is_floating_point()
-            value[data.draw(st.integers(0, len(value) - 1)) :] = data.draw(
-                st.floats() if wide else st.integers(-(2**63), 2**63 - 1)
-            )
+        if change == "fill" and len(value):
+            value[data.draw(st.integers(0, len(value) - 1)) :] = data.draw(_numbers_of(value.dtype))
         elif change == "cut":
             tensors[name] = value[: data.draw(st.integers(0, len(value)))]
         elif change == "repeat":

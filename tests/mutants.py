@@ -52,6 +52,7 @@ TESTS = {
     ],
     "drafters": ["tests/drafters", "tests/core/test_round.py", "tests/engine/test_sampling.py"],
     "engine/tuning.py": ["tests/engine/test_tuning.py"],
+    "engine/priors.py": ["tests/drafters/test_prior.py", "tests/engine/test_engine.py"],
     "engine": ["tests/engine/test_leaving.py", "tests/engine/test_engine.py", "tests/engine/test_sampling.py"],
     "datasets": ["tests/datasets"],
 }
@@ -311,6 +312,7 @@ def _run_and_exit(copy: Path, tests: list[str], log: Path, seconds: float) -> No
         sys.dont_write_bytecode = True  # a mutant of the same second and size would run the last one's
         sys.path[:] = [str(copy), *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
         os.environ["PYTHONPATH"] = str(copy)
+        os.environ["FORESAMPLE_PLAIN"] = "1"  # else compiled rounds would run instead of the mutant
         for name in [m for m in sys.modules if m.split(".")[0] in ("tests", "foresample")]:
             del sys.modules[name]
         import hypothesis
