@@ -150,8 +150,17 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ("engine/slots.py", "self.rows.step.index_fill_(0, index, steps)", "pass"),
     ("engine/slots.py", "if drafts < self.widths[-1] or any(self.fresh):", "if False:"),
     ("engine/slots.py", "if width >= longest)", "if width >= longest - 1)"),
+    ("engine/engine.py", "if stop is not None and stop():", "if False:"),
     ("engine/priors.py", "seeds_of(_SEED + seed, pilots)", "seeds_of(seed, pilots)"),
     ("datasets/manifest.py", 'manifest.get("law") if whole else None', 'manifest.get("law")'),
+    ("datasets/manifest.py", 'min(manifest.get("fair", 0), now["in_order"])', 'manifest.get("fair", 0)'),
+    ("datasets/generation.py", 'if whole and self.manifest["fair"] == self.found and', "if whole and"),
+    (
+        "datasets/generation.py",
+        'if whole and self.manifest["fair"] == self.found',
+        'if self.manifest["fair"] == self.found',
+    ),
+    ("datasets/shards.py", "if shard.left and not shard.samples and not shard.failures:", "if False:"),
     ("datasets/manifest.py", 'and now["shards"] == manifest.get("shards")', ""),
     (
         "datasets/generation.py",
