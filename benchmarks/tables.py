@@ -40,7 +40,7 @@ from benchmarks.results import (
     load,
     read,
 )
-from foresample.results import BenchResult, BenchRow
+from foresample.results import BenchResult, BenchRow, DatasetResult
 
 ROOT = Path(__file__).parent.parent
 Row = TypeVar("Row")
@@ -149,6 +149,20 @@ def agreement() -> str:
         f"{saved.calls[0].answer:.2f}, to the same {max(row.states for row in saved.calls)} states, against those "
         "in calls of one state:\n\n"
         + _table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
+    )
+
+
+def generate_gpu() -> str:
+    """A dataset drawn on a GPU, then the same command again, then without one of its shards."""
+    saved = load(DatasetResult, "generate-gpu")
+    settings, law = saved.settings, saved.law
+    assert law is not None
+    told = ", ".join(f"found {run.found} and drew {run.drawn} in {run.seconds:.1f} s" for run in saved.runs)
+    return (
+        f"{saved.runs[0].machine.gpu}, {settings.model}, bfloat16, {settings.steps} steps, window {settings.window}, "
+        "rounds captured. The command, the command again, and once more with a shard taken away (seconds with the law "
+        f"check): {told}. {law.tests} tests against {law.sequential} sequential samples at joint level {law.level:g}: "
+        f"smallest p-value {law.smallest_p:.3f}."
     )
 
 
@@ -641,6 +655,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "devices": devices,
     "dataset": dataset,
     "overhead": overhead,
+    "generate_gpu": generate_gpu,
 }
 
 
