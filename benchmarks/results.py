@@ -607,6 +607,38 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
+# ------------------------------------------------------------------ packages
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageRow:
+    """A package's sampler, drawn speculatively."""
+
+    name: str
+    steps: AtLeastOne
+    window: AtLeastOne
+    count: AtLeastOne
+    calls: Positive
+    calls_error: NotNegative | None
+    evaluations: Positive
+    seconds: Positive
+    """For all samples at once."""
+    sequential_seconds: Positive
+    """The same of the sequential sampler, from a few of its calls."""
+    checked: int
+    """Samples compared in law with as many sequential ones."""
+    smallest_p: float | None
+    tests: int | None
+    passed: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packages(Result):
+    """`benchmarks.packages`."""
+
+    rows: Some[PackageRow]
+
+
 # ------------------------------------------------------------------ who finishes first
 
 
@@ -902,6 +934,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "cpu-rounds": CpuRounds,
     "published": Published,
     "policy": Policy,
+    "packages": Packages,
     "order": Order,
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,

@@ -354,7 +354,7 @@ class Session:
         if self.known is None:
             return x
         last = torch.full((1,), len(self.chain.std) - 1, device=x.device)
-        if self.chain.previous_weight is not None and self.chain.previous_weight[-1] != 0:
+        if any(w is not None and w[-1] != 0 for w in (self.chain.previous_weight, self.chain.older_weight)):
             raise Refused(
                 f"the scheduler's last step looks back, which a known region does not allow; {REMEDY}"
             )
