@@ -182,7 +182,7 @@ NASTY: tuple[tuple[str, str, str], ...] = (
         'if whole and self.manifest["fair"] == self.found',
         'if self.manifest["fair"] == self.found',
     ),
-    ("datasets/shards.py", "if shard.left and not shard.samples and not shard.failures:", "if False:"),
+    ("datasets/shards.py", "shard.left = 0  #", "pass  #"),
     ("datasets/manifest.py", 'and now["shards"] == manifest.get("shards")', ""),
     (
         "datasets/generation.py",

@@ -432,10 +432,8 @@ def draw_shards(
                 for n in set(number.tolist()):
                     under_way[n].add(_only(done, number == n))
                 yield progress(_WRITING)
-            for number, shard in list(under_way.items()):  # what was not begun will not come
-                if shard.left and not shard.samples and not shard.failures:
-                    del under_way[number]
-                shard.left = 0
+            for shard in under_way.values():
+                shard.left = 0  # what was not begun will not come
             yield progress(0)
         except BaseException:
             for n, shard in under_way.items():

@@ -133,9 +133,15 @@ def test_a_run_that_is_stopped_has_begun_the_next_in_order_and_finishes_them(
     undisturbed: Path, tmp_path: Path
 ) -> None:
     whole = torch.cat(list(fs.inspect_dataset(undisturbed).samples()))
-    before = 0
+    base, begun, before = flow(), set[int](), 0
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        begun.update(row.tolist())
+        return base.network(x, time, row)
+
     for times in (20, 25):  # the second begins with a fair prefix, and ends with a longer one
-        dataset = draw(tmp_path, stop=Asked(times))
+        dataset = draw(tmp_path, lambda: replace(base, network=network), stop=Asked(times))
+        assert begun == set(range(dataset.fair))
         assert before < dataset.fair == dataset.in_order == dataset.manifest["costs"]["samples"] < COUNT
         assert dataset.manifest["runs"][-1]["drawn"] == dataset.fair - before
         assert torch.equal(torch.cat(list(dataset.samples())), whole[: dataset.fair])
@@ -163,6 +169,10 @@ def test_a_run_that_goes_on_behind_a_cut_one_is_fair_only_when_complete(tmp_path
         if status.samples > 100:
             raise Cut
 
+    with pytest.raises(Cut):
+        draw(tmp_path / "one", slots=1, progress=cut)
+    alone = fs.inspect_dataset(tmp_path / "one")  # a prefix, whose next sample took too long
+    assert alone.fair == 0 < alone.in_order == alone.manifest["costs"]["samples"]
     with pytest.raises(Cut):
         draw(tmp_path, progress=cut)
     assert fs.inspect_dataset(tmp_path).fair == 0
