@@ -218,7 +218,7 @@ def _file(data: st.DataObject, folder: Path, ground: Ground, names: list[str]) -
 
 def _numbers_of(dtype: torch.dtype) -> st.SearchStrategy[Any]:
     if dtype.is_floating_point:
-        return st.floats(width=torch.finfo(dtype).bits)
+        return st.floats(width=cast(Any, torch.finfo(dtype).bits))
     return st.booleans() if dtype == torch.bool else st.integers(torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 

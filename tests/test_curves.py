@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -260,7 +261,15 @@ def test_agreement_has_wilsons_interval_and_one_test_of_both_networks(tmp_path: 
 
 @pytest.mark.slow
 def test_agreement_goes_on_where_it_was_cut(tmp_path: Path) -> None:
-    how = {"count": 10, "steps": 2, "window": 1, "slots": 5, "most": 9, "device": "cpu", "out": tmp_path}
+    how: dict[str, Any] = {
+        "count": 10,
+        "steps": 2,
+        "window": 1,
+        "slots": 5,
+        "most": 9,
+        "device": "cpu",
+        "out": tmp_path,
+    }
     agreement.main(only=["float32"], sampler=["sequential"], **how)
     (first,) = load(Agreement, "fashion_mnist-agreement", tmp_path).rows
     agreement.main(only=None, sampler=None, **how)

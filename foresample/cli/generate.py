@@ -128,7 +128,7 @@ class Finishing:
             raise KeyboardInterrupt
         self.asked = True
         told = "\nno more samples are begun; those under way are finished (Ctrl-C again stops at once)\n"
-        os.write(sys.__stderr__.fileno(), told.encode())  # print is not for signal handlers
+        os.write(2, told.encode())  # print is not for signal handlers
 
 
 class DatasetBar:

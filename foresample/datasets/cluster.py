@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from foresample.datasets.generation import Factory, LocalWorker
+from foresample.datasets.generation import Factory, LocalWorker, Stop
 from foresample.datasets.shards import Plan, Progress
 from foresample.selftest import SamplesLaw
 
@@ -191,7 +191,8 @@ class Cluster:
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         return self._ask("law", _shared(plan), sequential)
 
-    def draw(self, plan: Plan, numbers: Iterable[int], stop: None = None) -> Iterator[Progress]:
+    def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None) -> Iterator[Progress]:
+        assert stop is None, "on Ray nobody is asked (generate)"
         ray, plan, left = self.ray, _shared(plan), set(numbers)
         # Here, so that it is not lost with another machine.
         start_queue = ray.remote(num_cpus=0, scheduling_strategy=_here(ray))(ShardQueue).remote

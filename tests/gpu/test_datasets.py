@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,14 @@ def drawn(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("graph", [False, True], ids=["queued", "captured"])
 def test_a_dataset_is_resumed_where_a_shard_is_gone(tmp_path: Path, graph: bool) -> None:
-    how = {"out": tmp_path, "window": 4, "shard": 50, "labels": [0, 1], "graph": graph, "law": 200}
+    how: dict[str, Any] = {
+        "out": tmp_path,
+        "window": 4,
+        "shard": 50,
+        "labels": [0, 1],
+        "graph": graph,
+        "law": 200,
+    }
     dataset = fs.generate(wandering, 230, slots=32, **how)
     assert dataset.complete
     assert dataset.law is not None
