@@ -425,9 +425,11 @@ class Session:
         self._require_time(name, bound[time_name], len(states), states.dtype)
         name = self._first_of_route(name)
         if self.turn == 0:
+            # Copied before the call: some networks empty the lists they are given.
+            rest = _copied({k: v for k, v in bound.items() if k not in (parameters[0], time_name)})
+            given = states.clone()
             output = self._call(self.networks[name], bound)
-            rest = {k: v for k, v in bound.items() if k not in (parameters[0], time_name)}
-            self.recorded.append(Recorded(name, states.clone(), _copied(rest), output))
+            self.recorded.append(Recorded(name, given, rest, output))
             self.called += 1
             return output
         if self.called >= len(self.recorded) or self.recorded[self.called].name != name:
