@@ -30,6 +30,7 @@ def accelerate(
     executed: int | None = None,
     pilots: int | None = None,
     trace: bool = True,
+    look: bool = True,
 ) -> AcceleratedPipeline | AcceleratedPolicy:
     """From now on a diffusers pipeline or a robot policy draws speculatively: the same law, fewer calls in sequence.
 
@@ -61,6 +62,7 @@ def accelerate(
         pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
         trace: watch three steps of the untouched loop first (of a pipeline, once per configuration: `foresample_trace`
             tells what that took), and refuse what the chain does not explain.
+        look: as for `sample`, at the first use of a configuration; a pipeline's look is a state more in a call.
     """
     if window != "auto":
         window = at_least_one("window", window)
@@ -73,7 +75,7 @@ def accelerate(
         for name, given in (("batch_pad", batch_pad), ("graph", graph), ("prior", prior), ("warm", warm)):
             if given not in (False, None):
                 raise ValueError(f"{name} is a matter of policies: leave it out for a pipeline")
-        return accelerate_pipeline(served, window, drafter, block, recycle, trace)
+        return accelerate_pipeline(served, window, drafter, block, recycle, trace, look)
     raise _unknown(served)
 
 
