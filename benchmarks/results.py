@@ -268,6 +268,7 @@ class CpuRoundRow:
 
     target: str
     dim: AtLeastOne
+    steps: AtLeastOne
     window: AtLeastOne
     slots: AtLeastOne
     calls: Positive
@@ -286,9 +287,8 @@ class CpuRoundRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRoundSettings:
-    """Samples of each measurement, of which the quickest of `repeats` counts."""
+    """The quickest of so many repeats counts."""
 
-    steps: AtLeastOne
     repeats: AtLeastOne
     seed: int
 
@@ -606,6 +606,38 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
+# ------------------------------------------------------------------ packages
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageRow:
+    """A package's sampler, drawn speculatively."""
+
+    name: str
+    steps: AtLeastOne
+    window: AtLeastOne
+    count: AtLeastOne
+    calls: Positive
+    calls_error: NotNegative | None
+    evaluations: Positive
+    seconds: Positive
+    """For all samples at once."""
+    sequential_seconds: Positive
+    """The same of the sequential sampler, from a few of its calls."""
+    checked: int
+    """Samples compared in law with as many sequential ones."""
+    smallest_p: float | None
+    tests: int | None
+    passed: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packages(Result):
+    """`benchmarks.packages`."""
+
+    rows: Some[PackageRow]
+
+
 # ------------------------------------------------------------------ who finishes first
 
 
@@ -816,6 +848,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "cpu-rounds": CpuRounds,
     "published": Published,
     "policy": Policy,
+    "packages": Packages,
     "order": Order,
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,

@@ -1,6 +1,6 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
-from foresample import pretrained, targets
+from foresample import chains, pretrained, samplers, targets
 from foresample.contracts import Drafter, DrafterMemory, DraftPath, PreviousDraft, Target
 from foresample.core.baseline import sequential
 from foresample.core.report import Commit, Report, Run
@@ -32,6 +32,7 @@ __all__ = [
     "Tuning",
     "__version__",
     "accelerate",
+    "chains",
     "check",
     "fit_prior",
     "generate",
@@ -39,6 +40,7 @@ __all__ = [
     "pretrained",
     "restore",
     "sample",
+    "samplers",
     "sequential",
     "stream",
     "targets",

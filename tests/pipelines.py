@@ -806,7 +806,7 @@ REFUSED = [
         lambda folder: kandinsky(diffusers.DDPMScheduler(variance_type="learned_range")),
         vectors,
         "learned variance",
-        "has a state-dependent std",
+        "a learned variance (variance_type='learned_range') is not served inside of a pipeline's",
     ),
     Case(
         "DiTPipeline",

@@ -112,8 +112,8 @@ def test_only_rows_the_target_has_are_asked_for() -> None:
 @pytest.mark.parametrize("make", [flow, CHAINS["multistep"]], ids=["one step", "multistep"])
 def test_a_target_that_writes_into_its_states_is_no_false_alarm(make: Callable[[], ChainTarget]) -> None:
     class Writes(ChainTarget):
-        def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-            prediction = super().predict(x.clone(), step, row)
+        def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
+            prediction = super().predict(x.clone(), step, row, extra)
             x.add_(5.0)
             return prediction
 

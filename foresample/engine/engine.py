@@ -14,7 +14,14 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, at_least_one, require_drafter, require_target
+from foresample.contracts import (
+    Drafter,
+    Target,
+    at_least_one,
+    calls_per_step,
+    require_drafter,
+    require_target,
+)
 from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds
 from foresample.core.report import Observer, Report, Run
@@ -146,7 +153,7 @@ class Engine:
         held: dict[int, Sample] = {}
         turn = 0
         for done in self.draw(begun()):
-            raise_faults(done.fault, done.index)
+            raise_faults(done.fault, done.index, self.target)
             require_finite(done.x, done.index)
             costs = torch.stack([done.index, done.calls, done.evaluations], 1).tolist()
             for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
@@ -168,7 +175,7 @@ class Engine:
         looked = self._look_calls
         parts = []
         for done in self.finished(seeds, observe):
-            raise_faults(done.fault, done.index)
+            raise_faults(done.fault, done.index, self.target)
             parts.append(done)
         done = in_order(parts)
         require_finite(done.x, done.index)
@@ -176,6 +183,7 @@ class Engine:
         assert slots is not None
         runner = slots.runner
         report = Report(self.method, runner.steps, len(seeds), self.how.window, slots=slots.capacity)
+        report.calls_per_step = calls_per_step(self.target)
         run = runner.tally.close(report, done.x, done.calls, done.evaluations)
         report.occupancy = report.rounds / (slots.capacity * slots.rounds)
         report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds

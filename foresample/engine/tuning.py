@@ -20,9 +20,9 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, require_target
+from foresample.contracts import Drafter, Target, predict, require_target
 from foresample.core.baseline import Sequential
-from foresample.core.noise import seeds_of
+from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.round import Padded
 from foresample.engine.engine import Engine
 from foresample.kernels.graphs import capture
@@ -165,7 +165,7 @@ def call_seconds(target: Target, states: int, *, graph: bool = False, repeats: i
 
     def call() -> Tensor:
         with torch.no_grad():
-            return target.predict(x.clone(), step, row)
+            return predict(target, x.clone(), step, row, extra_noise(target, row, step))
 
     work = capture(call, std.device).replay if graph else call
     work()

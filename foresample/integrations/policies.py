@@ -32,6 +32,7 @@ from foresample.contracts import Drafter, at_least_one, require_drafter
 from foresample.core.report import Report
 from foresample.drafters import Prior
 from foresample.engine.priors import prior_of_paths
+from foresample.integrations.networks import require_fixed_variance
 from foresample.integrations.plans import Planner, PlanSettings, Request
 from foresample.integrations.policy_trace import require_same_chain
 
@@ -317,7 +318,7 @@ def _refuse_early(model: Any) -> None:
             f"on; {instead}"
         )
     scheduler.set_timesteps(model.num_inference_steps)
-    scheduler_chain(scheduler, eta=options.get("eta", 0.0))
+    require_fixed_variance(scheduler_chain(scheduler, eta=options.get("eta", 0.0)))
 
 
 def _lerobot_request(model: Any, arguments: dict[str, Any]) -> Request:

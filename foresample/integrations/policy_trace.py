@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from foresample.chains import Chain
+from foresample.contracts import no_history, remember
 from foresample.integrations.plans import Request
 
 STEPS = 3
@@ -109,7 +110,7 @@ def _compare(name: str, seen: list[_Seen], request: Request, free: Tensor, chain
     if not _same_conditions(seen[0].conditions, given):
         raise ValueError(_refusal(name, "it shows its network other conditions than it was given"))
     expected = draw() if request.noise is None else request.noise.to(chain.std)
-    previous = torch.zeros_like(expected)
+    previous = no_history(chain, expected)
     for k, one in enumerate(seen):
         if chain.time is not None and not (one.timestep.to(chain.time) == chain.time[k]).all():
             raise ValueError(_refusal(name, f"at step {k} it is at another timestep than its scheduler"))
@@ -124,7 +125,7 @@ def _compare(name: str, seen: list[_Seen], request: Request, free: Tensor, chain
         step = torch.full((len(x),), k, device=x.device)
         prediction = chain.predict(x, one.output.to(x), step)
         expected = chain.mean(x, prediction, step, previous) + chain.std[k] * draw()
-        previous = prediction
+        previous = remember(chain, prediction, previous)
 
 
 def _same_conditions(shown: list[Tensor], given: list[Tensor]) -> bool:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from foresample.chains import Chain, scheduler_chain
 from foresample.chains.chain import per_row
-from foresample.contracts import Drafter
+from foresample.contracts import Drafter, no_history
 from foresample.core import noise as streams
 from foresample.core.look import DIFFERS, STATES, change
 from foresample.core.report import Commit, Report, Tally
@@ -362,7 +362,7 @@ class Session:
         if self.known is None:
             return x
         last = torch.full((1,), len(self.chain.std) - 1, device=x.device)
-        if self.chain.previous_weight is not None and self.chain.previous_weight[-1] != 0:
+        if any(w is not None and w[-1] != 0 for w in (self.chain.previous_weight, self.chain.older_weight)):
             raise Refused(
                 f"the scheduler's last step looks back, which a known region does not allow; {REMEDY}"
             )
@@ -739,7 +739,8 @@ class Session:
             return 0, None
         k = noisy[:1]
         outputs = [output.view_as(x).float() for output in (one, two)]
-        means = [self.chain.mean(x, p, k, p) for p in (self.chain.predict(x, o, k) for o in outputs)]
+        before = no_history(self.chain, x)
+        means = [self.chain.mean(x, self.chain.predict(x, o, k), k, before) for o in outputs]
         return int(k), float((means[0] - means[1]).norm() / self.chain.std[k])
 
     # ------------------------------------------------------------ the network is told the step

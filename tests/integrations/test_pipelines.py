@@ -208,7 +208,7 @@ def test_decoded_pictures(tmp_path: Path) -> None:
     ("scheduler", "sentence"),
     [
         (lambda: diffusers.UniPCMultistepScheduler(), "adds no noise"),
-        (lambda: diffusers.DDPMScheduler(variance_type="learned_range"), "use variance_type='fixed_small'"),
+        (lambda: diffusers.DDPMScheduler(variance_type="learned"), "use variance_type='fixed_small'"),
         (lambda: diffusers.KDPM2AncestralDiscreteScheduler(), "takes two network calls a step"),
     ],
 )
