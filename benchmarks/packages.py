@@ -1,19 +1,22 @@
 """Samplers of other packages at a thousand steps: calls, clock and law, before and after one line.
 
-python -m benchmarks.packages                   # two samples each on a CPU, minutes
-python -m benchmarks.packages --device cuda --count 64 --checked 512
+python -m benchmarks.packages                             # two samples each on a CPU, tens of minutes
+python -m benchmarks.packages --train --network u.pt      # the U-Net's training alone, minutes on a CPU
+python -m benchmarks.packages --device cuda --count 64 --checked 512 --network u.pt
 
-    21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama
-    denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST
+    21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama;
+                                  `foresample.check` compares it with the sequential sampler
+    denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST;
+                                  its samples are compared with those of its own loop
 
-Needs `pip install --no-deps -r tests/packages.txt`. With `--checked`, as many samples of each are compared in law with
-as many sequential ones.
+Needs `pip install --no-deps -r tests/packages.txt`. The file is written after every row: what is stopped keeps them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -24,10 +27,7 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.results import RESULTS, PackageRow, save
-from foresample.contracts import Target
-from foresample.core.noise import seeds_of
-from foresample.integrations import packages
-from foresample.selftest import samples_law
+from foresample.selftest import same_samples_law
 from recipes import data
 from tests.packages import load
 
@@ -35,7 +35,29 @@ ROOT = Path(__file__).parent.parent
 STEPS = 1000
 
 
-def power_spectrum(device: str) -> Target:
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison of laws said."""
+
+    tests: int
+    smallest_p: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Package:
+    """A sampler as its user calls it, before and after."""
+
+    name: str
+    plain: Callable[[int], Tensor]
+    """Samples of the sequential sampler."""
+    draw: Callable[[int, int], tuple[Tensor, fs.Report]]
+    """So many samples, with this window."""
+    compare: Callable[[int, int], Verdict]
+    """The law of so many samples, with this window."""
+
+
+def power_spectrum(device: str) -> Package:
     """The example's target."""
     spec = importlib.util.spec_from_file_location("power_spectrum", ROOT / "examples/power_spectrum.py")
     assert spec is not None
@@ -43,22 +65,64 @@ def power_spectrum(device: str) -> Target:
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     network, folder = example.load_network()
-    return example.make_target(network, example.noisy_spectrum(folder), STEPS, device)
+    target = example.make_target(network, example.noisy_spectrum(folder), STEPS, device)
+
+    def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
+        run = fs.sample(target, count, window=window, seed=1)
+        return run.samples, run.report
+
+    def compare(count: int, window: int) -> Verdict:
+        result = fs.check(target, window=window, samples=count, batch=count)
+        law = next(finding for finding in result.findings if finding.question == "law")
+        print(result, flush=True)
+        assert law.tests is not None
+        assert law.smallest_p is not None
+        return Verdict(law.tests, law.smallest_p, result.passed)
+
+    return Package("21cmPSDenoiser, reverse SDE", lambda n: fs.sequential(target, n).samples, draw, compare)
 
 
-def trained_diffusion(device: str, updates: int, seed: int = 0) -> Any:
-    """The package's GaussianDiffusion on 28×28 pictures, after a few updates of its own loss."""
-    unused = ("torchvision", "ema_pytorch", "accelerate")
+def small_pictures(device: str, network: Path | None, updates: int) -> Package:
+    """The package's diffusion, trained or read."""
+    diffusion = make_diffusion().to(device)
+    if network is not None and network.exists():
+        diffusion.load_state_dict(torch.load(network, map_location=device, weights_only=True))
+    else:
+        train(diffusion, updates, device)
+        if network is not None:
+            torch.save(diffusion.state_dict(), network)
+    diffusion.eval()
+
+    def plain(count: int) -> Tensor:
+        torch.manual_seed(0)
+        return diffusion.sample(batch_size=count)
+
+    def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
+        torch.manual_seed(1)
+        with fs.accelerate(diffusion, window):
+            return diffusion.sample(batch_size=count), diffusion.foresample_report
+
+    def compare(count: int, window: int) -> Verdict:
+        law = same_samples_law(plain(count), [draw(count, window)[0]])
+        return Verdict(law.tests, law.smallest_p, law.passed)
+
+    return Package("denoising-diffusion-pytorch, DDPM", plain, draw, compare)
+
+
+def make_diffusion(seed: int = 0) -> Any:
+    """The package's GaussianDiffusion on 28×28 pictures."""
+    unused = ("torchvision", "ema_pytorch", "accelerate", "denoising_diffusion_pytorch.fid_evaluation")
     package = load("denoising_diffusion_pytorch.denoising_diffusion_pytorch", without=unused)
     torch.manual_seed(seed)
     network = package.Unet(
         dim=16, dim_mults=(1, 2, 4), channels=1, attn_dim_head=8, attn_heads=2, full_attn=(False, False, True)
     )
-    diffusion = package.GaussianDiffusion(network, image_size=28, timesteps=STEPS, objective="pred_v").to(
-        device
-    )
-    pictures = data.load("fashion-mnist").images.float().view(-1, 1, 28, 28)
-    pictures = (pictures - pictures.min()) / (pictures.max() - pictures.min())
+    return package.GaussianDiffusion(network, image_size=28, timesteps=STEPS, objective="pred_v")
+
+
+def train(diffusion: Any, updates: int, device: str) -> None:
+    """A few updates of the package's own loss on Fashion-MNIST."""
+    pictures = data.load("fashion-mnist").images.float().view(-1, 1, 28, 28) / 255
     optimizer = torch.optim.Adam(diffusion.parameters(), lr=1e-3)
     for update in range(updates):
         for group in optimizer.param_groups:
@@ -70,30 +134,19 @@ def trained_diffusion(device: str, updates: int, seed: int = 0) -> Any:
         optimizer.step()
         if update % 50 == 0:
             print(f"update {update}: loss {float(loss.detach()):.4f}", flush=True)
-    return diffusion.eval()
 
 
 def measure(
-    name: str,
-    target: Target,
-    draw: Callable[[int, int], tuple[Tensor, fs.Report]],
-    window: int,
-    count: int,
-    checked: int,
-) -> PackageRow:
-    """One row: `draw(count, window)` is what a user calls."""
-    with torch.no_grad():
-        draw(min(count, 2), window)  # compilers and caches
-        began = perf_counter()
-        _, report = draw(count, window)
-        seconds = perf_counter() - began
-        step_seconds = _call_seconds(target, count)
-    law = None
-    if checked:
-        drawn, _ = draw(checked, window)
-        law = samples_law(target, [drawn], seeds_of(2**40, checked), checked)
-    return PackageRow(
-        name=name,
+    package: Package, window: int, count: int, checked: int, sequential_seconds: float
+) -> tuple[PackageRow, Tensor]:
+    package.draw(1, window)  # compilers and caches
+    began = perf_counter()
+    samples, report = package.draw(count, window)
+    samples = samples.cpu()
+    seconds = perf_counter() - began
+    verdict = package.compare(checked, window) if checked else None
+    row = PackageRow(
+        name=package.name,
         steps=report.steps,
         window=window,
         count=count,
@@ -101,65 +154,58 @@ def measure(
         calls_error=None if count == 1 else report.calls_error,
         evaluations=report.evaluations_mean,
         seconds=seconds,
-        sequential_seconds=step_seconds * report.steps,
+        sequential_seconds=sequential_seconds,
         checked=checked,
-        smallest_p=None if law is None else law.smallest_p,
-        tests=None if law is None else law.tests,
-        passed=None if law is None else law.passed,
+        smallest_p=None if verdict is None else verdict.smallest_p,
+        tests=None if verdict is None else verdict.tests,
+        passed=None if verdict is None else verdict.passed,
     )
+    return row, samples
 
 
-def _call_seconds(target: Target, count: int, calls: int = 20) -> float:
-    """Of one sequential step: the mean of a few network calls over the chain."""
-    std = target.std
-    x, row = torch.randn(count, *target.shape, device=std.device), torch.arange(count, device=std.device)
-    target.predict(x, row * 0, row)
-    if std.is_cuda:
-        torch.cuda.synchronize()
+def _seconds(package: Package, count: int) -> float:
     began = perf_counter()
-    for k in torch.linspace(0, len(std) - 1, calls).long().tolist():
-        target.predict(x, torch.full_like(row, k), row)
-    if std.is_cuda:
-        torch.cuda.synchronize()
-    return (perf_counter() - began) / calls
+    package.plain(count).cpu()
+    return perf_counter() - began
+
+
+def picture(path: Path, samples: Tensor) -> None:
+    """The first samples, side by side."""
+    from PIL import Image
+
+    low, high = samples.min(), samples.max()
+    tiles = ((samples[:8, 0] - low) / (high - low) * 255).byte()
+    strip = torch.cat(list(tiles), 1).numpy()
+    Image.fromarray(strip).resize((strip.shape[1] * 4, strip.shape[0] * 4), 0).save(path)
 
 
 def main(
     windows: Annotated[list[int] | None, typer.Option("--window", help="windows to try [50, 200]")] = None,
     count: Annotated[int, typer.Option(help="samples measured")] = 2,
     checked: Annotated[int, typer.Option(help="samples compared in law, 0 for none")] = 0,
+    network: Annotated[Path | None, typer.Option(help="the U-Net, read if it is there, else written")] = None,
     updates: Annotated[int, typer.Option(help="of the U-Net's training")] = 600,
+    train: Annotated[bool, typer.Option("--train", help="train the U-Net and stop")] = False,
     device: str = "cpu",
-    out: Annotated[Path, typer.Option(help="folder for the result file")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="folder for the result file and pictures")] = RESULTS,
 ) -> None:
     """Measure both packages."""
-    spectrum = power_spectrum(device)
-    diffusion = trained_diffusion(device, updates)
-    start = torch.zeros(1, 1, 28, 28, device=device)
-    pictures = packages._gaussian_target(diffusion, packages._gaussian_chain(diffusion), start)
-    # The oracle of the law starts from its own noise, not at given states.
-    pictures = fs.targets.ChainTarget(pictures.chain, pictures.shape, pictures.network)
-
-    def draw_spectra(number: int, window: int) -> tuple[Tensor, fs.Report]:
-        run = fs.sample(spectrum, number, window=window, seed=number)
-        return run.samples, run.report
-
-    def draw_pictures(number: int, window: int) -> tuple[Tensor, fs.Report]:
-        torch.manual_seed(number)
-        with fs.accelerate(diffusion, window):
-            samples = diffusion.sample(batch_size=number)
-            return diffusion.normalize(samples).clone(), diffusion.foresample_report
-
-    rows = []
-    for window in windows or [50, 200]:
-        for name, target, draw in (
-            ("21cmPSDenoiser, reverse SDE", spectrum, draw_spectra),
-            ("denoising-diffusion-pytorch, DDPM", pictures, draw_pictures),
-        ):
-            rows.append(measure(name, target, draw, window, count, checked))
-            print(rows[-1], flush=True)
+    pictures = small_pictures(device, network, updates)
+    if train:
+        return
     settings = {"count": count, "checked": checked, "updates": updates, "device": device}
-    save(out / "packages.json", "packages", settings, rows=rows)
+    rows = []
+    out.mkdir(parents=True, exist_ok=True)
+    for package, name in ((power_spectrum(device), "spectra"), (pictures, "pictures")):
+        with torch.no_grad():
+            package.plain(1) if device == "cuda" else None
+            sequential_seconds = _seconds(package, count)
+            for window in windows or [50, 200]:
+                row, samples = measure(package, window, count, checked, sequential_seconds)
+                rows.append(row)
+                print(row, flush=True)
+                save(out / "packages.json", "packages", settings, rows=rows)
+                picture(out / f"packages-{name}.png", samples)
 
 
 if __name__ == "__main__":

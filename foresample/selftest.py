@@ -450,13 +450,17 @@ class SamplesLaw:
 def samples_law(
     target: Target, parts: Iterable[Tensor], seeds: Tensor, slots: int, level: float = LEVEL
 ) -> SamplesLaw:
-    """Have samples, [n, *shape] in parts, the law of sequential ones drawn from `seeds` (not their own)?
+    """Have samples, [n, *shape] in parts, the law of sequential ones drawn from `seeds` (not their own)?"""
+    require_level(level)
+    return same_samples_law(sequential(target, seeds=seeds, slots=slots).samples, parts, level)
+
+
+def same_samples_law(plain: Tensor, parts: Iterable[Tensor], level: float = LEVEL) -> SamplesLaw:
+    """Have samples, [n, *shape] in parts, the law of those in `plain`?
 
     Kolmogorov–Smirnov tests of random projections and of the norm. Parts are looked at once and one at a time:
     memory does not grow with their number.
     """
-    require_level(level)
-    plain = sequential(target, seeds=seeds, slots=slots).samples
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(plain[0].numel(), 8, generator=generator, dtype=torch.float64)
 
@@ -471,7 +475,7 @@ def samples_law(
     names = [*(f"projection {i}" for i in range(directions.shape[1])), "norm"]
     smallest, worst = min((test.p_value(), name) for test, name in zip(tests, names, strict=True))
     passed = smallest >= level / len(tests)
-    return SamplesLaw(passed, len(tests), smallest, worst, level, tests[0].count, len(seeds))
+    return SamplesLaw(passed, len(tests), smallest, worst, level, tests[0].count, len(plain))
 
 
 class KolmogorovSmirnov:

@@ -39,7 +39,7 @@ def generate_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the law check failed."""
-    drafted = window_begun_with(out) if window == "auto" else int(window)
+    drafted = int(window) if window.isdecimal() else window_begun_with(out)
     source = choose_source(
         model=model,
         target=target,

@@ -180,7 +180,7 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
     honest = rounds.draft_path
 
     def peeking(
-        target: fs.Target, drafter: fs.Drafter, rows: Rows, step: Tensor, std: Tensor
+        target: fs.Target, drafter: fs.Drafter, rows: Rows, step: Tensor, std: Tensor, extra: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         class Peek:
             begin, reach, learn = drafter.begin, drafter.reach, drafter.learn
@@ -196,7 +196,7 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
             ) -> Tensor:
                 return drafter.guess(memory, x, position, step, row, before) + 0.5 * rows.noise[:, position]
 
-        return honest(target, Peek(), rows, step, std)
+        return honest(target, Peek(), rows, step, std, extra)
 
     monkeypatch.setattr(rounds, "draft_path", peeking)
     assert smallest_p_value(flow(), 20_000, 15, window=14) < SUITE_LEVEL / SHARES
