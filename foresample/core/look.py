@@ -77,9 +77,10 @@ class FreeLook:
     runs that warm it up come before.
     """
 
-    def __init__(self, most: int) -> None:
-        """`most`: states of the largest call to come; a look is not larger."""
+    def __init__(self, most: int, asked: Target | None = None) -> None:
+        """`most`: states of the largest call to come; a look is not larger. `asked`: whom to ask, if another."""
         self.states, self.calls, self.done = min(STATES, most), 0, False
+        self.asked = asked
 
     def predict(
         self, target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
@@ -92,7 +93,8 @@ class FreeLook:
         prediction = prediction.clone()  # a captured network answers into the same memory again
         few_extra = None if extra is None else extra[: self.states]
         require_unedited((few_step, few_row), (step, row))
-        self.calls += look(target, few_x, few_step, few_row, prediction[0], few_extra, states=self.states)
+        few = few_x, few_step, few_row, prediction[0], few_extra
+        self.calls += look(self.asked or target, *few, states=self.states)
         self.done = True
         return prediction
 

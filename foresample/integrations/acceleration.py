@@ -76,7 +76,19 @@ def accelerate(
     block = None if block is None else at_least_one("block", block)
     if is_policy(served):
         return accelerate_policy(
-            served, window, drafter, block, recycle, batch_pad, graph, prior, warm, executed, pilots, trace
+            served,
+            window,
+            drafter,
+            block,
+            recycle,
+            batch_pad,
+            graph,
+            prior,
+            warm,
+            executed,
+            pilots,
+            trace,
+            look,
         )
     if is_pipeline(served) or is_package(served):
         for name, given in (("batch_pad", batch_pad), ("graph", graph), ("prior", prior), ("warm", warm)):

@@ -91,9 +91,7 @@ def require_same_chain(
     _compare(name, watch.seen, result, request, free, chain)
 
 
-def _compare(
-    name: str, seen: list[_Seen], result: Any, request: Request, free: Tensor, chain: Chain
-) -> None:
+def _compare(name: str, seen: list[_Seen], result: Any, request: Request, free: Tensor, chain: Chain) -> None:
     data, steps = request.data, len(chain.std)
     noise = torch.Generator(data.device).manual_seed(_SEED)
 
