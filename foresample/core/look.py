@@ -7,7 +7,8 @@ is all it costs.
 
 Where they do not it may be rounding alone, since libraries take other algorithms for calls of other sizes. So nobody is
 blamed for it: the state is evaluated once more, in the same place of a call of the same size, among yet other mates.
-Only if those two answers differ, too, the target is refused, and two or three calls more find out why.
+Only if those two answers differ, too, the target is refused, and two or three calls more find out why. An answer that
+was clipped says nothing about the network's: then two such calls are made halfway through the chain instead.
 """
 
 from __future__ import annotations
@@ -124,8 +125,11 @@ def look(
         return 0
     place = torch.arange(states, device=x.device).clamp(max=len(x) - 1)
     few = x[place], step[place], row[place], None if extra is None else extra[place]
+    clipped = _clipped(prediction)
+    if clipped:
+        few = few[0], torch.full_like(few[1], len(target.std) // 2), *few[2:]
     there = _among(target, *few, _MATES[0])
-    if change(prediction, there) <= DIFFERS:
+    if not clipped and change(prediction, there) <= DIFFERS:
         return 1
     elsewhere = _among(target, *few, _MATES[1])
     if change(there, elsewhere) <= DIFFERS:
@@ -169,6 +173,19 @@ def compare(
     there, elsewhere = (_among(target, x, step, row, extra, mates) for mates in _MATES)
     found = change(there, elsewhere)
     return found, None if found <= DIFFERS else explain(target, x, step, row, extra, there, elsewhere)
+
+
+def _clipped(prediction: Tensor) -> bool:
+    """Whether most of an answer lies on one bound, whatever the network said.
+
+    Noisy states have denoised estimates far outside of where data are, so a chain that clips them answers ±1.
+    """
+    size = prediction.abs()
+    return bool(
+        (size == 1).all()
+        if size.numel() == 1
+        else size.max() > 0 and (size == size.max()).sum() > size.numel() / 2
+    )
 
 
 def change(one: Tensor, two: Tensor) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import random
 import textwrap
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,7 +84,8 @@ def test_what_the_chain_does_not_contain_is_refused(family: str, name: str) -> N
 
 
 @families
-def test_it_takes_three_network_calls_and_the_look_one_once_for_each_kind_of_plan(family: str) -> None:
+def test_it_takes_three_network_calls_and_the_look_two_small_ones_once_for_each_kind(family: str) -> None:
+    """Two, because these chains clip: at the first step their predictions are ±1 (`core.look`)."""
     make, plan = FAMILIES[family]
 
     def rows(**how: bool) -> list[list[int]]:
@@ -103,7 +105,7 @@ def test_it_takes_three_network_calls_and_the_look_one_once_for_each_kind_of_pla
     for which, count in enumerate((2, 2, 3, 2)):
         first = which in (0, 2)
         assert traced[which] == [count] * 3 * first + bare[which]
-        assert looked[which] == bare[which][:1] + [4] * first + bare[which][1:]
+        assert looked[which] == bare[which][:1] + [4] * 2 * first + bare[which][1:]
 
 
 # ------------------------------------------------------------------ many small changes
@@ -161,3 +163,73 @@ def test_every_change_ends_exact_or_refused(family: str) -> None:
                 ends["same"] += 1
     assert ends["same"] >= 5
     assert ends["refused"] >= 50
+
+
+# ------------------------------------------------------------------ the free look, and windows that are chosen
+
+
+def network_of(policy: Any) -> Any:
+    model = getattr(policy, "diffusion", policy)
+    return model.unet if hasattr(model, "unet") else model.model
+
+
+@families
+@pytest.mark.parametrize("window", [5, "auto"])
+def test_a_network_that_mixes_rows_is_refused_unless_nobody_looks(family: str, window: Any) -> None:
+    make, plan = FAMILIES[family]
+    policy = make()
+    network = network_of(policy)
+    forward = network.forward
+    network.forward = lambda sample, *args, **kwargs: forward(sample, *args, **kwargs) + 0.1 * sample.mean(0)
+    with fs.accelerate(policy, window=window, trace=False):
+        for _ in range(2):  # what was refused is not known
+            with pytest.raises(ValueError, match="the target mixes rows: with other batch-mates"):
+                plan(policy, 3, seeded(0))
+    with fs.accelerate(policy, window=window, trace=False, look=False):
+        assert plan(policy, 3, seeded(0)).isfinite().all()
+
+
+@families
+def test_a_look_leaves_no_mark_on_what_pilots_and_warm_starts_remember(family: str) -> None:
+    """The same plans, priors and calls with a look and without; a planner made anew does not look again."""
+    make, plan = FAMILIES[family]
+    drawn, calls, looks = [], [], []
+    for look in (True, False):
+        policy = make()
+        with fs.accelerate(policy, window=5, look=look, warm=True, pilots=4, executed=1):
+            for seed in range(4):  # the prior is there from the third on
+                drawn.append(plan(policy, 2, seeded(seed)))
+                report = policy.foresample_report
+                calls.append(report.calls_mean)
+                looks.append(report.look_calls)
+    assert looks == [2, 0, 0, 0] + [0] * 4
+    assert calls[:4] == calls[4:]
+    assert all(torch.equal(a, b) for a, b in zip(drawn[:4], drawn[4:], strict=True))
+
+
+@families
+@pytest.mark.parametrize("found", [6, None])
+def test_a_window_is_chosen_once_for_each_kind_of_plan(
+    family: str, found: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans as with that window given, whose law is tested; choosing uses none of the generator's numbers."""
+    make, plan = FAMILIES[family]
+    policy, measured = make(), []
+    sequential = plan(policy, 3, seeded(0))
+    with fs.accelerate(policy, window=6):
+        given = plan(policy, 3, seeded(0))
+
+    def tune(target: fs.Target, **how: Any) -> Any:
+        measured.append(how["slots"])
+        fs.tune(target, windows=[2], samples=2, **how)  # the real one, but for what its clock says
+        return SimpleNamespace(window=found)
+
+    monkeypatch.setattr("foresample.integrations.plans.tune", tune)
+    with fs.accelerate(policy, window="auto"):
+        for _ in range(2):
+            assert torch.equal(plan(policy, 3, seeded(0)), sequential if found is None else given)
+        assert measured == [3]
+        plan(policy, 2, seeded(0))
+        assert measured == [3, 2]
+        if found is not None:
+            assert policy.foresample_report.look_calls == 0  # tuning has looked
