@@ -4,7 +4,7 @@
     python -m tests.dist --only oldest        # one of the environments
     python -m tests.dist --build-only         # sdist, wheel, metadata
 
-Built: sdist and wheel (the wheel from the sdist, so that the sdist is whole), looked through, and judged by `twine check`.
+Built: sdist and wheel (the wheel from the sdist, so that the sdist is whole), looked through, judged by `twine check`.
 Then, in an empty environment for each of the cases, outside of the repository: the bare wheel imports and samples, and
 its command names the extra it lacks; with the extras `doctor`, `sample` and `check` run, and a diffusers pipeline is
 accelerated. The oldest versions are the lower bounds of pyproject.toml, the newest what the index has. In one
