@@ -9,19 +9,22 @@ every 8 steps, so that consecutive plans are a robot's; the policy is reset betw
 
 from __future__ import annotations
 
+import json
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.results import RESULTS, RobotClockRow, Spread, save
+from benchmarks.results import RESULTS, RobotClockRow, Spread, SuccessRow, save
 from foresample.core.baseline import Sequential
 from foresample.engine.tuning import call_seconds
 from foresample.integrations.plans import Planner
@@ -120,11 +123,15 @@ class Clock:
         ms, calls = self.run(plans, self.policy.diffusion.generate_actions, lambda: steps)
         self.note(_row("sequential", run, None, False, False, plans, ms, calls))
 
-    def captured(self, plans: int, run: str) -> None:
-        """The sequential chain with each transition replayed from a CUDA graph: the fastest sequential plan here."""
+    def planner(self) -> Planner:
+        """A planner for plans at batch 1."""
         with fs.accelerate(self.policy, 1, trace=False):
             self.policy.diffusion.generate_actions(self.courses[0][0])
-            planner = _planner(self.policy)
+            return _planner(self.policy)
+
+    def captured(self, plans: int, run: str, planner: Planner) -> None:
+        """The sequential chain with each transition replayed from a CUDA graph: the fastest sequential plan here."""
+        planner.network = self.policy.diffusion.unet
         engine = Sequential(planner.target, 1, graph=True)
         generator = torch.Generator().manual_seed(0)
 
@@ -249,7 +256,7 @@ def clock(
         if cuda:
             it.accelerated("graph", window, plans, **best)
     run = "graph" if cuda else "eager"
-    for window in (w for w in (32, 64) if w in chosen):
+    for window in (w for w in (32,) if w in chosen):
         stage(f"window {window}: what warm start and prior give")
         it.accelerated(run, window, plans, warm=False, prior=None)
         it.accelerated(run, window, plans, warm=True, prior=None)
@@ -271,10 +278,11 @@ def clock(
 
     write()
     if compiled:
+        planner = it.planner()
         with compiled_network(loaded.policy):
             stage("compiled, sequential")
             if cuda:
-                it.captured(slow_plans, "compiled + graph")
+                it.captured(slow_plans, "compiled + graph", planner)
             it.sequential("compiled", slow_plans)
             write()
             for window in compiled:
@@ -284,6 +292,199 @@ def clock(
                 )
                 write()
     stage("done")
+
+
+# ---------------------------------------------------------------- closed loop
+
+TRIALS = 10_000  # seed of the situations, which no demonstration has seen
+LEVEL = 1.959963984540054  # of Wilson's intervals: 95 %
+
+
+def _serve(pipe: Any, begins: list[Callable[[Any], tuple[Any, np.ndarray]]]) -> None:
+    """A process with one environment for each of these situations."""
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    environments: list[Any] = [begin(None)[0] for begin in begins]
+    seen = np.zeros((len(begins), 2, 39))
+    while True:
+        order = pipe.recv()
+        if order is None:
+            return
+        if order == "begin":
+            for i, begin in enumerate(begins):
+                seen[i] = begin(environments[i])[1]
+            pipe.send(seen)
+            continue
+        actions, active = order
+        done = np.zeros(len(begins), dtype=bool)
+        for i in active.nonzero()[0]:
+            for action in actions[i]:
+                after, _, _, _, info = environments[i].step(action)
+                seen[i] = np.stack([seen[i, 1], after])
+                if info["success"]:
+                    done[i] = True
+                    break
+        pipe.send((seen, done))
+
+
+class Physics:
+    """Episodes of several tasks, shared among processes; start it before a GPU is touched."""
+
+    def __init__(self, tasks: tuple[str, ...], count: int, workers: int) -> None:
+        self.tasks = tasks
+        begins = [begin for task in tasks for begin in metaworld.situations(task, TRIALS, count)]
+        self.task = torch.arange(len(tasks)).repeat_interleave(count)
+        self.parts = [list(range(i, len(begins), workers)) for i in range(min(workers, len(begins)))]
+        context, self.pipes = multiprocessing.get_context("fork"), []
+        for part in self.parts:
+            mine, theirs = context.Pipe()
+            context.Process(target=_serve, args=(theirs, [begins[i] for i in part]), daemon=True).start()
+            self.pipes.append(mine)
+
+    def begin(self) -> np.ndarray:
+        """The first observations, twice each: [E, 2, 39]."""
+        for pipe in self.pipes:
+            pipe.send("begin")
+        seen = np.zeros((len(self.task), 2, 39))
+        for part, pipe in zip(self.parts, self.pipes, strict=True):
+            seen[part] = pipe.recv()
+        return seen
+
+    def step(self, actions: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Execute plans [E, n, 4] of the active episodes, until success: the last two observations, and who has it."""
+        for part, pipe in zip(self.parts, self.pipes, strict=True):
+            pipe.send((actions[part], active[part]))
+        seen, done = np.zeros((len(self.task), 2, 39)), np.zeros(len(self.task), dtype=bool)
+        for part, pipe in zip(self.parts, self.pipes, strict=True):
+            seen[part], done[part] = pipe.recv()
+        return seen, done
+
+    def end(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+
+
+def observation(loaded: metaworld.LoadedPolicy, seen: np.ndarray, task: Tensor) -> Observation:
+    """What the policy sees: [E, n_obs_steps, …], normalised."""
+    values = torch.from_numpy(seen).float()
+    which = torch.nn.functional.one_hot(task, len(loaded.tasks)).float().unsqueeze(1).expand(-1, 2, -1)
+    hand, scene = (
+        values[..., metaworld.HAND],
+        [values[..., metaworld.OBJECTS], values[..., metaworld.GOAL], which],
+    )
+    features = {"observation.state": hand, "observation.environment_state": torch.cat(scene, -1)}
+    return {name: value for name, value in loaded.before(features).items() if name in features}
+
+
+def roll_out(loaded: metaworld.LoadedPolicy, physics: Physics, seed: int) -> tuple[np.ndarray, int, float]:
+    """All episodes at once: who succeeded, plans made, mean calls of a plan."""
+    torch.manual_seed(seed)
+    policy = loaded.policy
+    policy.reset()
+    seen, succeeded, plans, calls = physics.begin(), np.zeros(len(physics.task), dtype=bool), 0, []
+    for _ in range(metaworld.LONGEST // policy.config.n_action_steps):
+        with torch.no_grad():
+            actions = policy.diffusion.generate_actions(observation(loaded, seen, physics.task))
+        report = getattr(policy, "foresample_report", None)
+        calls.append(policy.diffusion.num_inference_steps if report is None else report.calls_mean)
+        plans += int((~succeeded).sum())
+        actions = loaded.after(actions.flatten(0, 1)).view(actions.shape).clamp(-1, 1)
+        seen, done = physics.step(actions.float().cpu().numpy(), ~succeeded)
+        succeeded |= done
+        if succeeded.all():
+            break
+    return succeeded, plans, sum(calls) / len(calls)
+
+
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    """Wilson's interval of a share."""
+    share, z = successes / count, LEVEL**2 / count
+    centre = (share + z / 2) / (1 + z)
+    half = math.sqrt(z * (share * (1 - share) + z / 4)) / (1 + z)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@contextmanager
+def method_of(policy: Any, name: str, window: int, prior: fs.Prior | None) -> Iterator[None]:
+    """The policy, planning this way: DDPM, accelerated, or DDIM-<steps>."""
+    model = policy.diffusion
+    if name == "accelerated":
+        with fs.accelerate(policy, window, warm=True, prior=prior):
+            yield
+    elif name == "DDPM":
+        yield
+    else:
+        from diffusers import DDIMScheduler
+
+        kept = model.noise_scheduler, model.num_inference_steps
+        model.noise_scheduler = DDIMScheduler.from_config(kept[0].config)
+        model.num_inference_steps = int(name.split("-")[1])
+        try:
+            yield
+        finally:
+            model.noise_scheduler, model.num_inference_steps = kept
+
+
+@app.command()
+def success(
+    policy: Annotated[Path, typer.Option(help="a folder of `recipes.metaworld train`")] = metaworld.ASSET,
+    data: Annotated[Path, typer.Option(help="demonstrations, for the prior")] = metaworld.DATA,
+    device: str = "cpu",
+    count: Annotated[int, typer.Option(help="episodes a task")] = 100,
+    workers: Annotated[int, typer.Option(help="processes for the physics")] = 1,
+    window: int = 16,
+    methods: Annotated[list[str] | None, typer.Option("--method")] = None,
+    seed: int = 0,
+    name: Annotated[str, typer.Option(help="of the result file")] = "robot-success",
+    out: Annotated[Path, typer.Option(help="folder for the result file")] = RESULTS,
+) -> None:
+    """Success rates in closed loop, the same situations for every method."""
+    facts = json.loads((policy / "training.json").read_text())
+    physics = Physics(tuple(facts["tasks"]), count, workers)
+    loaded = metaworld.load(policy, device)
+    recorded = metaworld.Demonstrations.load(data)
+    last = int(recorded.episode[-1]) + 1
+    pilots = episodes(loaded, recorded, range(1, last, max(1, last // 60)))
+    prior = fit(loaded.policy, pilots, 256)
+    rows, plan_ms = [], {}
+    for method in methods or ["DDPM", "accelerated", "DDIM-10", "DDIM-5"]:
+        began = perf_counter()
+        with method_of(loaded.policy, method, window, prior):
+            succeeded, plans, calls = roll_out(loaded, physics, seed)
+            ms, _ = Clock(loaded, pilots, device).run(10, loaded.policy.diffusion.generate_actions, lambda: 1.0)
+        plan_ms[method] = ms.median
+        for number, task in enumerate(physics.tasks):
+            mine = succeeded[(physics.task == number).numpy()]
+            low, high = wilson(int(mine.sum()), len(mine))
+            rows.append(
+                SuccessRow(
+                    task=task,
+                    method=method,
+                    episodes=len(mine),
+                    successes=int(mine.sum()),
+                    low=low,
+                    high=high,
+                    plans=plans,
+                    calls=calls,
+                )
+            )
+            print(
+                f"{method:12s} {task:20s} {int(mine.sum())} of {len(mine)} ({low:.2f} to {high:.2f})",
+                flush=True,
+            )
+        print(f"{method:12s} {calls:.2f} calls a plan, {perf_counter() - began:.1f} s", flush=True)
+        settings = {
+            "policy": policy.name,
+            "parameters": facts["parameters"],
+            "count": count,
+            "window": window,
+            "seed": seed,
+            "device": device,
+            "longest": metaworld.LONGEST,
+        }
+        save(out / f"{name}.json", "robot-success", settings, rows=rows, plan_ms=plan_ms)
+    physics.end()
 
 
 if __name__ == "__main__":

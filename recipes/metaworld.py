@@ -16,8 +16,9 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,8 +113,8 @@ def observe(observation: np.ndarray, task: int, tasks: int = len(TASKS)) -> dict
     }
 
 
-def environments(task: str, seed: int, count: int) -> Iterator[Callable[[], tuple[Any, np.ndarray]]]:
-    """`count` situations of a task: each gives, when called, an environment in it and the first observation.
+def situations(task: str, seed: int, count: int) -> list[Callable[[Any], tuple[Any, np.ndarray]]]:
+    """`count` situations of a task; each takes an environment (None: a new one) and gives it, there, and what is seen.
 
     Meta-World draws 50 situations (where objects and goals are) from a seed; more come from the seeds after it.
     """
@@ -121,29 +122,28 @@ def environments(task: str, seed: int, count: int) -> Iterator[Callable[[], tupl
         import metaworld
     except ImportError:
         raise DataError("Meta-World is not installed: `pip install metaworld==3.1.1 packaging`.") from None
-    made = 0
-    while made < count:
-        benchmark = metaworld.MT1(task, seed=seed + made)
-        environment = benchmark.train_classes[task]()
-        for situation in benchmark.train_tasks[: count - made]:
+    found: list[Callable[[Any], tuple[Any, np.ndarray]]] = []
+    while len(found) < count:
+        benchmark = metaworld.MT1(task, seed=seed + len(found))
+        found += [partial(_begin, benchmark.train_classes[task], one) for one in benchmark.train_tasks]
+    return found[:count]
 
-            def begin(environment: Any = environment, situation: Any = situation) -> tuple[Any, np.ndarray]:
-                environment.set_task(situation)
-                return environment, environment.reset()[0]
 
-            made += 1
-            yield begin
+def _begin(make: Callable[[], Any], situation: Any, environment: Any) -> tuple[Any, np.ndarray]:
+    environment = make() if environment is None else environment
+    environment.set_task(situation)
+    return environment, environment.reset()[0]
 
 
 def record(tasks: tuple[str, ...] = TASKS, count: int = 100, seed: int = 0) -> Demonstrations:
-    """`count` successful episodes of each task. Situations come from seeds 0, 50, …: others are for trials."""
+    """`count` successful episodes of each task. Trials have other situations."""
     from metaworld.policies import ENV_POLICY_MAP
 
     hands, scenes, actions, episodes, number = [], [], [], [], 0
     for which, task in enumerate(tasks):
-        rng, kept = np.random.default_rng([seed, which]), 0
-        for begin in environments(task, 1000 * seed, 4 * count):
-            environment, observation = begin()
+        rng, kept, environment = np.random.default_rng([seed, which]), 0, None
+        for begin in situations(task, 1000 * seed, 2 * count):
+            environment, observation = begin(environment)
             expert, left, episode = ENV_POLICY_MAP[task](), None, []
             for _ in range(LONGEST):
                 action = np.clip(expert.get_action(observation), -1, 1)
@@ -340,7 +340,7 @@ def train(
 
     `seconds` sets the number of steps by the speed of the first ones (after a checkpoint it is known already).
     """
-    run = checkpoint.Run(f"metaworld-{size}", seed, batch, 3e-4 if size == "small" else 1e-4, 200, steps)
+    run = checkpoint.Run(f"metaworld-{size}", seed, batch, 5e-4 if size == "small" else 1e-4, 200, steps)
     began, state, path = time.monotonic(), None, checkpoint.latest(out)
     if path is not None:
         run, state = checkpoint.load(path)
