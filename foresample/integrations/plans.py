@@ -134,6 +134,10 @@ class Planner:
             self.last.states.copy_(states)
             self.last.predictions.copy_(predictions)
 
+    def close(self) -> None:
+        """Let the engine go, and with it the memory of its captured rounds: at once, not when garbage is collected."""
+        vars(self).pop("engine", None)
+
     def paths(self) -> tuple[Tensor, Tensor]:
         """States and predictions of the last plans at every step, [R, N, F] both, where pilots are asked for."""
         assert self.recorded is not None

@@ -35,6 +35,8 @@ from foresample.engine.priors import prior_of_paths
 from foresample.integrations.plans import Planner, PlanSettings, Request
 from foresample.integrations.policy_trace import require_same_chain
 
+KEPT = 4
+"""Kinds of requests whose planners are kept: each holds memory, on a GPU that of its captured rounds."""
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `scheduler_chain`
 
 
@@ -109,6 +111,7 @@ def restore_policy(policy: Any) -> None:
             delattr(owner, name)
             if ours.replaced is not None:
                 setattr(owner, name, ours.replaced)
+    method.plans.clear()
     for owner in (model, method.policy):
         vars(owner).pop("foresample_report", None)
 
@@ -120,13 +123,25 @@ class Plans:
     prior: Prior | None
     """Given, or fitted on the first plans."""
     planners: dict[tuple, Planner] = field(default_factory=dict)
-    """One for each kind of request: engines, captured rounds, the last plans."""
+    """One for each kind of request, the last used last: engines, captured rounds, the last plans."""
     pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Paths of the first plans, until there are enough to fit a prior."""
 
     def forget(self) -> None:
         for planner in self.planners.values():
             planner.forget()
+
+    def keep(self, key: tuple, planner: Planner) -> None:
+        """This one last; the one not used for longest goes if there are too many."""
+        self.planners.pop(key, None)
+        if len(self.planners) >= KEPT:
+            self.planners.pop(next(iter(self.planners))).close()
+        self.planners[key] = planner
+
+    def clear(self) -> None:
+        for planner in self.planners.values():
+            planner.close()
+        self.planners.clear()
 
     def __deepcopy__(self, memo: dict) -> Plans:
         return Plans(self.prior)  # a copied policy captures and remembers for itself
@@ -218,7 +233,8 @@ class SpeculativeMethod:
                 name = "unet" if _is_lerobot(self.model) else "model"
                 require_same_chain(self.model, name, self.original, bound, request, free, chain)
             how = self.how if self.plans.prior is None else replace(self.how, pilots=0)
-            planner = self.plans.planners[key] = Planner(request, free, chain, how, self.plans.prior)
+            planner = Planner(request, free, chain, how, self.plans.prior)
+        self.plans.keep(key, planner)
         return planner
 
     def _kind(self, request: Request, free: Tensor) -> tuple:
@@ -264,7 +280,7 @@ class SpeculativeMethod:
         states, predictions = (torch.cat(parts) for parts in zip(*self.plans.pilots, strict=True))
         self.plans.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
         self.plans.pilots.clear()
-        self.plans.planners.clear()
+        self.plans.clear()
 
 
 def _model_of(policy: Any) -> Any:
