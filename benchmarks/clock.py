@@ -369,14 +369,14 @@ def cpu(
     In seconds of this thread, so that what else the machine does counts little.
     """
     torch.set_num_threads(1)
-    settings = CpuRoundSettings(steps=steps, repeats=repeats, seed=seed)
-    dense, embedded = _dense(32, steps), pretrained.load().target(steps)
+    settings = CpuRoundSettings(repeats=repeats, seed=seed)
+    dense, model = _dense(32, steps), pretrained.load()
     few = max(1, samples // 10)
     cases = [
         ("dense layers, d = 32", dense, 16, 1, samples),
         ("dense layers, d = 32", dense, 16, 16, 4 * samples),
-        ("the embedded model", embedded, 8, 1, few),
-        ("the embedded model", embedded, 8, 20, 20),
+        ("the embedded model", model.target(steps), 8, 1, few),
+        ("the embedded model", model.target(max(1, steps // 10)), 8, 20, 20),
     ]
     rows: list[CpuRoundRow] = []
     for name, base, window, slots, count in cases:
@@ -407,6 +407,7 @@ def cpu(
         row = CpuRoundRow(
             target=name,
             dim=math.prod(target.shape),
+            steps=len(target.std),
             window=window,
             slots=slots,
             calls=run.report.calls_mean,
@@ -475,9 +476,9 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock
 
     x, y = torch.tensor([(row.steps, row.calls) for row in grown.rows]).T
     fit = torch.exp(y.log().mean() + grown.exponent * (x.log() - x.log().mean()))
-    theory = y[0] * (x / x[0]) ** (2 / 3)
+    theory = y[0] * (x / x[0]).sqrt()
     calls.plot(x, x, color="grey", linewidth=1, linestyle=":", label="sequential: N")
-    calls.plot(x, theory, color="#9fb8d0", linestyle="--", label="self-speculation theory: N^(2/3)")
+    calls.plot(x, theory, color="#9fb8d0", linestyle="--", label="autospeculation theory: √N")
     calls.plot(x, fit, color="crimson", linewidth=1, label=f"fit: N^{grown.exponent:.2f}")
     errors = [row.calls_error for row in grown.rows]
     calls.errorbar(x, y, errors, color="crimson", marker="o", linestyle="", capsize=3, label="measured")

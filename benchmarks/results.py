@@ -268,6 +268,7 @@ class CpuRoundRow:
 
     target: str
     dim: AtLeastOne
+    steps: AtLeastOne
     window: AtLeastOne
     slots: AtLeastOne
     calls: Positive
@@ -286,9 +287,8 @@ class CpuRoundRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRoundSettings:
-    """Samples of each measurement, of which the quickest of `repeats` counts."""
+    """The quickest of so many repeats counts."""
 
-    steps: AtLeastOne
     repeats: AtLeastOne
     seed: int
 

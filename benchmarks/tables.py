@@ -19,6 +19,7 @@ from benchmarks.results import (
     RESULTS,
     Calls,
     ClassifierTraining,
+    CpuRounds,
     CurvePoint,
     Curves,
     GenerateLaw,
@@ -187,6 +188,25 @@ def rounds() -> str:
         for row in load(Latency, "cifar10-latency-graph").rounds
     ]
     return _table(["window", "a round", "the network alone", "all else"], cells)
+
+
+def cpu_rounds() -> str:
+    """Where the time of a round goes on a CPU."""
+    cells = [
+        [
+            f"{row.target}, {row.steps} steps",
+            f"{row.window}",
+            f"{row.slots}",
+            f"{row.network_ms:.2f}",
+            f"**{row.own_ms:.2f}** ({100 * row.share:.0f} %)",
+            f"{row.plain_own_ms:.2f}",
+            f"{row.sequential_ms:.1f}",
+            f"{row.sample_ms:.1f}",
+        ]
+        for row in load(CpuRounds, "cpu-rounds").rows
+    ]
+    heads = ["target", "window", "samples at once", "the network, a round", "all else", "all else, plain"]
+    return _table([*heads, "a sample, sequential", "a sample"], cells)
 
 
 def throughput() -> str:
@@ -511,9 +531,19 @@ def curves_missing() -> str:
 
 def quality_cost() -> str:
     """The lossy methods' distance to the sequential law against their calls."""
-    saved = load(QualityCost, "quality-cost-fashion")
+    return _quality_cost("quality-cost-fashion")
+
+
+def quality_cost_policy() -> str:
+    """The same for the robot policy."""
+    return _quality_cost("quality-cost-policy")
+
+
+def _quality_cost(name: str) -> str:
+    saved = load(QualityCost, name)
     settings, rows = saved.settings, saved.rows
     floor, cells = _row(rows, method="sequential"), []
+    alone = any(row.alone_ms is not None for row in rows)
     for row in rows:
         detail = "other seeds: the floor" if row is floor else row.detail
         cells.append(
@@ -522,12 +552,14 @@ def quality_cost() -> str:
                 "yes" if row.exact else "no",
                 f"{row.calls:.1f}",
                 f"{row.evaluations:.0f}",
+                *([f"{row.alone_ms:.0f}" if row.alone_ms is not None else ""] if alone else []),
                 f"{row.distance:.4f}",
                 f"{row.distance / floor.distance:.2f}×",
             ]
         )
-    heads = ["method", "exact", "calls", "evaluations", "distance to the sequential law", "over the floor"]
-    told = f"{settings.target}, {settings.steps} steps, {settings.count} pictures of each method:"
+    heads = ["method", "exact", "calls", "evaluations", *(["ms, drawn alone"] if alone else [])]
+    heads += ["distance to the sequential law", "over the floor"]
+    told = f"{settings.target}, {settings.steps} steps, {settings.count} samples of each method:"
     return f"{told}\n\n{_table(heads, cells)}"
 
 
@@ -549,6 +581,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "latency": latency,
     "rounds": rounds,
     "warm": warm,
+    "cpu_rounds": cpu_rounds,
     "throughput": throughput,
     "growth": growth,
     "memory": memory,
@@ -557,6 +590,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "quality": quality,
     "policy": policy,
     "quality_cost": quality_cost,
+    "quality_cost_policy": quality_cost_policy,
     "curves_missing": curves_missing,
     "curves_cost": curves_cost,
     "curves_behind": curves_behind,

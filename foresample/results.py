@@ -170,6 +170,10 @@ class TuneResult(Result):
     window: Count | None
     achieved: NotNegative | None
 
+    def __post_init__(self) -> None:
+        if self.window is not None and self.achieved is None:
+            raise Unfit("achieved is None, and there is a window that is said to gain")
+
     @property
     def tuning(self) -> Tuning:
         """With its advice."""

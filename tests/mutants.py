@@ -150,7 +150,13 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ("engine/slots.py", "if drafts < self.widths[-1] or any(self.fresh):", "if False:"),
     ("engine/slots.py", "if width >= longest)", "if width >= longest - 1)"),
     ("engine/priors.py", "seeds_of(_SEED + seed, pilots)", "seeds_of(seed, pilots)"),
-    ("datasets/generation.py", 'None if self.unfinished() else manifest.get("law")', 'manifest.get("law")'),
+    ("datasets/manifest.py", 'manifest.get("law") if whole else None', 'manifest.get("law")'),
+    ("datasets/manifest.py", 'and now["shards"] == manifest.get("shards")', ""),
+    (
+        "datasets/generation.py",
+        "seeds_of(plan.seed, sequential, plan.count)",
+        "seeds_of(plan.seed, sequential, 0)",
+    ),
     ("datasets/generation.py", "if law and not run.unfinished():", "if law:"),
 )
 """(file, what it says, what the mutant says instead): mistakes that somebody could make, and some that were made."""

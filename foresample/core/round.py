@@ -13,7 +13,7 @@ So a round commits `accepted + 1` transitions for one call. With nothing to draf
 of the sequential sampler; a deterministic transition is the exact one with std 0. Nothing is special-cased.
 
 Between the two halves stands whoever evaluates the target: the engine, or a pipeline's own loop.
-`kernels.round` is this file once more in four kernels, for CUDA.
+`kernels.round` is this file once more in four kernels, for CUDA; `kernels.cpu.round` compiled, for the CPU.
 """
 
 from __future__ import annotations

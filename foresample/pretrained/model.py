@@ -112,9 +112,12 @@ class Recipe:
     def about(self) -> dict[str, Any]:
         """What decides on the samples beside the chain: the network's weights and how they are used."""
         weights = _weights(self.path)
+        _weight_shapes(weights)  # refuses what are none, of whatever size
+        with weights.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {
             "model": self.path.resolve().name,
-            "weights": hashlib.sha256(weights.read_bytes()).hexdigest()[:16],
+            "weights": digest[:16],
             "reuse": self.reuse,
             "network": "bfloat16" if self.half else "float32",
         }
@@ -146,8 +149,8 @@ def load(
     parts = [part[-1] if isinstance(part, list) and part else part for part in parts]
     if parts != ["UNet2DModel", "DDPMScheduler"]:
         name, unet, other = (
-            part if isinstance(part, str) and len(part) < 80 else shortened(part)
-            for part in (index.get("_class_name", "no pipeline"), *parts)
+            part if isinstance(part, str) and part.isidentifier() and len(part) < 80 else shortened(part)
+            for part in (index.get("_class_name"), *parts)
         )
         raise ValueError(
             f"{path} holds {name} with {unet} and {other}; this loader takes a UNet2DModel with a DDPMScheduler"

@@ -65,3 +65,14 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("foresample.cli.bench.sample", None)
     refuses("pip install 'foresample[cli]'", *SMALL, "--out", tmp_path)
+
+
+def test_numbers_this_machine_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresample.cli.bench.sample", None)
+    refuses("5 samples of dimension 1000000000000 at a time, each with a window of 3,", *SMALL, "--dim", 10**12)
+    refuses("ask for fewer --samples", *SMALL, "--samples", 10**12)
+
+
+def test_a_window_beyond_the_chain_is_cut() -> None:
+    rows = json.loads(succeeds(*SMALL, "--window", 10**9, "--json"))["rows"]
+    assert {row["window"] for row in rows} == {3, 7}

@@ -68,3 +68,13 @@ def test_a_window_that_is_measured(tunes: Tunes) -> None:
 )
 def test_bad_input(arguments: list[str], sentence: str) -> None:
     refuses(sentence, "check", *arguments)
+
+
+def test_a_window_beyond_the_chain_is_cut() -> None:
+    told = json.loads(succeeds("check", "flow", "--steps", "4", "--window", 10**9, "--samples", "50", "--json"))
+    assert told["settings"]["window"] == 3
+
+
+def test_numbers_this_machine_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresample.cli.check.check", None)
+    refuses("200000000000 samples would take 6.4 TB of memory", "check", "flow", "--samples", 10**11)

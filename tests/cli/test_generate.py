@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +23,12 @@ from tests.tiny_model import copy_model
 Tunes = Callable[[int | None], list[int]]
 
 
-def dataset(folder: Path, out: Path, *more: str) -> list[object]:
+def dataset(folder: Path, out: Path, *more: object) -> list[object]:
     fixed = ["--model", folder, "--count", 7, "--steps", 9, "--window", 3, "--shard", 3, "--slots", 2]
     return ["generate", *fixed, "--out", out, *more]
 
 
-def mixture(out: Path, *more: str) -> list[object]:
+def mixture(out: Path, *more: object) -> list[object]:
     return ["generate", "--target", "flow", "--count", 7, "--shard", 3, "--slots", 2, "--out", out, *more]
 
 
@@ -159,3 +160,42 @@ def test_inspect_verifies_and_paints(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "4 of 7" in result.output
     refuses("not a folder of foresample generate", "inspect", tmp_path / "nowhere")
+
+
+def test_inspect_says_what_an_interrupted_dataset_hands_out(folder: Path, tmp_path: Path) -> None:
+    succeeds(*dataset(folder, tmp_path, "--law", "5"))
+    shard = tmp_path / "shard-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    result = invoke("inspect", tmp_path)
+    assert result.exit_code == 1
+    told = " ".join(result.output.split())
+    assert "the first 3 have the right law; those behind a gap were quick to draw, a biased selection" in told
+    assert "law not checked: samples are missing" in told
+    assert "shard-00001.safetensors does not count, it is torn or corrupt" in result.stderr
+    assert "passed" not in told
+
+
+def test_inspect_writes_its_picture_into_the_folder_and_nowhere_else(folder: Path, tmp_path: Path) -> None:
+    out, treasure = tmp_path / "out", tmp_path / "treasure"
+    succeeds(*dataset(folder, out))
+    treasure.write_text("gold")
+    (out / "contact.png").symlink_to(treasure)
+    succeeds("inspect", out)
+    assert treasure.read_text() == "gold"
+    assert (out / "contact.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_nobody_can_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fs.Engine, "draw", None)
+    refuses(
+        "are 1000000000 files, and a folder takes 1000000",
+        *mixture(tmp_path, "--count", 10**12, "--shard", 1000),
+    )
+    refuses("a shard of 1000000000000 samples would", *mixture(tmp_path, "--count", 10**15, "--shard", 10**12))
+    refuses("cannot be read (it is not a plain file)", *mixture(piped(tmp_path / "piped"), "--window", "auto"))
+
+
+def piped(out: Path) -> Path:
+    out.mkdir()
+    os.mkfifo(out / "manifest.json")
+    return out

@@ -113,7 +113,48 @@ def test_rounds_that_are_replayed_are_not_watched(tmp_path: Path, monkeypatch: p
     assert files(tmp_path) == {"samples.safetensors", "report.json", "run.png"}
 
 
+def test_a_chain_with_nothing_to_draft(tmp_path: Path) -> None:
+    """One step: no draft, no mismatch, nothing to plot on a log scale; and a report all the same."""
+    for more in ([], ["--window", "auto"]):
+        out = tmp_path / str(len(more))
+        told = succeeds("sample", "--target", "flow", "--steps", "1", "--count", "3", "--out", out, *more)
+        assert "wrote" in told
+        read = read_result(out / "report.json")
+        assert isinstance(read, SampleResult)
+        assert read.speculative.calls_mean == 1
+
+
+def test_the_report_is_there_whatever_becomes_of_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foresample.cli.sample.paint", None)
+    assert invoke("sample", "--target", "flow", "--count", "3", "--out", tmp_path).exit_code
+    assert isinstance(read_result(tmp_path / "report.json"), SampleResult)
+
+
+def test_a_window_beyond_the_chain_is_cut(tmp_path: Path) -> None:
+    arguments = ["sample", "--target", "flow", "--steps", "4", "--count", "3", "--out"]
+    succeeds(*arguments, tmp_path / "far", "--window", 10**9)
+    succeeds(*arguments, tmp_path / "near", "--window", 3)
+    far, near = (load_file(tmp_path / name / "samples.safetensors")["samples"] for name in ("far", "near"))
+    assert torch.equal(far, near)
+    assert json.loads((tmp_path / "far" / "report.json").read_text())["settings"]["window"] == 3
+
+
 # ------------------------------------------------------------------ what goes wrong
+
+
+def test_numbers_this_machine_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresample.cli.sample.sample", None)
+    flow = ["sample", "--target", "flow", "--out", tmp_path]
+    refuses("1000000000000 samples would take 32 TB of memory, and there are", *flow, "--count", 10**12)
+    refuses("should be less than or equal to 1000000", *flow, "--steps", 10**12)
+
+
+def test_a_file_of_the_user_s_survives_the_test_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / ".writable").write_text("mine")
+    succeeds("sample", "--target", "flow", "--count", "3", "--out", tmp_path)
+    assert (tmp_path / ".writable").read_text() == "mine"
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(

@@ -36,3 +36,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
     refuses(f"cannot write {tmp_path}: name another file", *SMALL, "--out", tmp_path)
     (tmp_path / "file").write_text("")
     refuses("cannot write to", *SMALL, "--out", tmp_path / "file" / "tune.json")
+
+
+def test_a_chain_with_nothing_to_draft_has_no_window() -> None:
+    refuses(
+        "a chain of 1 step without a transition that can be drafted", "tune", "--target", "flow", "--steps", "1"
+    )
+
+
+def test_numbers_this_machine_cannot_hold() -> None:
+    refuses("10000000000000 samples would take", *SMALL, "--slots", 25 * 10**11)

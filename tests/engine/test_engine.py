@@ -336,3 +336,11 @@ def test_slots_must_be_a_number_of_slots(slots: Any) -> None:
 def test_graphs_need_a_gpu(draw: Callable[..., fs.Run]) -> None:
     with pytest.raises(ValueError, match="graph=True needs a target on a CUDA device"):
         draw(flow(), 2, graph=True)
+
+
+def test_a_window_beyond_the_chain_is_cut_and_changes_nothing() -> None:
+    """Noise is held for the whole window: 10⁸ positions for 16 steps would take gigabytes."""
+    far, near = (fs.sample(flow(), 5, window=window, seed=3) for window in (10**8, 15))
+    assert torch.equal(far.samples, near.samples)
+    assert torch.equal(far.calls, near.calls)
+    assert far.report.window == 15

@@ -12,11 +12,14 @@ from tests.engine.test_engine import broken, engine, kinds
 
 
 @kinds
+@pytest.mark.parametrize("slots", [2, 8], ids=["others wait for its slot", "nobody waits"])
 @pytest.mark.parametrize("window", [5, 15])
-def test_a_broken_sample_leaves_in_the_round_that_broke_it(kind: str, window: int) -> None:
+def test_a_broken_sample_leaves_in_the_round_that_broke_it(kind: str, window: int, slots: int) -> None:
     """Its fault would be told in the end all the same; until then it would take a slot and states of every call."""
     commits: list[fs.Commit] = []
-    parts = list(engine(broken(7, 3), kind, window=window, slots=2).finished(seeds_of(0, 8), commits.append))
+    parts = list(
+        engine(broken(7, 3), kind, window=window, slots=slots).finished(seeds_of(0, 8), commits.append)
+    )
     steps = [
         (int(step), int(step + committed))
         for commit in commits

@@ -327,7 +327,7 @@ CASES = (
     Case("nonlinear", "replay", cut_off="FAR"),
     Case("bimodal", "prior", window=3, padded=True),
     Case("six decades", "replay", recycle=False),
-    Case("interrupted", "wrong prior", window=3, padded=True, block=2),
+    Case("interrupted", "wrong prior", window=2, padded=True, block=1),
     Case("multistep", "prior", window=5, cut_off="DIVERGED"),
     Case("discontinuous", "nonsense", block=3, recycle=False),
     Case("pulled", "30 std off", window=2),

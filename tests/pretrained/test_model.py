@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,6 +136,93 @@ def test_other_pipelines_and_other_folders(folder: Path, tmp_path: Path) -> None
     (path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
     with pytest.raises(ValueError, match="holds FluxPipeline"):
         pretrained.load(path)
+
+
+NESTED: Any = 0
+for _ in range(100):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    ("file", "document", "sentence"),
+    [
+        ("model_index.json", [], r"model_index.json: it is \[\], not an object"),
+        ("model_index.json", {"unet": None}, "with None and DDPMScheduler"),
+        ("model_index.json", {"unet": "UNet2DModel", "scheduler": 3}, "with UNet2DModel and 3"),
+        ("model_index.json", {"unet": NESTED}, "nested more than 32 deep"),
+        ("unet/config.json", None, r"unet/config.json: it is None, not an object"),
+        ("unet/config.json", {"block_out_channels": 3}, "block_out_channels is 3, not a list"),
+        (
+            "unet/config.json",
+            {"layers_per_block": 10**9},
+            "layers_per_block is 1000000000, not a whole number from",
+        ),
+        ("unet/config.json", {"num_class_embeds": 10**12}, "num_class_embeds is 1000000000000, not"),
+        ("unet/config.json", {"sample_size": [8]}, r"sample_size is \(?\[?8.*, not the pixels"),
+        ("unet/config.json", {"sample_size": None}, "sample_size is None, not the pixels"),
+        ("unet/config.json", {"out_channels": 2}, r"takes states of \[1, 8, 8\] and returns \[2, 8, 8\]"),
+        (
+            "unet/config.json",
+            {"norm_num_groups": 0},
+            r"config.json makes no network or schedule \(ZeroDivisionError",
+        ),
+        ("unet/config.json", {"act_fn": "x"}, r"config.json makes no network or schedule \(.*x"),
+        (
+            "unet/config.json",
+            {"time_embedding_dim": 10**7},
+            "does not fit the network of config.json beside it",
+        ),
+        ("scheduler/scheduler_config.json", {"trained_betas": "0.1"}, "trained_betas is '0.1', not a list"),
+        (
+            "scheduler/scheduler_config.json",
+            {"trained_betas": [0.5, 2]},
+            r"trained_betas\[1\] is 2, not a number bet",
+        ),
+        ("scheduler/scheduler_config.json", {"beta_start": "x"}, "beta_start is 'x', not a finite number"),
+        (
+            "scheduler/scheduler_config.json",
+            {"num_train_timesteps": 10**12},
+            "num_train_timesteps is 1000000000000",
+        ),
+        (
+            "scheduler/scheduler_config.json",
+            {"beta_schedule": "x"},
+            r"scheduler_config.json makes no network or sch",
+        ),
+        ("labels.json", {"0": "hat"}, "labels.json is not a list of names: give one for each class"),
+        ("labels.json", ["hat"], "labels.json has 1 names, and the network has 3 classes: give one for each"),
+        ("labels.json", ["hat", "coat", "hat"], "labels.json has 2 names, and the network has 3 classes"),
+        ("labels.json", ["hat", "coat", 3], "labels.json is not a list of names"),
+    ],
+)
+def test_a_folder_that_says_something_else(
+    folder: Path, tmp_path: Path, file: str, document: Any, sentence: str
+) -> None:
+    path = copy_model(folder, tmp_path / "model")
+    sound = json.loads((path / file).read_text())
+    document = {**sound, **document} if isinstance(document, dict) and isinstance(sound, dict) else document
+    (path / file).write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=sentence) as raised:
+        pretrained.load(path)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "file", ["model_index.json", "labels.json", "unet/diffusion_pytorch_model.safetensors"]
+)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder: Path, tmp_path: Path, file: str) -> None:
+    path = copy_model(folder, tmp_path / "model")
+    (path / file).unlink()
+    os.mkfifo(path / file)
+    signal.alarm(300)  # a guard: who waits for it, waits for ever
+    with pytest.raises(OSError, match=r"not a plain file|does not exist"):
+        pretrained.load(path)
+    signal.alarm(0)
+
+
+def test_a_device_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no cuda:99 here: .* load the model on the CPU"):
+        pretrained.load(folder, "cuda:99")
 
 
 # ------------------------------------------------------------------ the embedded model

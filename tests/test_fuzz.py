@@ -1,0 +1,18 @@
+"""A little of `tests.fuzz` in every run of the suite; by hand it runs for an hour."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("diffusers")
+
+from tests.fuzz import Ground, fuzz
+
+
+@pytest.mark.slow
+def test_readers_take_what_they_find_or_say_a_sentence(tmp_path: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):  # diffusers has a word on odd configs
+        fuzz(Ground(tmp_path / "ground"), 40)
