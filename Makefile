@@ -6,9 +6,10 @@ STAMP  := $(VENV)/installed
 
 .PHONY: demo report results-check test quick lint mutants clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt tests/packages.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[models,cli,ray,fast,test]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r tests/packages.txt
 	touch $@
 
 demo: $(STAMP)

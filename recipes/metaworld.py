@@ -42,8 +42,8 @@ SHAKEN = (
 )
 HAND, OBJECTS, GOAL = slice(0, 4), slice(4, 18), slice(36, 39)  # in Meta-World's 39 numbers
 NARROWEST = 0.02  # a coordinate that varies less is scaled as if it varied so much
-SIZES = {"small": (64, 128, 256), "full": (512, 1024, 2048)}
-"""Channels of the network, LeRobot's `down_dims`; `full` is its default."""
+SIZES = {"tiny": (16, 32), "small": (64, 128, 256), "full": (512, 1024, 2048)}
+"""Channels of the network, LeRobot's `down_dims`; `full` is its default, `tiny` is for tests."""
 
 
 # ---------------------------------------------------------------- demonstrations
@@ -217,7 +217,7 @@ def _define_vision_operators() -> None:
     _LIBRARY.append(library)
 
 
-def build(size: str, tasks: int = len(TASKS), device: str = "cpu") -> Any:
+def build(size: str, tasks: int = len(TASKS), device: str = "cpu", steps: int = 100) -> Any:
     """LeRobot's policy with its defaults, but for states in and ENV normalised as STATE is."""
     policy_class = lerobot_class()
     from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
@@ -231,6 +231,7 @@ def build(size: str, tasks: int = len(TASKS), device: str = "cpu") -> Any:
         output_features={"action": PolicyFeature(FeatureType.ACTION, (4,))},
         normalization_mapping=dict.fromkeys(("STATE", "ENV", "ACTION"), NormalizationMode.MIN_MAX),
         down_dims=SIZES[size],
+        num_train_timesteps=steps,
         device=device,
     )
     return policy_class(config)

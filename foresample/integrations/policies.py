@@ -71,6 +71,7 @@ def accelerate_policy(
     if batch_pad is not True and batch_pad is not False:
         at_least_one("batch_pad", batch_pad)
     model = _model_of(policy)
+    _require_eval(model)
     if graph and next(iter(_parameters(model)), torch.empty(0)).device.type != "cuda":
         raise ValueError(
             "graph=True needs a policy on a CUDA device: move it there first, or leave graph=True out"
@@ -203,8 +204,7 @@ class SpeculativeMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
-        if getattr(self.model, "training", False):
-            raise ValueError("the policy is in training mode; call policy.eval() before planning")
+        _require_eval(self.model)
         read = _lerobot_request if _is_lerobot(self.model) else _diffusion_policy_request
         request = read(self.model, bound.arguments)
         _require_fixed_network(request.network)
@@ -417,6 +417,11 @@ def _seeds(count: int, generator: torch.Generator | None) -> Tensor:
     """One seed a plan, from the generator that would have drawn its noise."""
     device = "cpu" if generator is None else generator.device
     return torch.randint(2**63 - 1, (count,), generator=generator, device=device)
+
+
+def _require_eval(model: Any) -> None:
+    if getattr(model, "training", False):
+        raise ValueError("the policy is in training mode; call policy.eval() before planning")
 
 
 def _require_fixed_network(network: Any) -> None:
