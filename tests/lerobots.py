@@ -1,7 +1,7 @@
-"""LeRobot's real policy and its real server, where `packages.txt` has installed them, without what they never use here.
+"""LeRobot's real policy and server, where `packages.txt` has installed them, without what they never use here.
 
-LeRobot's modules import what its datasets, cameras and motors need. A policy of states calls none of it, so modules that
-are not installed are stood in for, while LeRobot is imported, by modules that have every name and do nothing.
+LeRobot's modules import what its datasets, cameras and motors need. A policy of states calls none of it, so modules
+that are not installed are stood in for, while LeRobot is imported, by modules that have every name and do nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def importing() -> Iterator[None]:
     """LeRobot's modules can be imported here; the test is skipped where LeRobot is not installed."""
     if importlib.util.find_spec("lerobot") is None:
         pytest.skip("lerobot is not installed: pip install --no-deps -r tests/packages.txt")
-    import diffusers  # noqa: F401: it looks for what is installed, before anything pretends to be
+    importlib.import_module("diffusers")  # it looks for what is installed: before anything pretends to be
 
     finder = _Finder()
     sys.meta_path.append(finder)

@@ -8,9 +8,8 @@ the chain says, to rounding.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +59,10 @@ class _Watch(nn.Module):
 
 
 def require_same_chain(
-    model: Any,
-    network: str,
-    method: Callable[..., Tensor],
-    arguments: inspect.BoundArguments,
+    name: str,
+    run: Callable[[torch.Generator], object],
+    network: Callable[..., Tensor],
+    instead: Callable[[nn.Module], AbstractContextManager[Any]],
     request: Request,
     free: Tensor,
     chain: Chain,
@@ -71,31 +70,28 @@ def require_same_chain(
     """Refuse a method whose first steps are not the chain's.
 
     Args:
-        model: what the method belongs to.
-        network: the attribute of the model that holds the network.
-        method: the untouched one.
-        arguments: of the call at hand.
+        name: of the method.
+        run: the untouched method on the call at hand, with this generator where it takes one.
+        network: as the method calls it.
+        instead: puts another in its place.
         request: the same call as read here.
         free: [*shape]: the coordinates drawn.
         chain: as read from the scheduler.
     """
     data, transitions = request.data, min(STEPS, len(chain.std) - 1)
-    watch = _Watch(request.network, transitions + 1)
-    again = inspect.BoundArguments(arguments.signature, dict(arguments.arguments))
-    again.arguments["generator"] = torch.Generator(data.device).manual_seed(_SEED)
+    watch = _Watch(network, transitions + 1)
     devices = [data.device] if data.is_cuda else []
-    with torch.random.fork_rng(devices), torch.no_grad(), _in_place_of(model, network, watch):
+    with torch.random.fork_rng(devices), torch.no_grad(), instead(watch):
         torch.manual_seed(_SEED)  # the same numbers for a method that draws from the global generator
         with suppress(_SeenEnough):
-            method(*again.args, **again.kwargs)
-    name = f"{type(model).__name__}.{getattr(method, '__name__', 'conditional_sample')}"
+            run(torch.Generator(data.device).manual_seed(_SEED))
     if len(watch.seen) <= transitions:
         raise ValueError(
             _refusal(name, f"it calls its network {len(watch.seen)} times instead of {len(chain.std)}")
         )
-    _compare(
-        name, watch.seen, request, free, chain.to(data.device, torch.promote_types(data.dtype, torch.float32))
-    )
+    chain = chain.to(data.device, torch.promote_types(data.dtype, torch.float32))
+    _compare(name, watch.seen, request, free, chain)
+    _compare_together(name, watch.seen, request, chain)
 
 
 def _compare(name: str, seen: list[_Seen], request: Request, free: Tensor, chain: Chain) -> None:
@@ -127,6 +123,23 @@ def _compare(name: str, seen: list[_Seen], request: Request, free: Tensor, chain
         previous = prediction
 
 
+def _compare_together(name: str, seen: list[_Seen], request: Request, chain: Chain) -> None:
+    """One call on states at different steps, as rounds make them, must answer what the single ones did."""
+    if chain.time is None:
+        return
+    times = chain.time[: len(seen)].to(request.data.device)
+    conditions = {
+        n: v if v is None else v[:1].expand(len(seen), *v.shape[1:]) for n, v in request.conditions.items()
+    }
+    with torch.no_grad():
+        together = request.network(torch.cat([one.sample[:1] for one in seen]), times, **conditions)
+    for k, one in enumerate(seen):
+        apart = (together[k] - one.output[0]).abs().max() / one.output[0].abs().max().clamp(min=1e-6)
+        if not apart <= _ROUNDING.get(request.data.dtype, 0.1):
+            what = f"where states of a call are at different steps its network's answer changes by {float(apart):.2g}"
+            raise ValueError(_refusal(name, what))
+
+
 def _same_conditions(shown: list[Tensor], given: list[Tensor]) -> bool:
     if len(shown) != len(given):
         return False
@@ -143,9 +156,16 @@ def _refusal(name: str, what: str) -> str:
 
 
 @contextmanager
-def _in_place_of(model: Any, name: str, other: nn.Module) -> Iterator[None]:
-    """The model with another network for a while."""
-    held = next(d for d in (vars(model).get("_modules", {}), vars(model)) if name in d)
+def standing_in(owner: Any, name: str, other: Any) -> Iterator[None]:
+    """The owner with another attribute of this name for a while; a module's part or any."""
+    held = next((d for d in (vars(owner).get("_modules", {}), vars(owner)) if name in d), None)
+    if held is None:  # the class's
+        setattr(owner, name, other)
+        try:
+            yield
+        finally:
+            delattr(owner, name)
+        return
     mine, held[name] = held[name], other
     try:
         yield

@@ -11,7 +11,7 @@ import foresample as fs
 
 diffusers = pytest.importorskip("diffusers")
 
-from foresample.integrations.policies import KEPT  # noqa: E402
+from foresample.integrations.plans import KEPT  # noqa: E402
 from tests import lerobots  # noqa: E402
 from tests.policies import law_tests, seeded  # noqa: E402
 
@@ -99,7 +99,9 @@ def untouched(policy: Any) -> bool:
 def test_what_cannot_work_is_refused_before_anything_changes(
     policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=r"graph=True needs a policy on a CUDA device: move it there first, or"):
+    with pytest.raises(
+        ValueError, match=r"graph=True needs a policy on a CUDA device: move it there first, or"
+    ):
         fs.accelerate(policy, graph=True)
     assert untouched(policy)
     policy.train()
@@ -118,7 +120,9 @@ def test_what_cannot_work_later_is_refused_and_the_next_plan_is_fine(policy: Any
     fs.accelerate(policy, window=4)
     plan, good = policy.diffusion.generate_actions, lerobots.observation(policy)
     wide = {name: torch.cat([value, value], -1) for name, value in good.items()}
-    with pytest.raises(ValueError, match=r"comes to \(1, 104\) numbers, the policy takes \(1, 52\): give the feat"):
+    with pytest.raises(
+        ValueError, match=r"comes to \(1, 104\) numbers, the policy takes \(1, 52\): give the feat"
+    ):
         plan(wide)
     policy.train()
     with pytest.raises(ValueError, match=r"the policy is in training mode; call policy\.eval\(\)"):
