@@ -32,8 +32,7 @@ from foresample.integrations.plans import Planner
 from recipes import metaworld
 
 Observation = dict[str, Tensor]
-WINDOWS = (32, 64, 16, 8, 99)
-"""The default first: what is measured first is there if the time is up."""
+WINDOWS = (32, 64, 99, 16, 8)
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
@@ -206,11 +205,11 @@ def fit(policy: Any, courses: list[list[Observation]], pilots: int) -> fs.Prior:
 
 
 @contextmanager
-def compiled_network(policy: Any) -> Iterator[None]:
-    """The policy with its U-Net compiled, once for each number of states."""
-    torch._dynamo.config.cache_size_limit = 64
+def compiled_network(policy: Any, *, dynamic: bool) -> Iterator[None]:
+    """The policy with its U-Net compiled, for any number of states or for one."""
+    torch._dynamo.reset()
     plain = policy.diffusion.unet
-    policy.diffusion.unet = torch.compile(plain, dynamic=False)
+    policy.diffusion.unet = torch.compile(plain, dynamic=dynamic)
     try:
         yield
     finally:
@@ -228,13 +227,14 @@ def clock(
     compiled: Annotated[
         list[int] | None, typer.Option("--compiled", help="windows to try compiled, too")
     ] = None,
-    pilots: Annotated[int, typer.Option(help="plans the prior is fitted on")] = 256,
+    pilots: Annotated[int, typer.Option(help="plans the prior is fitted on; 0: none")] = 256,
     name: Annotated[str, typer.Option(help="of the result file")] = "robot-clock",
     out: Annotated[Path, typer.Option(help="folder for the result file")] = RESULTS,
 ) -> None:
     """Milliseconds a plan at batch 1."""
     torch.manual_seed(0)
     cuda = torch.device(device).type == "cuda"
+    torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = True  # as LeRobot's scripts do
     loaded, recorded = metaworld.load(policy, device), metaworld.Demonstrations.load(data)
     count = int(recorded.episode[-1]) + 1
     clocked = episodes(loaded, recorded, range(0, count, max(1, count // 20)))
@@ -248,6 +248,7 @@ def clock(
         "steps": loaded.policy.diffusion.num_inference_steps,
         "pilots": pilots,
         "clocked_episodes": len(clocked),
+        "tf32": cuda,
         "failed": failed,
     }
 
@@ -265,35 +266,34 @@ def clock(
         if it.rows:
             save(out / f"{name}.json", "robot-clock", settings, rows=it.rows)
 
-    stage("one traced plan, and the prior")
+    stage("one traced plan" + (", and the prior" if pilots else ""))
     with fs.accelerate(loaded.policy, 16):
         loaded.policy.diffusion.generate_actions(clocked[0][0])
-    prior = fit(loaded.policy, other, pilots)
-    planner, run = it.planner(), "graph" if cuda else "eager"
-    measure("sequential, eager", it.sequential, "eager", slow_plans)
-    if cuda:
-        measure("sequential, captured", it.captured, slow_plans, "graph", planner)
-    chosen = windows or list(WINDOWS)
+    prior = fit(loaded.policy, other, pilots) if pilots else None
+    planner, chosen = it.planner(), windows or list(WINDOWS)
     best: dict[str, Any] = {"warm": True, "prior": prior}
-    for window in chosen:
-        if cuda:
-            measure(f"window {window}, captured", it.accelerated, "graph", window, plans, **best)
-        measure(f"window {window}", it.accelerated, "eager", window, plans // 4 if cuda else plans, **best)
+    # What is measured first is there if the time is up.
+    measure("sequential, eager", it.sequential, "eager", slow_plans)
     if compiled:
-        with compiled_network(loaded.policy):
+        with compiled_network(loaded.policy, dynamic=False):
             if cuda:
                 measure("compiled, captured", it.captured, slow_plans, "compiled + graph", planner)
             measure("compiled", it.sequential, "compiled", slow_plans)
-            how = "compiled + graph" if cuda else "compiled"
+        with compiled_network(loaded.policy, dynamic=True):
             for window in compiled:
-                measure(
-                    f"compiled, window {window}", it.accelerated, how, window, plans, batch_pad=True, **best
-                )
+                how = "compiled + graph" if cuda else "compiled"
+                measure(f"window {window}, {how}", it.accelerated, how, window, plans, **best)
+    run = "graph" if cuda else "eager"
+    for window in [*chosen, "auto"]:
+        measure(f"window {window}, {run}", it.accelerated, run, window, plans, **best)
     if 32 in chosen:
-        for warm, table in ((False, None), (True, None), (False, prior)):
+        for warm, table in [(False, None), *([(True, None), (False, prior)] if prior else [])]:
             what = f"window 32, warm {warm}, prior {table is not None}"
             measure(what, it.accelerated, run, 32, plans, warm=warm, prior=table)
-    measure("auto", it.accelerated, run, "auto", plans, **best)
+    if cuda:
+        measure("sequential, captured", it.captured, slow_plans, "graph", planner)
+        for window in chosen:
+            measure(f"window {window}, eager", it.accelerated, "eager", window, plans // 4, **best)
     stage("done" if not failed else f"done, without {'; '.join(failed)}")
     if failed:
         raise typer.Exit(1)
