@@ -41,7 +41,6 @@ def arm(robots: Any) -> tuple[type, list[dict[str, float]]]:
     return Arm, done
 
 
-@pytest.mark.slow
 def test_plans_are_streamed_to_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import grpc
 
@@ -50,6 +49,10 @@ def test_plans_are_streamed_to_a_client(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)  # LeRobot writes logs where it is started
     place = lerobots.folder(lerobots.policy(), tmp_path / "policy")
     with lerobots.importing():
+        import lerobot.utils.utils
+
+        # Importing the server would set up logging for this whole process, into files that stay open.
+        monkeypatch.setattr(lerobot.utils.utils, "init_logging", lambda **options: None)
         from lerobot import robots
         from lerobot.async_inference import policy_server, robot_client
         from lerobot.async_inference.configs import PolicyServerConfig, RobotClientConfig
