@@ -606,6 +606,24 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyWarmRow:
+    """Calls of a plan in closed loop, by what its first window and its slopes come from."""
+
+    window: AtLeastOne
+    warm: bool
+    prior: bool
+    calls: Positive
+    error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyWarm(Result):
+    """The handwriting policy started warm (`benchmarks.robots handwriting`)."""
+
+    rows: Some[PolicyWarmRow]
+
+
 # ------------------------------------------------------------------ who finishes first
 
 
@@ -817,6 +835,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "published": Published,
     "policy": Policy,
     "order": Order,
+    "policy-warm": PolicyWarm,
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,
     "generate-overhead": GenerateOverhead,

@@ -2,6 +2,7 @@
 
     python -m benchmarks.robots clock --policy FOLDER --device cuda     # milliseconds a plan, recorded observations
     python -m benchmarks.robots success                                 # closed loop, needs metaworld
+    python -m benchmarks.robots handwriting                             # the small handwriting policy started warm
 
 Both use the real class through `foresample.accelerate`. The clock plans at batch 1 on the experts' episodes, a new plan
 every 8 steps, so that consecutive plans are a robot's; the policy is reset between episodes.
@@ -25,11 +26,12 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.results import RESULTS, RobotClockRow, Spread, SuccessRow, save
+from benchmarks.policies import draw
+from benchmarks.results import RESULTS, PolicyWarmRow, RobotClockRow, Spread, SuccessRow, save
 from foresample.core.baseline import Sequential
 from foresample.engine.tuning import call_seconds
 from foresample.integrations.plans import Planner
-from recipes import metaworld
+from recipes import lasa, metaworld
 
 Observation = dict[str, Tensor]
 WINDOWS = (32, 64, 99, 16, 8)
@@ -494,6 +496,42 @@ def success(
         }
         save(out / f"{name}.json", "robot-success", settings, rows=rows, plan_ms=plan_ms)
     physics.end()
+
+
+# ---------------------------------------------------------------- the handwriting policy
+
+
+@app.command()
+def handwriting(
+    repeats: Annotated[int, typer.Option(help="roll-outs from each start point")] = 2,
+    pilots: Annotated[int, typer.Option(help="plans the prior is fitted on")] = 256,
+    data: Annotated[Path | None, typer.Option(help="folder of .mat files [.data/lasa]")] = None,
+    out: Annotated[Path, typer.Option(help="folder for the result file")] = RESULTS,
+) -> None:
+    """Calls of a plan in closed loop: cold, warm, with a prior fitted on other roll-outs, and both."""
+    policy, paths = lasa.load(), lasa.demonstrations(data)
+    accelerated: Any = fs.accelerate(policy, 99, pilots=pilots)
+    draw(policy, paths, max(1, repeats // 2), 1)
+    prior = accelerated.prior
+    fs.restore(policy)
+    assert prior is not None, "too few roll-outs for so many pilots"
+    rows = []
+    for window in (16, 32, 64):
+        for warm, table in ((False, None), (True, None), (False, prior), (True, prior)):
+            with fs.accelerate(policy, window, warm=warm, prior=table):
+                calls = draw(policy, paths, repeats, 0).calls
+            rows.append(
+                PolicyWarmRow(
+                    window=window,
+                    warm=warm,
+                    prior=table is not None,
+                    calls=float(calls.mean()),
+                    error=float(calls.std() / math.sqrt(len(calls))),
+                )
+            )
+            print(rows[-1], flush=True)
+    settings = {"roll_outs": repeats * paths.shape[0] * paths.shape[1], "pilots": pilots, "steps": 100}
+    save(out / "policy-warm.json", "policy-warm", settings, rows=rows)
 
 
 if __name__ == "__main__":
