@@ -155,12 +155,13 @@ class Clock:
             report = lambda: self.policy.foresample_report  # noqa: E731
             ms, calls = self.run(plans, self.policy.diffusion.generate_actions, lambda: report().calls_mean)
             planner = _planner(self.policy)
-            width, times = planner.window or 0, {}
+            width: int = planner.window or 0
+            more: dict[str, Any] = {"auto": window == "auto"}
             if "graph" in run:
                 rounds = planner.engine._under_way.graphs[width]  # type: ignore[union-attr]
-                times["round_ms"] = 1000 * self._seconds(rounds.replay)
-                times["network_ms"] = 1000 * call_seconds(planner.target, width + 1, graph=True, repeats=20)
-        self.note(_row("accelerated", run, width, warm, prior is not None, plans, ms, calls, **times))
+                more["round_ms"] = 1000 * self._seconds(rounds.replay)
+                more["network_ms"] = 1000 * call_seconds(planner.target, width + 1, graph=True, repeats=20)
+        self.note(_row("accelerated", run, width, warm, prior is not None, plans, ms, calls, **more))
 
     def _seconds(self, work: Callable[[], object]) -> float:
         found = []
@@ -180,7 +181,7 @@ def _row(
     plans: int,
     ms: Spread,
     calls: Spread,
-    **more: float,
+    **more: Any,
 ) -> RobotClockRow:
     return RobotClockRow(
         method=method, run=run, window=window, warm=warm, prior=prior, plans=plans, ms=ms, calls=calls, **more
