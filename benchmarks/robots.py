@@ -2,6 +2,7 @@
 
     python -m benchmarks.robots clock --policy FOLDER --device cuda     # milliseconds a plan, recorded observations
     python -m benchmarks.robots success                                 # closed loop, needs metaworld
+    python -m benchmarks.robots episode                                 # one of them, as a moving picture
     python -m benchmarks.robots handwriting                             # the small handwriting policy started warm
 
 Both use the real class through `foresample.accelerate`. The clock plans at batch 1 on the experts' episodes, a new plan
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from foresample.integrations.plans import Planner
 from recipes import lasa, metaworld
 
 Observation = dict[str, Tensor]
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 WINDOWS = (32, 64, 99, 16, 8)
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -497,6 +499,88 @@ def success(
         }
         save(out / f"{name}.json", "robot-success", settings, rows=rows, plan_ms=plan_ms)
     physics.end()
+
+
+@app.command()
+def episode(
+    task: Annotated[str, typer.Option(help="one of the policy's")] = "peg-insert-side-v3",
+    situation: Annotated[int, typer.Option(help="which of the trials'")] = 0,
+    window: int = 16,
+    policy: Annotated[Path, typer.Option(help="a folder of `recipes.metaworld train`")] = metaworld.ASSET,
+    out: Annotated[Path, typer.Option(help="the picture")] = PICTURES / "robot-episode.gif",
+) -> None:
+    """One episode of the accelerated policy, from above and from the side: hand, object, and each plan."""
+    loaded = metaworld.load(policy)
+    environment, seen = metaworld.situations(task, TRIALS, situation + 1)[situation](None)
+    frames, recent = list[Frame](), np.stack([seen, seen])
+    which = torch.tensor([loaded.tasks.index(task)])
+    torch.manual_seed(0)
+    done = False
+    with fs.accelerate(loaded.policy, window, warm=True):
+        while not done and len(frames) < metaworld.LONGEST:
+            with torch.no_grad():
+                actions = loaded.policy.diffusion.generate_actions(observation(loaded, recent[None], which))
+            plan = loaded.after(actions.flatten(0, 1)).clamp(-1, 1).numpy()
+            calls = int(loaded.policy.foresample_report.calls_mean)
+            for i, action in enumerate(plan):
+                frames.append(Frame(seen[:3], seen[4:7], seen[36:39], plan[i:, :3], calls))
+                seen, _, _, _, info = environment.step(action)
+                recent = np.stack([recent[1], seen])
+                done = bool(info["success"])
+                if done:
+                    break
+    frames += 8 * [Frame(seen[:3], seen[4:7], seen[36:39], plan[:0, :3], 0)]
+    _animate(frames, f"{task}: {'done' if done else 'not done'} after {len(frames) - 8} steps", out)
+    print(f"{out}: {len(frames)} frames, {out.stat().st_size} bytes")
+
+
+class Frame(NamedTuple):
+    """A moment of an episode."""
+
+    hand: np.ndarray
+    thing: np.ndarray
+    goal: np.ndarray
+    left: np.ndarray
+    """[n, 3]: actions of the plan not yet executed."""
+    calls: int
+    """Network calls the plan took."""
+
+
+STRIDE = 0.01  # metres the hand is asked to go by an action of 1
+
+
+def _animate(frames: list[Frame], title: str, out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from PIL import Image
+
+    everything = np.concatenate([np.stack([f.hand, f.thing, f.goal]) for f in frames])
+    low, high = everything.min(0) - 0.04, everything.max(0) + 0.04
+    pictures = []
+    for number in range(0, len(frames), 2):
+        frame, past = frames[number], frames[: number + 1]
+        figure, axes = plt.subplots(1, 2, figsize=(6.4, 3.0), layout="constrained")
+        for axis, (a, b), name in zip(axes, ((0, 1), (0, 2)), ("from above", "from the side"), strict=True):
+            for which, colour in (("hand", "steelblue"), ("thing", "goldenrod")):
+                path = np.stack([getattr(f, which) for f in past])
+                axis.plot(path[:, a], path[:, b], color=colour, lw=1)
+                axis.plot(*path[-1, [a, b]], "o", color=colour, ms=5)
+            plan = frame.hand + STRIDE * np.concatenate([np.zeros((1, 3)), frame.left]).cumsum(0)
+            axis.plot(plan[:, a], plan[:, b], color="crimson", lw=2, alpha=0.8)
+            axis.plot(*frame.goal[[a, b]], "*", color="black", ms=9)
+            axis.set(
+                xlim=(low[a], high[a]), ylim=(low[b], high[b]), xticks=[], yticks=[], aspect="equal", title=name
+            )
+        told = f"{title} | this plan: {frame.calls} of 100 network calls" if frame.calls else title
+        figure.suptitle(told, fontsize=9)
+        figure.canvas.draw()
+        picture = Image.frombuffer("RGBA", figure.canvas.get_width_height(), figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
+        pictures.append(picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=32))
+        plt.close(figure)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pictures[0].save(out, save_all=True, append_images=pictures[1:], duration=120, loop=0, optimize=True)
 
 
 # ---------------------------------------------------------------- the handwriting policy

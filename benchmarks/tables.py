@@ -136,7 +136,16 @@ def policy() -> str:
 
 def robot_clock() -> str:
     """LeRobot's full-size policy on a GPU."""
-    saved = load(RobotClock, "robot-clock")
+    return _robot_clock("robot-clock")
+
+
+def robot_clock_float32() -> str:
+    """The same, trained less and run without TF32: all windows."""
+    return _robot_clock("robot-clock-float32")
+
+
+def _robot_clock(name: str) -> str:
+    saved = load(RobotClock, name)
     settings = saved.settings
     about = (
         f"{settings.parameters / 1e6:.0f} million parameters, {settings.device}, "
@@ -682,6 +691,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "policy": policy,
     "policy_warm": policy_warm,
     "robot_clock": robot_clock,
+    "robot_clock_float32": robot_clock_float32,
     "robot_clock_cpu": robot_clock_cpu,
     "robot_success": robot_success,
     "quality_cost": quality_cost,

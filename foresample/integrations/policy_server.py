@@ -21,7 +21,7 @@ def accelerated_server(server: type, **how: Any) -> type:
     """
 
     class AcceleratedPolicyServer(server):  # type: ignore[valid-type, misc]
-        def SendPolicyInstructions(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def SendPolicyInstructions(self, request: Any, context: Any) -> Any:
             answer = super().SendPolicyInstructions(request, context)
             if self.policy is not None:
                 accelerate(self.policy, **how)
@@ -43,7 +43,9 @@ def _remembered(policy: Any, observation: dict[str, Any]) -> dict[str, Any]:
         return observation
     from lerobot.policies.utils import populate_queues
 
-    seen = {name: value for name, value in observation.items() if name != "action"}  # which LeRobot adds as None
+    seen = {
+        name: value for name, value in observation.items() if name != "action"
+    }  # which LeRobot adds as None
     if policy.config.image_features:
         seen["observation.images"] = torch.stack([seen[name] for name in policy.config.image_features], dim=-4)
     policy._queues = populate_queues(policy._queues, seen)
