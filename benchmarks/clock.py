@@ -338,9 +338,9 @@ class _Clocked(ChainTarget):
 
     spent: list[float] = field(default_factory=lambda: [0.0])
 
-    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
         began = thread_time()
-        prediction = super().predict(x, step, row)
+        prediction = super().predict(x, step, row, extra)
         self.spent[0] += thread_time() - began
         return prediction
 

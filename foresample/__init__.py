@@ -1,12 +1,12 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
-from foresample import pretrained, targets
+from foresample import chains, pretrained, samplers, targets
 from foresample.contracts import Drafter, DrafterMemory, DraftPath, PreviousDraft, Target
 from foresample.core.baseline import sequential
 from foresample.core.report import Commit, Report, Run
 from foresample.datasets import Dataset, generate, inspect_dataset
 from foresample.drafters import DraftModel, Frozen, Prior, Replay
-from foresample.engine import Engine, Sample, Tuning, fit_prior, sample, stream, tune
+from foresample.engine import Engine, Sample, Tuning, fit_prior, frontier, pick, sample, stream, tune
 from foresample.integrations import accelerate, restore
 from foresample.provenance import __version__
 from foresample.selftest import check
@@ -32,13 +32,17 @@ __all__ = [
     "Tuning",
     "__version__",
     "accelerate",
+    "chains",
     "check",
     "fit_prior",
+    "frontier",
     "generate",
     "inspect_dataset",
+    "pick",
     "pretrained",
     "restore",
     "sample",
+    "samplers",
     "sequential",
     "stream",
     "targets",

@@ -39,14 +39,21 @@ class Target(Protocol):
         """The expensive call: states [B, *shape], their steps [B] and sample indices [B] -> [B, *shape].
 
         Returns the quantity worth reusing at a nearby state (denoised estimate, velocity, score, …). It may write into
-        x, which is a copy, and not into the other two.
+        x, which is a copy, and not into the others. A target that evaluates its network twice for that (second-order
+        steps) says so with an attribute `calls_per_step = 2`.
         """
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
         """The cheap part: the transition's mean at (x, step), given the prediction there.
 
         A multistep target, whose mean also needs the prediction of the step before, says so with an attribute
-        `multistep = True` and takes that as a fourth argument (at step 0 it is zero and must not matter).
+        `multistep = 1` (or True) and takes that as a fourth argument (at step 0 it is zero and must not matter).
+        With `multistep = 2` the argument holds the predictions one and two steps before, [B, 2, *shape].
+
+        A target with **extra noise** has an attribute `extra`, the shape of ξ_k ~ N(0, I), and takes that as a
+        keyword in both methods: predict(x, step, row, extra=ξ), mean(x, prediction, step, extra=ξ), ξ being
+        [B, *extra]. It is a function of the sample's seed and the step, independent of all z: given ξ the chain is
+        one of the kind above, so whatever ξ does to predictions and means the law is exact (theory, section 11).
 
         A target whose mean is affine may offer its weights as `chain` (`AffineChain`): rounds on a GPU are fused
         then.
@@ -144,6 +151,16 @@ def require_target(target: object) -> None:
             f"target.std must be finite and not negative, but is {std[wrong[0]].item()} at step {wrong[0]}; "
             "a deterministic transition has std 0"
         )
+    if earlier_predictions(target) not in (0, 1, 2):
+        raise ValueError(
+            f"target.multistep must be 0, 1 or 2 earlier predictions, not {earlier_predictions(target)}"
+        )
+    extra = extra_shape(target)
+    if extra is not None and (not isinstance(extra, torch.Size) or len(extra) == 0):
+        raise ValueError(
+            f"target.extra must be a torch.Size, the shape of one step's extra noise, not {extra!r}; a single number "
+            "has shape torch.Size([1])"
+        )
 
 
 def require_drafter(drafter: object) -> None:
@@ -170,19 +187,34 @@ def start_states(target: Target, noise: Tensor) -> Tensor:
     return x
 
 
-def predict(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-    """The target's prediction, its shape and dtype checked."""
-    prediction = target.predict(x, step, row)
+def predict(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
+    """The target's prediction, its shape and dtype checked; `extra` is its extra noise, if it has any."""
+    prediction = target.predict(x, step, row, **_extra(target, extra))
     _require_like(prediction, x, "target.predict(x, step, row)")
     return prediction
 
 
-def transition_mean(target: Target, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor) -> Tensor:
-    """The transition's mean, checked; `previous` is the prediction one step before."""
-    history = (previous,) if is_multistep(target) else ()
-    mean = target.mean(x, prediction, step, *history)
+def transition_mean(
+    target: Target, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor, extra: Tensor | None = None
+) -> Tensor:
+    """The transition's mean, checked; `previous` is what `remember` made of earlier predictions."""
+    history = (previous,) if earlier_predictions(target) else ()
+    mean = target.mean(x, prediction, step, *history, **_extra(target, extra))
     _require_like(mean, x, "target.mean(x, prediction, step)")
     return mean
+
+
+def no_history(target: Target | AffineChain, x: Tensor) -> Tensor:
+    """What stands for earlier predictions before the first step: zeros, [R, *shape], or [R, 2, *shape] for two."""
+    earlier = earlier_predictions(target)
+    return torch.zeros_like(x) if earlier < 2 else x.new_zeros((len(x), earlier, *x.shape[1:]))
+
+
+def remember(target: Target | AffineChain, prediction: Tensor, previous: Tensor) -> Tensor:
+    """Earlier predictions as the next step sees them: this one, and before it what there was."""
+    if earlier_predictions(target) < 2:
+        return prediction
+    return torch.cat([prediction.unsqueeze(1), previous[:, :-1]], dim=1)
 
 
 def expand(values: Tensor, like: Tensor) -> Tensor:
@@ -190,18 +222,52 @@ def expand(values: Tensor, like: Tensor) -> Tensor:
     return values.view(*values.shape, *(1,) * (like.ndim - values.ndim))
 
 
+def earlier_predictions(target: object) -> int:
+    """How many earlier predictions the target's mean needs: 0, 1 or 2."""
+    return int(getattr(target, "multistep", 0))
+
+
 def is_multistep(target: Target) -> bool:
-    """Whether the target's mean needs the prediction of the step before, too."""
-    return getattr(target, "multistep", False)
+    """Whether the target's mean needs earlier predictions, too."""
+    return earlier_predictions(target) > 0
+
+
+def extra_shape(target: Target) -> torch.Size | None:
+    """Shape of the extra noise of a step, None for a target without."""
+    return getattr(target, "extra", None)
+
+
+def calls_per_step(target: Target) -> int:
+    """Network calls in one call of the target."""
+    return getattr(target, "calls_per_step", 1)
+
+
+def _extra(target: Target, extra: Tensor | None) -> dict[str, Tensor]:
+    """The extra noise as the target takes it: a keyword, if at all."""
+    shape = extra_shape(target)
+    if shape is None:
+        return {}
+    if extra is None:
+        raise TypeError(
+            f"{type(target).__name__} has extra noise, which is not known here: it can be sampled, but it cannot draft "
+            "for another target; draft with foresample.Replay()"
+        )
+    if extra.shape[1:] != shape:
+        raise ValueError(f"extra noise must have shape {(len(extra), *shape)} here, not {tuple(extra.shape)}")
+    return {"extra": extra}
 
 
 def affine_chain(target: Target) -> AffineChain | None:
     """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`.
 
-    A subclass with a mean of its own no longer offers the chain it inherits.
+    A subclass with a mean of its own no longer offers the chain it inherits. Kernels know nothing of extra noise, nor
+    of more than one earlier prediction.
     """
     chain = getattr(target, "chain", None)
-    return chain if getattr(chain, "affine", False) and not _has_left_its_chain(type(target)) else None
+    served = extra_shape(target) is None and earlier_predictions(target) < 2
+    return (
+        chain if served and getattr(chain, "affine", False) and not _has_left_its_chain(type(target)) else None
+    )
 
 
 @cache

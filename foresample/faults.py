@@ -40,21 +40,22 @@ def fault_step(fault: int) -> int:
     return fault if fault > NO_FAULT else BROKEN_STATE - fault
 
 
-def fault_error(fault: int, sample: int) -> FloatingPointError:
-    """What to say of a code."""
+def fault_error(fault: int, sample: int, hint: str = "") -> FloatingPointError:
+    """What to say of a code; `hint` is the target's `fault_hint`, if it has one."""
     where = f"at step {fault_step(fault)} of sample {sample}"
     if fault < NO_FAULT:
         return FloatingPointError(f"the state {where} is NaN or infinite: look at target.mean and target.std")
     return FloatingPointError(
-        f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype"
+        f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype{hint}"
     )
 
 
-def raise_faults(fault: Tensor, sample: Tensor) -> None:
-    """Raise the first fault of these samples, if there is one."""
+def raise_faults(fault: Tensor, sample: Tensor, target: object = None) -> None:
+    """Raise the first fault of these samples of a target, if there is one."""
     found = (fault != NO_FAULT).nonzero().flatten().tolist()
     if found:
-        raise fault_error(int(fault[found[0]]), int(sample[found[0]]))
+        hint = getattr(target, "fault_hint", "")
+        raise fault_error(int(fault[found[0]]), int(sample[found[0]]), hint)
 
 
 def end_error(sample: int) -> FloatingPointError:

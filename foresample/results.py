@@ -181,6 +181,14 @@ class TuneResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrontierResult(Result):
+    """Of `foresample tune` for several numbers of slots."""
+
+    settings: dict[str, Any]
+    tunings: Some[Tuning]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckResult(Result):
     """Of `foresample check`."""
 
@@ -202,6 +210,7 @@ KINDS: dict[str, type[Result]] = {
     "sample": SampleResult,
     "bench": BenchResult,
     "tune": TuneResult,
+    "frontier": FrontierResult,
     "check": CheckResult,
     "dataset": DatasetResult,
 }

@@ -12,6 +12,9 @@ Three questions, each answered with numbers:
                innovations (x_{k+1} − mean_k(x_k))/std_k, which must be N(0, I) and independent of x_k.
 
 The law tests share one false-alarm level: a correct sampler fails them with at most that probability.
+
+A network that does not return what was promised (a score for x0, say) is sampled exactly all the same, and its samples
+are worth nothing: where noise put into them is not found again, a note says so.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,21 +36,25 @@ from foresample.contracts import (
     Target,
     at_least_one,
     begin_memory,
+    earlier_predictions,
     expand,
-    is_multistep,
+    no_history,
     predict,
+    remember,
     require_target,
     start_states,
     transition_mean,
 )
 from foresample.core.baseline import sequential
 from foresample.core.look import STATES, compare, require_unedited
-from foresample.core.noise import START, normal, seeds_of
+from foresample.core.noise import START, extra_noise, normal, seeds_of
 from foresample.core.report import Commit
 from foresample.drafters import Replay
 from foresample.engine.sampling import sample
 
 LEVEL = 1e-3
+_NEAR = 1.05  # of its base: a learned variance that low came near it
+_FOUND = 0.5  # of the noise put into samples: a network that finds less of it is doubted
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ class Finding:
     tests: int | None = None
     """Of the law: how many."""
     smallest_p: float | None = None
+    note: bool = False
+    """Whether it is a doubt beside the question of exactness."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,10 @@ class Check:
         return json.dumps({"passed": self.passed, **asdict(self)}, indent=2)
 
     def __str__(self) -> str:
-        return "\n".join(f"{'ok  ' if f.passed else 'FAIL'}  {f.question}: {f.detail}" for f in self.findings)
+        return "\n".join(
+            f"{'note' if f.note else 'ok  ' if f.passed else 'FAIL'}  {f.question}: {f.detail}"
+            for f in self.findings
+        )
 
 
 def check(
@@ -126,7 +139,7 @@ def check(
 
         seeds = seeds_of(seed, 2 * samples)
         steps = _steps_to_test(target)
-        recorders = [Recorder(steps, target, samples), Recorder(steps, target, samples)]
+        recorders = [Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples)]
         for first in range(0, samples, batch):
             last = min(first + batch, samples)
             watch = [recorder.from_sample(first, progress) for recorder in recorders]
@@ -140,8 +153,11 @@ def check(
                 look=False,  # that was the first question
                 observe=watch[0],
             )
-            sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
+            plain = sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
         findings.append(same_law(target, recorders[0], recorders[1], seed, level))
+        findings += network_is_doubtful(target, plain.samples)
+        if getattr(getattr(target, "chain", None), "low_variance", None) is not None:
+            findings.append(variance_is_above_its_base(target, recorders[0]))
     return Check(findings, level)
 
 
@@ -180,10 +196,11 @@ def rows_are_independent(
         for k in torch.linspace(0, len(std) - 1, min(4, len(std))).long().tolist():
             step = torch.full_like(key, k)
             given = x.clone(), step.clone(), row.clone()
-            predict(target, *given)
+            extra = extra_noise(target, key, step)
+            predict(target, *given, extra)
             edited |= not torch.equal(given[0], x)
             require_unedited((step, row), given[1:])
-            change, wrong = compare(target, x, step, row)
+            change, wrong = compare(target, x, step, row, extra)
             if wrong is not None:
                 return Finding("rows are independent", False, str(wrong))
             worst = max(worst, change)
@@ -288,13 +305,18 @@ def _where_later(first: int, step: int, new: Tensor, old: Tensor) -> Tensor:
 
 
 class Recorder:
-    """Keeps the states around chosen steps, in float64: x_k and x_{k+1}, before them x_{k−1}, for each k."""
+    """Keeps the states around chosen steps, in float64: x_k and x_{k+1} for each k, and before them as many as its
+    mean needs predictions of."""
 
-    def __init__(self, steps: Sequence[int], target: Target, samples: int) -> None:
+    def __init__(
+        self, steps: Sequence[int], target: Target, samples: int, *, seeds: Tensor | None = None
+    ) -> None:
         self.steps = list(steps)
-        shape = (len(self.steps), 3, samples, *target.shape)
+        shape = (len(self.steps), 2 + earlier_predictions(target), samples, *target.shape)
         self.states = torch.full(shape, torch.nan, dtype=torch.float64)
         self.row = torch.zeros(samples, dtype=torch.int64)  # of each sample in its own run
+        # Of the samples; only the extra noise of a target that has some is asked for with them.
+        self.seeds = torch.zeros_like(self.row) if seeds is None else seeds
 
     def from_sample(
         self, first: int, progress: Callable[[int], None] | None = None
@@ -303,8 +325,9 @@ class Recorder:
 
         def observe(commit: Commit) -> None:
             for i, k in enumerate(self.steps):
-                for side in range(3):  # x_k is committed by transition k − 1, at position k − 1 − step
-                    position = k + side - 2 - commit.step
+                sides = self.states.shape[1]
+                for side in range(sides):  # x_k is committed by transition k − 1, at position k − 1 − step
+                    position = k + side - (sides - 1) - commit.step
                     hit = (position >= 0) & (position < commit.committed)
                     row = commit.sample[hit].cpu()
                     self.states[i, side, first + row] = commit.states[hit, position[hit]].double().cpu()
@@ -333,7 +356,7 @@ def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -
     generator = torch.Generator().manual_seed(seed)
     results = []
     for i, k in enumerate(ours.steps):
-        (_, x, y), (_, x_seq, y_seq) = ours.states[i].flatten(2), theirs.states[i].flatten(2)
+        (*_, x, y), (*_, x_seq, y_seq) = ours.states[i].flatten(2), theirs.states[i].flatten(2)
         directions = torch.randn(x.shape[1], 3, generator=generator, dtype=torch.float64)
         directions /= directions.norm(dim=0)
 
@@ -363,7 +386,7 @@ def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -
 def _steps_to_test(target: Target, at_most: int = 5) -> list[int]:
     """Stochastic steps spread over the chain, from the first on whose states before it are committed ones."""
     std = target.std
-    candidates = [k for k in range(2 if is_multistep(target) else 1, len(std)) if std[k] > 0]
+    candidates = [k for k in range(1 + earlier_predictions(target), len(std)) if std[k] > 0]
     if not candidates:
         raise ValueError(
             "no transition of this chain but perhaps the first adds noise: nothing to speculate on"
@@ -375,17 +398,80 @@ def _innovations(target: Target, recorder: Recorder, i: int, batch: int = 1024) 
     """(x_{k+1} − mean_k(x_k))/std_k, [samples, size]."""
     k, std = recorder.steps[i], target.std
     rows = []
-    parts = (*recorder.states[i], recorder.row)
-    for before, x, y, row in zip(*(part.split(batch) for part in parts), strict=True):
-        past, here = (v.to(device=std.device, dtype=std.dtype) for v in (before, x))
-        row = row.to(std.device)
-        step = torch.full_like(row, k)
+    parts = (*recorder.states[i], recorder.row, recorder.seeds)
+    for *states, y, row, seed in zip(*(part.split(batch) for part in parts), strict=True):
+        row, seed = row.to(std.device), seed.to(std.device)
         with torch.no_grad():
-            prediction = predict(target, here.clone(), step, row)  # a target may write into its states
-            previous = predict(target, past, step - 1, row) if is_multistep(target) else prediction
-            mean = transition_mean(target, here, prediction, step, previous).double().cpu()
+            mean = _mean_along([x.to(std) for x in states], target, k, row, seed).double().cpu()
         rows.append(((y - mean) / float(std[k])).flatten(1))
     return torch.cat(rows)
+
+
+def _mean_along(states: list[Tensor], target: Target, k: int, row: Tensor, seed: Tensor) -> Tensor:
+    """The mean of transition k, given the states before it, the last being x_k: as many as it needs predictions of."""
+    previous = no_history(target, states[-1])
+    for x, at in zip(states, range(k - len(states) + 1, k + 1), strict=True):
+        step = torch.full_like(row, at)
+        extra = extra_noise(target, seed, step)
+        prediction = predict(target, x.clone(), step, row, extra)  # a target may write into its states
+        if at < k:
+            previous = remember(target, prediction, previous)
+    return transition_mean(target, states[-1], prediction, step, previous, extra)
+
+
+# ---------------------------------------------------------------- what the network returns
+
+
+def network_is_doubtful(target: Any, samples: Tensor, at_most: int = 256) -> list[Finding]:
+    """A note if the network does not find the noise that is put into finished samples, rows 0, 1, … of the target.
+
+    With ξ̂ = E[ξ | x] at x = α y + σ ξ one has E⟨ξ, ξ̂⟩ = E‖ξ̂‖², so the slope of ξ on ξ̂ is 1 at every level; with what
+    networks and samples are like it is near 1, and with a score in the place of x0 near 0 at the lower levels.
+    """
+    chain, y = getattr(target, "chain", None), samples[:at_most]
+    levels = getattr(chain, "levels", None)
+    if chain is None or levels is None:
+        return []
+    generator = torch.Generator().manual_seed(0)
+    row, found = torch.arange(len(y), device=y.device), []
+    c, d = (v.to(y) for v in levels.kind(chain.reuse))
+    alpha, sigma = levels.alpha.to(y), levels.sigma.to(y)
+    for k in torch.linspace(0, 0.8 * (len(chain.std) - 1), 4).long().tolist():
+        drawn = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
+        x, step = alpha[k] * y + sigma[k] * drawn, torch.full_like(row, k)
+        extra = extra_noise(target, row, step)
+        with torch.no_grad():
+            prediction = predict(target, x.clone(), step, row, None if extra is None else 0 * extra)
+        noise = (x - alpha[k] * (prediction - c[k] * x) / d[k]) / sigma[k]
+        found.append((float((drawn * noise).sum() / (noise * noise).sum()), k))
+    worst, k = min(found)
+    if not worst < _FOUND:
+        return []
+    detail = (
+        f"noise put into finished samples is not what the network finds there (slope {worst:.2g} at step {k}, 1 for a "
+        f"denoiser): is it trained, and does it return {chain.predicts}, as was said?"
+    )
+    return [Finding("network", True, detail, note=True)]
+
+
+# ---------------------------------------------------------------- learned variances
+
+
+def variance_is_above_its_base(target: Any, recorder: Recorder) -> Finding:
+    """How near a learned variance comes to the part of it that the chain takes for certain."""
+    chain, device, ratios = target.chain, target.std.device, []
+    for k, states in zip(recorder.steps, recorder.states, strict=True):
+        x, row = states[-2].to(target.std), recorder.row.to(device)
+        step = torch.full_like(row, k)
+        time = step if chain.time is None else chain.time[step]
+        with torch.no_grad():
+            ratios.append(
+                (chain.variance(target.network(x, time, row), step) / chain.std[k] ** 2).flatten().cpu()
+            )
+    ratio = torch.cat(ratios)
+    near = float((ratio < _NEAR).double().mean())
+    detail = f"the learned variance is at least {float(ratio.min()):.3g} of it; {near:.2%} of values are below {_NEAR}"
+    return Finding("variance is above its base", bool((ratio >= 1).all()), detail)
 
 
 # ---------------------------------------------------------------- the law of finished samples
@@ -409,13 +495,17 @@ class SamplesLaw:
 def samples_law(
     target: Target, parts: Iterable[Tensor], seeds: Tensor, slots: int, level: float = LEVEL
 ) -> SamplesLaw:
-    """Have samples, [n, *shape] in parts, the law of sequential ones drawn from `seeds` (not their own)?
+    """Have samples, [n, *shape] in parts, the law of sequential ones drawn from `seeds` (not their own)?"""
+    require_level(level)
+    return same_samples_law(sequential(target, seeds=seeds, slots=slots).samples, parts, level)
+
+
+def same_samples_law(plain: Tensor, parts: Iterable[Tensor], level: float = LEVEL) -> SamplesLaw:
+    """Have samples, [n, *shape] in parts, the law of those in `plain`?
 
     Kolmogorov–Smirnov tests of random projections and of the norm. Parts are looked at once and one at a time:
     memory does not grow with their number.
     """
-    require_level(level)
-    plain = sequential(target, seeds=seeds, slots=slots).samples
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(plain[0].numel(), 8, generator=generator, dtype=torch.float64)
 
@@ -430,7 +520,7 @@ def samples_law(
     names = [*(f"projection {i}" for i in range(directions.shape[1])), "norm"]
     smallest, worst = min((test.p_value(), name) for test, name in zip(tests, names, strict=True))
     passed = smallest >= level / len(tests)
-    return SamplesLaw(passed, len(tests), smallest, worst, level, tests[0].count, len(seeds))
+    return SamplesLaw(passed, len(tests), smallest, worst, level, tests[0].count, len(plain))
 
 
 class KolmogorovSmirnov:

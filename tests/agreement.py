@@ -51,7 +51,7 @@ def plain_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
     predictions = target.predict(call.x, call.step, call.row)
     after, commit = plain.settle(target, rows, draft, predictions, how)
     spread = call.spread(predictions, draft.states)
-    means = plain._target_means(target, rows, draft.states, spread, draft.step)
+    means = plain._target_means(target, draft, spread, plain._history(target, rows, spread))
     width = draft.mean.shape[1]
     return Settled(
         rows, after, commit, means[:, :-1] - draft.mean, rows.noise[:, :width], target.std[draft.step[:, :-1]]

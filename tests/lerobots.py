@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 
 from recipes import metaworld
@@ -72,9 +71,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """LeRobot's modules can be imported here; the test is skipped where LeRobot is not installed."""
+    """LeRobot's modules can be imported here; the test fails where LeRobot is not installed."""
     if importlib.util.find_spec("lerobot") is None:
-        pytest.skip("lerobot is not installed: pip install --no-deps -r tests/packages.txt")
+        raise ModuleNotFoundError("lerobot is not installed: pip install --no-deps -r tests/packages.txt")
     importlib.import_module("diffusers")  # it looks for what is installed: before anything pretends to be
 
     finder = _Finder()

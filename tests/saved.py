@@ -76,6 +76,32 @@ TUNE = {
     "achieved": 2.25,
     "predicted": 2.5,
 }
+FRONTIER = {
+    "kind": "frontier",
+    **ORIGIN,
+    "settings": {"target": "flow"},
+    "tunings": [
+        {
+            "steps": 30,
+            "slots": slots,
+            "step_seconds": 0.001 * slots**0.5,
+            "trials": [
+                {
+                    "window": 8,
+                    "states": 9 * slots,
+                    "call_seconds": 0.001,
+                    "round_seconds": 0.002 * slots**0.9,
+                    "calls": 6.0,
+                    "gain": 2.5 / slots**0.4,
+                    "calls_p95": 8.0,
+                }
+            ],
+            "window": 8 if slots == 1 else None,
+            "achieved": 2.25 if slots == 1 else None,
+        }
+        for slots in (1, 64)
+    ],
+}
 CHECK = {
     "kind": "check",
     **ORIGIN,
@@ -148,6 +174,7 @@ FILES = {
     "a/report.json": SAMPLE,
     "mixture.json": BENCH,
     "tune.json": TUNE,
+    "frontier.json": FRONTIER,
     "check.json": CHECK,
     "data/manifest.json": DATASET,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,6 +82,58 @@ def single_precision() -> ChainTarget:
     return replace(base, chain=base.chain.to("cpu", torch.float32), network=network)
 
 
+def third_order() -> ChainTarget:
+    """A chain whose mean also needs the predictions of the two steps before."""
+    base = multistep()
+    chain = base.chain
+    older = 0.2 * chain.prediction_weight
+    older[:2] = 0
+    weight = chain.prediction_weight - older
+    return replace(base, chain=replace(chain, prediction_weight=weight, older_weight=older))
+
+
+def two_noises() -> ChainTarget:
+    """DPM++ SDE: the inner noise of a step is extra noise, which its outer noise depends on; two networks a step."""
+    sigmas = torch.cat([fs.targets.karras_sigmas(12, 0.1, 8.0), torch.zeros(1, dtype=torch.float64)])
+    denoise = lambda x, sigma, row: mixture().denoise(x, torch.ones_like(sigma), sigma)  # noqa: E731
+    chain = fs.chains.dpmpp_sde_chain(sigmas)
+    return fs.targets.from_chain(denoise, chain, (2,), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A chain turned by a random angle before every step: extra noise of another shape, in predictions and means."""
+
+    base: ChainTarget
+    extra: torch.Size = torch.Size([1])  # noqa: RUF009
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.base.shape
+
+    @property
+    def std(self) -> Tensor:
+        return self.base.std
+
+    def start(self, noise: Tensor) -> Tensor:
+        return self.base.start(noise)
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor) -> Tensor:
+        return self.base.predict(turn(x, extra), step, row)
+
+    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, extra: Tensor) -> Tensor:
+        return self.base.mean(turn(x, extra), prediction, step)
+
+
+def turn(x: Tensor, angle: Tensor) -> Tensor:
+    sine, cosine = angle.sin(), angle.cos()
+    return torch.cat([cosine * x[:, :1] - sine * x[:, 1:], sine * x[:, :1] + cosine * x[:, 1:]], 1)
+
+
+def turned() -> Any:  # not a Target to a type checker, since it demands its extra noise
+    return Turned(ddpm())
+
+
 CHAINS = {
     "flow": flow,
     "ddpm": ddpm,
@@ -93,11 +146,15 @@ CHAINS = {
 }
 
 
+NOISIER: dict[str, Callable[[], Any]] = {"third order": third_order, "two noises": two_noises, "turned": turned}
+"""What the contract offers beyond one prediction and one noise a step."""
+
+
 def worse(target: ChainTarget) -> ChainTarget:
     """A cheaper network that is a little wrong everywhere, to draft with."""
 
     class Worse(ChainTarget):
-        def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
             return 0.9 * target.predict(x, step, row) + 0.15
 
     return Worse(target.chain, target.shape, target.network)

@@ -30,6 +30,10 @@ def test_the_examples_of_extending_run() -> None:
         "alpha_bar": torch.linspace(0.01, 0.99, 12),
         "timesteps": torch.arange(12).flip(0),
         "target": None,
+        "model": lambda x, sigma, **given: x / (1 + sigma.view(-1, 1) ** 2),
+        "x": 10 * torch.randn(2, 3),
+        "sigmas": torch.tensor([10.0, 5.0, 2.0, 1.0, 0.3, 0.0]),
+        "extra_args": {},
     }
     for code in blocks(ROOT / "docs" / "extending.md"):
         code = code.replace('device="cuda"', 'device="cpu"').replace("count=64", "count=4")
@@ -38,6 +42,15 @@ def test_the_examples_of_extending_run() -> None:
     result = fs.check(chain, window=5, drafter=names["Damped"](), samples=300)
     assert result.passed, str(result)
     assert fs.sample(chain, 10, window=10).speedup > 2
+    tempered = names["Tempered"]()
+    assert fs.check(tempered, window=5, samples=300).passed
+    heun, zero = names["Heun"](), torch.zeros(4, dtype=torch.int64)
+    heun.here, heun.there = torch.tensor([2.0]), torch.tensor([1.5])
+    heun.denoise = lambda x, sigma: x / (1 + sigma**2)  # of unit Gaussian data, whose slope is σ/(1 + σ²)·x
+    x = torch.ones(4, 3)
+    slopes = 2 / 5 * x, 1.5 / 3.25 * (x - 0.5 * 2 / 5 * x)
+    euler = x + (1.5 - 2) * (x - heun.predict(x, zero, zero)) / 2
+    torch.testing.assert_close(euler, x - 0.5 * (slopes[0] + slopes[1]) / 2)
 
 
 def test_the_examples_of_generate_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,11 +122,11 @@ ALLOWED: dict[str, dict[str, str]] = {
 
 
 def typed_numbers(text: str) -> list[str]:
-    """Numbers outside of figures, code and formulas (indented blocks)."""
+    """Numbers outside of figures, code, formulas (indented blocks) and addresses."""
     text = re.sub(r"<!-- figures: \w+ -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
     text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
     prose = "\n".join(line for line in text.split("\n") if not re.match(r" {4,}", line))
-    return [found.strip() for found in NUMBER.findall(re.sub(r"`[^`]*`", "", prose))]
+    return [found.strip() for found in NUMBER.findall(re.sub(r"`[^`]*`|\]\(http[^)]*\)", "", prose))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -105,6 +105,8 @@ def test_plots_show_the_numbers_of_their_file(page: Path) -> None:
         told = [(row["window"], row["speedup"], row["speedup_error"]) for row in rows]
         assert values(plots["bench-0-speedup"], shown) == told
     assert values(plots["tune-0-gain"], "gain") == [(4, 1.5, None), (8, 2.5, None)]
+    assert values(plots["frontier-0-frontier"], "sequential") == [(30, 1 / 0.03, None), (240, 64 / 0.24, None)]
+    assert [x for x, _, _ in values(plots["frontier-0-frontier"], "speculative")] == [16, 16 * 64**0.9]
     assert values(plots["sample-0-mismatch"], "mismatch") == [(2, 0.25, None), (3, 0.5, None)]
     assert [y for _, y, _ in values(plots["sample-0-kept"], "rounds")] == [n / 65 for n in (10, 20, 30, 5)]
 
@@ -130,7 +132,14 @@ def test_pictures_beside_a_result_are_inside_the_page(page: Path) -> None:
 
 def test_every_source_stands_with_command_commit_versions_and_machine(page: Path) -> None:
     lines = re.findall(r"<li><b>(.*?)\.json</b>(.*?)</li>", page.read_text())
-    assert [name for name, _ in lines] == ["a/report", *["data/manifest"] * 2, "mixture", "tune", "check"]
+    assert [name for name, _ in lines] == [
+        "a/report",
+        *["data/manifest"] * 2,
+        "mixture",
+        "tune",
+        "frontier",
+        "check",
+    ]
     for _, line in lines:
         for part in (
             "foresample something --seed 1",

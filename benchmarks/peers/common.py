@@ -17,6 +17,7 @@ from foresample.contracts import (
     Target,
     at_least_one,
     expand,
+    extra_shape,
     is_multistep,
     predict,
     require_target,
@@ -85,8 +86,10 @@ class Counted:
 
     def __init__(self, target: Target, count: int) -> None:
         require_target(target)
-        if is_multistep(target):
-            raise ValueError("the peers take one-step targets; foresample.sample takes multistep ones, too")
+        if is_multistep(target) or extra_shape(target) is not None:
+            raise ValueError(
+                "the peers take one-step targets without extra noise; foresample.sample takes all others, too"
+            )
         self.target, self.std, self.shape = target, target.std, target.shape
         self.mean = target.mean
         self.calls = torch.zeros(at_least_one("count", count), dtype=torch.int64, device=target.std.device)

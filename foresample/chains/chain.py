@@ -1,9 +1,10 @@
 """A chain as data: the coefficients of its transitions, one set for each step.
 
-    x_{k+1} = state_weight·x_k + prediction_weight·p_k + previous_weight·p_{k−1} + std·z_k
+    x_{k+1} = state_weight·x_k + prediction_weight·p_k + previous_weight·p_{k−1} + older_weight·p_{k−2}
+              + extra_weight·ξ_k + std·z_k
 
-with p the *prediction*, the quantity a drafter reuses at nearby states. The network is told `time`, sees scale·x
-and returns its output; from it
+with p the *prediction*, the quantity a drafter reuses at nearby states, and ξ extra noise (`contracts.Target`). The
+network is told `time`, sees scale·x and returns its output; from it
 
     x0 or p = from_state·x + from_output·output
     p       = to_state·x + to_x0·limit(x0)          where the denoised estimate is limited, else p is made at once
@@ -13,6 +14,20 @@ direction from the estimate before it is limited: there p is the unlimited x0, a
 
     mean = state_weight·x + prediction_weight·limit(p) + unlimited_weight·p.
 
+**A learned variance** v(x), the second half of the network's channels, lies between two levels in its logarithm: with f
+the output there, log v = low_variance + (f + 1)/2·(high_variance − low_variance). The chain's std is the part of it
+that is certain, and what is above is extra noise: x' = … + √(v(x) − std²) ξ + std·z has exactly the variance v(x). In
+order that the mean stays affine, extra_weight is the typical √(v − std²), and the difference to it is put into the
+prediction, p + (√(v(x) − std²) − extra_weight) ξ/prediction_weight. Where v(x) < std² that is NaN, hence a fault.
+
+**Second-order steps** evaluate the network twice: at x, which gives the denoised estimate D, and at an inner state
+
+    y = inner_weight·x + (1 − inner_weight)·D + inner_extra·ξ,      the network being told inner_time, which gives D₂.
+
+The prediction is the *effective* estimate D + second_weight·(D₂ − D), the one with which the first-order formula above
+gives the second-order mean. Heun, midpoint, 2S and the two-stage SDE steps are all of this form, since each moves
+along straight lines between x and an estimate; where a step is of first order, second_weight is 0.
+
 The coefficients of a sampler are derived once, in terms of x0 (`denoising_chain`). What the network predicts and
 what is reused is a matter of one table: with x = α x0 + σ ξ, each kind of prediction is c·x + d·x0,
 
@@ -20,6 +35,7 @@ what is reused is a matter of one table: with x = α x0 + σ ξ, each kind of pr
     eps = ξ                     c = 1/σ        d = −α/σ
     v   = (α ξ − σ x0)/norm     c = α/(σ norm) d = −norm/σ     norm² = α² + σ², 1 if variance is preserved
     v   = ξ − x0  (flow)        c = 1/σ        d = −1/σ        (α + σ = 1)
+    score = −ξ/σ                c = −1/σ²      d = α/σ²
 """
 
 from __future__ import annotations
@@ -33,7 +49,7 @@ from torch import Tensor
 
 from foresample.contracts import expand
 
-Kind = Literal["x0", "eps", "v"]
+Kind = Literal["x0", "eps", "v", "score"]
 Limit = Callable[[Tensor], Tensor]
 """What is done to denoised estimates, [B, *shape] -> [B, *shape], row by row."""
 
@@ -46,7 +62,9 @@ class Chain:
     state_weight: Tensor
     prediction_weight: Tensor
     previous_weight: Tensor | None = None
+    older_weight: Tensor | None = None
     unlimited_weight: Tensor | None = None
+    extra_weight: Tensor | None = None
     time: Tensor | None = None
     """What the network is told of each step; the step itself if None."""
     scale: Tensor | None = None
@@ -55,40 +73,61 @@ class Chain:
     to_state: Tensor | None = None
     to_x0: Tensor | None = None
     limit: Limit | None = None
+    low_variance: Tensor | None = None
+    high_variance: Tensor | None = None
+    second_weight: Tensor | None = None
+    inner_weight: Tensor | None = None
+    inner_extra: Tensor | None = None
+    inner_time: Tensor | None = None
     start_scale: float = 1.0
     """Std of the Gaussian the chain starts from."""
+    start_added: float = 0.0
+    """Std of the noise to be added to given start states, for chains that start at a churned state."""
+    levels: Levels | None = None
+    """What the states are, where they are noised data."""
     predicts: str = "prediction"
     """What the network returns, in a word."""
     reuse: str = "prediction"
     """What drafters reuse, in a word."""
 
     @property
-    def multistep(self) -> bool:
-        """Whether the mean also needs the prediction of the step before."""
-        return self.previous_weight is not None
+    def multistep(self) -> int:
+        """How many earlier predictions the mean needs."""
+        return 2 if self.older_weight is not None else int(self.previous_weight is not None)
 
     @property
     def affine(self) -> bool:
-        """Whether the mean is affine in state and predictions, as kernels need it."""
-        return self.unlimited_weight is None
+        """Whether the mean is affine in state, prediction and the one before, as kernels need it."""
+        others = self.unlimited_weight, self.older_weight, self.extra_weight
+        return all(weight is None for weight in others)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Chain:
         """The same on a device; `time` keeps its dtype, for the network to judge."""
-        moved = {name: value.to(device, dtype) for name, value in self._coefficients().items()}
-        if self.time is not None:
-            moved["time"] = self.time.to(device)
+        moved = {
+            name: value.to(device) if name in ("time", "inner_time") else value.to(device, dtype)
+            for name, value in self._coefficients().items()
+        }
         return replace(self, **moved)
 
     def since(self, start: int) -> Chain:
         """The same from a later step on."""
-        return replace(self, **{name: value[start:] for name, value in self._coefficients().items()})
+        left = {name: value[start:] for name, value in self._coefficients().items()}
+        return replace(self, **left, levels=None if self.levels is None else self.levels.since(start))
 
     def _coefficients(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    def predict(self, x: Tensor, output: Tensor, step: Tensor) -> Tensor:
+    def predict(self, x: Tensor, output: Tensor, step: Tensor, extra: Tensor | None = None) -> Tensor:
         """The prediction at states x, [B, *shape], from the network's output there."""
+        if self.low_variance is not None and extra is not None:
+            if output.shape[1] != 2 * x.shape[1]:
+                raise ValueError(
+                    f"the network returns {output.shape[1]} channels for states of {x.shape[1]}, but a learned "
+                    "variance comes in as many again: use a fixed variance (variance_type='fixed_small') with it"
+                )
+            value, _ = output.chunk(2, dim=1)
+            return self._spread(replace(self, low_variance=None).predict(x, value, step), output, step, extra)
         value = output
         if self.from_state is not None and self.from_output is not None:
             value = per_row(self.from_state, step, x) * x + per_row(self.from_output, step, x) * output.to(
@@ -100,16 +139,60 @@ class Chain:
             value = per_row(self.to_state, step, x) * x + per_row(self.to_x0, step, x) * value
         return value
 
-    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor | None = None) -> Tensor:
-        """The transition's mean at (x, step), given predictions."""
+    def variance(self, output: Tensor, step: Tensor) -> Tensor:
+        """The variance a network with 2C channels has learned, [B, C, …]."""
+        assert self.low_variance is not None
+        assert self.high_variance is not None
+        _, fraction = output.to(self.std.dtype).chunk(2, dim=1)
+        low, high = (per_row(v, step, fraction) for v in (self.low_variance, self.high_variance))
+        return torch.exp(low + (fraction + 1) / 2 * (high - low))
+
+    def _spread(self, prediction: Tensor, output: Tensor, step: Tensor, extra: Tensor) -> Tensor:
+        """The prediction with what the variance at x makes of the extra noise."""
+        assert self.extra_weight is not None
+        std, typical, weight = (
+            per_row(v, step, prediction) for v in (self.std, self.extra_weight, self.prediction_weight)
+        )
+        excess = (self.variance(output, step) - std**2).sqrt()
+        return torch.where(std == 0, prediction, prediction + (excess - typical) * extra / weight)
+
+    def inner(self, x: Tensor, estimate: Tensor, step: Tensor, extra: Tensor | None) -> Tensor:
+        """Where a second-order step evaluates the network again."""
+        assert self.inner_weight is not None
+        weight = per_row(self.inner_weight, step, x)
+        inner = weight * x + (1 - weight) * estimate
+        if self.inner_extra is None or extra is None:
+            return inner
+        return inner + per_row(self.inner_extra, step, x) * extra
+
+    def effective(self, estimate: Tensor, second: Tensor, step: Tensor) -> Tensor:
+        """The prediction of a second-order step."""
+        assert self.second_weight is not None
+        weight = per_row(self.second_weight, step, estimate)
+        return torch.where(weight == 0, estimate, estimate + weight * (second - estimate))
+
+    def mean(
+        self,
+        x: Tensor,
+        prediction: Tensor,
+        step: Tensor,
+        previous: Tensor | None = None,
+        extra: Tensor | None = None,
+    ) -> Tensor:
+        """The transition's mean at (x, step), given predictions and the extra noise, if there is any."""
         limited = prediction
         if self.limit is not None and self.unlimited_weight is not None:
             limited = self.limit(prediction)
         mean = per_row(self.state_weight, step, x) * x + per_row(self.prediction_weight, step, x) * limited
         if self.unlimited_weight is not None:
             mean = mean + per_row(self.unlimited_weight, step, x) * prediction
-        if self.previous_weight is not None and previous is not None:
-            mean = mean + per_row(self.previous_weight, step, x) * previous
+        if previous is not None:
+            earlier = (previous,) if self.older_weight is None else previous.unbind(1)
+            for weight, value in zip((self.previous_weight, self.older_weight), earlier, strict=False):
+                if weight is not None:
+                    mean = mean + per_row(weight, step, x) * value
+        if self.extra_weight is not None and extra is not None:
+            mean = mean + per_row(self.extra_weight, step, x) * extra
         return mean
 
 
@@ -124,6 +207,11 @@ class Levels:
     norm: Tensor | float = 1.0
     """√(α² + σ²), for v on states whose variance is not preserved."""
 
+    def since(self, start: int) -> Levels:
+        """The same from a later step on."""
+        norm = self.norm[start:] if isinstance(self.norm, Tensor) else self.norm
+        return replace(self, alpha=self.alpha[start:], sigma=self.sigma[start:], norm=norm)
+
     def kind(self, name: str) -> tuple[Tensor, Tensor]:
         """(c, d) with which a quantity is c·x + d·x0: the table of the module."""
         if name == "x0":
@@ -132,6 +220,8 @@ class Levels:
             return 1 / self.sigma, -self.alpha / self.sigma
         if name == "v":
             return (1 if self.flow else self.alpha) / (self.sigma * self.norm), -self.norm / self.sigma
+        if name == "score":
+            return -1 / self.sigma**2, self.alpha / self.sigma**2
         raise ValueError(f"a prediction is one of {', '.join(get_args(Kind))}, not {name!r}")
 
 
@@ -145,7 +235,9 @@ def denoising_chain(
     reuse: Kind,
     time: Tensor,
     previous_weight: Tensor | None = None,
+    older_weight: Tensor | None = None,
     unlimited_weight: Tensor | None = None,
+    extra_weight: Tensor | None = None,
     limit: Limit | None = None,
     scale: Tensor | None = None,
     start_scale: float = 1.0,
@@ -167,11 +259,14 @@ def denoising_chain(
         state_weight - x0_weight * c / d,
         x0_weight / d,
         previous_weight,
+        older_weight,
         unlimited_weight,
+        extra_weight,
         time=time,
         scale=scale,
         limit=limit,
         start_scale=start_scale,
+        levels=levels,
         predicts=predicts,
         reuse=reuse,
     )

@@ -1,4 +1,4 @@
-"""EDM's stochastic sampler (Karras et al. 2022, algorithm 2, Euler steps) around any denoiser model(x, σ).
+"""EDM's stochastic sampler (Karras et al. 2022, algorithm 2) around any denoiser model(x, σ).
 
 The sampler adds noise at level σ_k ("churn") and then steps down:
 
@@ -12,20 +12,27 @@ x̂_{k+1} it is added last. The chain therefore runs on the churned states:
     x̂_{k+1} = (σ_{k+1}/σ̂_k) x̂_k + (1 − σ_{k+1}/σ̂_k) D(x̂_k, σ̂_k) + std_k z,
     std_k   = s_noise √(σ̂_{k+1}² − σ_{k+1}²),   0 for the last transition and where γ_{k+1} = 0.
 
-It starts at x̂_0 ~ N(0, (σ_0² + s_noise² (σ̂_0² − σ_0²)) I) and ends at x_N = D(x̂_{N−1}, σ̂_{N−1}). EDM's
-second-order (Heun) correction is left out: it calls the network again at a state that depends on the first
-call, two calls a step that cannot share a batch.
+It starts at x̂_0 ~ N(0, (σ_0² + s_noise² (σ̂_0² − σ_0²)) I) and ends at x_N = D(x̂_{N−1}, σ̂_{N−1}).
+
+Second-order steps call the network again at an inner state y on the line from x̂ to D, at level ρ σ̂, and go on with an
+effective estimate in place of D (module `chain`):
+
+    Heun      ρ = σ_{k+1}/σ̂_k         D + (D₂ − D)/(2ρ)      the slope is the mean of those at both ends
+    midpoint  ρ = √(σ_{k+1}/σ̂_k)      D + (D₂ − D)/ρ         the slope is that at y
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from foresample.chains.chain import Chain, Levels, denoising_chain
+from foresample.chains.sigmas import two_calls
 
 
 def edm_chain(
@@ -35,8 +42,11 @@ def edm_chain(
     s_min: float = 0.0,
     s_max: float = math.inf,
     s_noise: float = 1.0,
+    steps: Literal["euler", "heun", "midpoint"] = "euler",
 ) -> Chain:
-    """EDM's stochastic sampler with first-order steps, on the churned states; arguments as for `targets.from_edm`."""
+    """EDM's stochastic sampler on the churned states; arguments as for `targets.from_edm`."""
+    if steps not in ("euler", "heun", "midpoint"):
+        raise ValueError(f"steps must be 'euler', 'heun' or 'midpoint', not {steps!r}")
     here = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
     if here.ndim == 1 and len(here) > 1 and here[-1] == 0:
         here = here[:-1]
@@ -59,16 +69,22 @@ def edm_chain(
         )
     zero = torch.zeros(1, dtype=torch.float64)
     there = torch.cat([here[1:], zero])
-    return denoising_chain(
+    towards = there / churned
+    chain = denoising_chain(
         Levels(torch.ones_like(here), churned, norm=(1 + churned**2).sqrt()),
-        state_weight=there / churned,
-        x0_weight=1 - there / churned,
+        state_weight=towards,
+        x0_weight=1 - towards,
         std=torch.cat([added[1:], zero]),
         predicts="x0",
         reuse="x0",
         time=churned,
         start_scale=math.hypot(here[0], added[0]),
     )
+    chain = replace(chain, start_added=float(added[0]))
+    if steps == "euler":
+        return chain
+    inner = towards if steps == "heun" else towards.sqrt()
+    return two_calls(chain, churned, inner, 1 / inner if steps == "midpoint" else 0.5 / inner)
 
 
 def karras_sigmas(steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:

@@ -14,12 +14,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foresample.chains import vp
 from foresample.chains.chain import Chain, Clip, Kind, Levels, Limit, denoising_chain
+from foresample.chains.multistep import second_order, third_order
 
 _KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v", "flow_prediction": "v"}
 """diffusers' names of what a network predicts."""
+
+LEARNED_BASE = 0.9
+"""The part of the posterior variance that a learned one is taken never to fall below (`vp.learned_range`)."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +58,22 @@ def scheduler_chain(
 
 def _ddpm(scheduler: Any, options: Options) -> Chain:
     config = scheduler.config
-    if config.variance_type not in ("fixed_small", "fixed_small_log", "fixed_large"):
-        reason = "gives NaN" if config.variance_type == "fixed_large_log" else "has a state-dependent std"
+    if config.variance_type not in ("fixed_small", "fixed_small_log", "fixed_large", "learned_range"):
+        reason = (
+            "gives NaN"
+            if config.variance_type == "fixed_large_log"
+            else "has a std that nothing bounds from below"
+        )
         raise ValueError(
             f"DDPMScheduler(variance_type={config.variance_type!r}) {reason}, which has no exact coupling; "
-            "use variance_type='fixed_small'"
+            "use variance_type='fixed_small' or 'learned_range'"
         )
     time = scheduler.timesteps.cpu()
     here = scheduler.alphas_cumprod.double().cpu()[time]
     there = torch.cat([here[1:], torch.ones(1, dtype=torch.float64)])
     state_weight, x0_weight, std = vp.transition(here, there, 1.0)
     std = (1 - here / there).sqrt() if config.variance_type == "fixed_large" else std.clamp(min=1e-10)
-    return denoising_chain(
+    chain = denoising_chain(
         vp.levels(here),
         state_weight=state_weight,
         x0_weight=x0_weight,
@@ -74,6 +83,9 @@ def _ddpm(scheduler: Any, options: Options) -> Chain:
         time=time,
         limit=_limit(scheduler),
     )
+    if config.variance_type == "learned_range":
+        return vp.learned_range(chain, 1 - here / there, LEARNED_BASE)
+    return chain
 
 
 def _ddim(scheduler: Any, options: Options) -> Chain:
@@ -131,8 +143,6 @@ def _dpm_multistep(scheduler: Any, options: Options) -> Chain:
             f"DPMSolverMultistepScheduler(algorithm_type={config.algorithm_type!r}) is not supported; "
             "use algorithm_type='sde-dpmsolver++'"
         )
-    if config.solver_order > 2:
-        raise ValueError("a third-order solver needs two earlier predictions; use solver_order=2")
     sigmas = scheduler.sigmas.double().cpu()
     if config.use_flow_sigmas:
         alpha, sigma = 1 - sigmas, sigmas
@@ -143,27 +153,84 @@ def _dpm_multistep(scheduler: Any, options: Options) -> Chain:
     h = log_ratio[1:] - log_ratio[:-1]  # infinite where the chain ends at σ = 0
     gain = alpha[1:] * -torch.expm1(-2 * h)
 
-    # Second order adds weight · (x0 − previous x0)/r, r being the ratio of the last two steps in log-SNR.
-    steps = len(h)
-    second = torch.zeros_like(h)
-    if config.solver_order == 2:
-        midpoint = config.solver_type == "midpoint"
-        weight = 0.5 * gain if midpoint else alpha[1:] * (torch.expm1(-2 * h) / (2 * h) + 1)
-        second[1:] = weight[1:] * h[1:] / h[:-1]
-        few = config.lower_order_final and steps < 15
-        if config.euler_at_final or few or config.final_sigmas_type == "zero":
-            second[-1] = 0
-        second[options.start] = 0
+    now, previous, older = _solver_weights(config, h, alpha[1:], gain, options.start)
     return denoising_chain(
         Levels(alpha[:-1], sigma[:-1], flow=config.prediction_type == "flow_prediction"),
         state_weight=sigma[1:] / sigma[:-1] * torch.exp(-h),
-        x0_weight=gain + second,
-        previous_weight=-second if (second != 0).any() else None,
+        x0_weight=gain + now,
+        previous_weight=previous if (previous != 0).any() else None,
+        older_weight=older if (older != 0).any() else None,
         std=sigma[1:] * (-torch.expm1(-2 * h)).sqrt(),
         predicts=_predicts(config),
         reuse=options.reuse,
         time=scheduler.timesteps.cpu(),
         limit=_limit(scheduler),
+    )
+
+
+def _solver_weights(
+    config: Any, h: Tensor, alpha: Tensor, gain: Tensor, start: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a multistep solver adds to the weights of the estimate, the one before and the one before that.
+
+    The first step taken is of first order, the second at most of second; so are the last one and the one before it
+    where a scheduler says so. `h`: steps in log-SNR; `gain`: the weight of the estimate in a first-order step.
+    """
+    none = torch.zeros_like(h)
+    if config.solver_order == 1:
+        return none, none, none
+    second = alpha * (torch.expm1(-2 * h) / (2 * h) + 1)
+    lower = 0.5 * gain if config.solver_type == "midpoint" else second
+    now, previous = second_order(h, lower)
+    older = none.clone()
+    few = config.lower_order_final and len(h) < 15
+    if config.solver_order == 3:
+        third = -alpha * ((torch.expm1(-2 * h) + 2 * h) / (2 * h) ** 2 + 0.5)
+        of_third = torch.arange(len(h)) >= start + 2
+        if few:
+            of_third[-2:] = False
+        weights = third_order(h, second, third)
+        now, previous, older = (
+            torch.where(of_third, a, b) for a, b in zip(weights, (now, previous, older), strict=True)
+        )
+    first = torch.arange(len(h)) <= start
+    first[-1] |= config.euler_at_final or few or config.final_sigmas_type == "zero"
+    return torch.where(first, 0.0, now), torch.where(first, 0.0, previous), torch.where(first, 0.0, older)
+
+
+def _cosine_dpm(scheduler: Any, options: Options) -> Chain:
+    """Stable Audio's: DPM++ 2M SDE on σ, around a network that is preconditioned as EDM's."""
+    config = scheduler.config
+    if config.prediction_type not in ("epsilon", "v_prediction"):
+        raise ValueError(f"CosineDPMSolverMultistepScheduler does not implement {config.prediction_type!r}")
+    if config.solver_order > 2 or config.final_sigmas_type != "zero":
+        raise ValueError(
+            "CosineDPMSolverMultistepScheduler itself fails with solver_order=3 and gives NaN with "
+            "final_sigmas_type='sigma_min'; use its defaults, solver_order=2 and 'zero'"
+        )
+    sigmas, data = scheduler.sigmas.double().cpu(), float(config.sigma_data)
+    here, there = sigmas[:-1], sigmas[1:]
+    h, one = (here / there).log(), torch.ones_like(here)
+    gain = -torch.expm1(-2 * h)
+    now, previous, _ = _solver_weights(config, h, one, gain, options.start)
+    norm = (here**2 + data**2).sqrt()
+    chain = denoising_chain(
+        Levels(one, here, norm=(here**2 + 1).sqrt()),
+        state_weight=1 - gain,
+        x0_weight=gain + now,
+        previous_weight=previous if (previous != 0).any() else None,
+        std=there * gain.sqrt(),
+        predicts="x0",
+        reuse="x0",
+        time=scheduler.timesteps.cpu(),
+        scale=1 / norm,
+    )
+    sign = -1 if config.prediction_type == "v_prediction" else 1
+    return replace(
+        chain,
+        from_state=(data / norm) ** 2,
+        from_output=sign * here * data / norm,
+        predicts=_predicts(config),
     )
 
 
@@ -195,6 +262,7 @@ def _edm_dpm(scheduler: Any, options: Options) -> Chain:
         state_weight=chain.state_weight * grown[1:] / grown[:-1],
         prediction_weight=chain.prediction_weight * grown[1:],
         previous_weight=None if chain.previous_weight is None else chain.previous_weight * grown[1:],
+        levels=Levels(torch.ones_like(here), here),
         scale=1 / norm,
         from_state=spread**2 / norm**2,
         from_output=sign * here * spread / norm,
@@ -359,6 +427,7 @@ _READERS: dict[str, Callable[[Any, Options], Chain]] = {
     "DDIMParallelScheduler": _ddim,
     "EulerAncestralDiscreteScheduler": _euler_ancestral,
     "DPMSolverMultistepScheduler": _dpm_multistep,
+    "CosineDPMSolverMultistepScheduler": _cosine_dpm,
     "DPMSolverSinglestepScheduler": _dpm_singlestep,
     "EDMDPMSolverMultistepScheduler": _edm_dpm,
     "CogVideoXDPMScheduler": _cogvideox_dpm,
@@ -386,6 +455,5 @@ _REFUSED = {
     "DPMSolverSDEScheduler": "correlates the noise of its two half steps",
     "ScoreSdeVeScheduler": "has a corrector that depends on norms over the batch",
     "RePaintScheduler": "jumps back to earlier noise levels and blends the original image into every step",
-    "CosineDPMSolverMultistepScheduler": "draws its noise from a Brownian tree",
     "KDPM2AncestralDiscreteScheduler": "takes two network calls a step, with one noise between them",
 }

@@ -11,11 +11,14 @@ At η = 1 this is the posterior q(x_s | x_t, x0), i.e. DDPM; at 0 < η < 1, stoc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from foresample.chains.chain import Chain, Clip, Kind, Levels, denoising_chain
+
+_LEAVES = 0.1  # of its range, by which a learned variance may fall below it
 
 
 def vp_chain(
@@ -26,6 +29,7 @@ def vp_chain(
     predicts: Kind = "eps",
     reuse: Kind = "x0",
     clip: float | None = None,
+    learned_base: float | None = None,
 ) -> Chain:
     """DDPM (eta = 1) or DDIM on this grid; arguments as for `targets.vp`."""
     here = torch.as_tensor(alpha_bar, dtype=torch.float64).cpu()
@@ -33,8 +37,9 @@ def vp_chain(
         raise ValueError("alpha_bar must rise strictly within (0, 1), from noise to data; flip the schedule?")
     if not 0 < eta <= 1:
         raise ValueError(f"eta must be in (0, 1], not {eta}; without noise there is nothing to speculate on")
-    towards, x0_weight, std = transition(here, torch.cat([here[1:], torch.ones(1, dtype=torch.float64)]), eta)
-    return denoising_chain(
+    there = torch.cat([here[1:], torch.ones(1, dtype=torch.float64)])
+    towards, x0_weight, std = transition(here, there, eta)
+    chain = denoising_chain(
         levels(here),
         state_weight=towards,
         x0_weight=x0_weight,
@@ -44,6 +49,29 @@ def vp_chain(
         time=here if time is None else time,
         limit=None if clip is None else Clip(clip),
     )
+    if learned_base is None:
+        return chain
+    if eta != 1:
+        raise ValueError(f"a learned variance is DDPM's: use eta=1, not {eta}")
+    return learned_range(chain, 1 - here / there, learned_base)
+
+
+def learned_range(chain: Chain, beta: Tensor, base: float) -> Chain:
+    """DDPM with a learned variance between the chain's own, β̃, and β = 1 − ᾱ_t/ᾱ_s, in its logarithm.
+
+    Networks leave that range a little at times. The std² of the chain, below which the variance must not fall, is
+    `base`, less than 1, times the variance a tenth of the range below β̃.
+    """
+    if not 0 < base < 1:
+        raise ValueError(
+            f"base must lie within (0, 1), not {base}: it is the part of the posterior variance that the learned one "
+            "never falls below"
+        )
+    noisy = chain.std > 0
+    low, high = (torch.where(noisy, v, 1.0).log() for v in (chain.std**2, beta))
+    std = torch.where(noisy, (base * (low - _LEAVES * (high - low)).exp()).sqrt(), 0.0)
+    typical = torch.where(noisy, (((low + high) / 2).exp() - std**2).sqrt(), 0.0)
+    return replace(chain, std=std, extra_weight=typical, low_variance=low, high_variance=high)
 
 
 def transition(here: Tensor, there: Tensor, eta: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,14 +10,23 @@ import typer
 _TARGET, _EXECUTION = "What to sample", "How to run it"
 
 
+def _is_window(text: str) -> bool:
+    return text == "auto" or (text.isdecimal() and len(text) < 100 and int(text) >= 1)
+
+
 def _require_window(text: str) -> str:
-    if text != "auto" and not (text.isdecimal() and len(text) < 100 and int(text) >= 1):
-        raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto")
+    if not _is_window(text) and not (text.endswith(".json") and Path(text).is_file()):
+        raise typer.BadParameter(
+            f"{text!r} is neither a whole number of at least 1 nor auto, nor a file of foresample tune --out"
+        )
     return text
 
 
 def _require_windows(texts: list[str]) -> list[str]:
-    return [_require_window(text) for text in texts]
+    for text in texts:
+        if not _is_window(text):
+            raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto")
+    return texts
 
 
 def steps_option(default: int) -> Any:
@@ -80,9 +89,9 @@ Graph = Annotated[
 Window = Annotated[
     str,
     typer.Option(
-        metavar="N|auto",
+        metavar="N|auto|FILE",
         callback=_require_window,
-        help="Transitions drafted in a round; auto measures which is fastest here.",
+        help="Transitions drafted in a round; auto measures which is fastest here, a file of tune --out has it.",
         rich_help_panel=_EXECUTION,
     ),
 ]

@@ -30,9 +30,9 @@ from foresample.cli import options
 from foresample.cli.console import plain_table, require_folder, require_modules
 from foresample.cli.pictures import History, are_pictures, grid, run_picture, side_by_side
 from foresample.cli.targets import choose_source, choose_window, require_room
-from foresample.contracts import Target, resolve_slots
+from foresample.contracts import Target, predict, resolve_slots
 from foresample.core.baseline import sequential
-from foresample.core.noise import seeds_of
+from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.report import Commit, Report, Run
 from foresample.engine.sampling import sample
 from foresample.engine.tuning import call_seconds
@@ -266,10 +266,12 @@ def estimate_sequential(target: Target, count: int, slots: int, calls: int = 3) 
     x = torch.randn(slots, *target.shape, dtype=std.dtype, device=std.device)
     row = torch.arange(slots, device=std.device)
     with torch.no_grad():
-        target.predict(x, torch.zeros_like(row), row)
+        zero = torch.zeros_like(row)
+        predict(target, x, zero, row, extra_noise(target, row, zero))
         started = perf_counter()
         for k in torch.linspace(0, len(std) - 1, calls).long().tolist():
-            float(target.predict(x, torch.full_like(row, k), row).sum())
+            step = torch.full_like(row, k)
+            float(predict(target, x, step, row, extra_noise(target, row, step)).sum())
     return (perf_counter() - started) / calls * len(std) * -(-count // slots)
 
 

@@ -18,7 +18,7 @@ from foresample import pretrained
 from foresample.cli.console import require_modules, wait_line
 from foresample.contracts import Target, require_target
 from foresample.core.round import last_draftable
-from foresample.engine.tuning import tune
+from foresample.engine.tuning import Tuning, tune
 from foresample.sizes import require_memory, round_bytes, state_bytes
 from foresample.targets import GaussianMixture, Kind
 
@@ -180,7 +180,11 @@ class ChosenWindow(NamedTuple):
 
 
 def choose_window(window: str, target: Target, *, slots: int, graph: bool, quiet: bool) -> ChosenWindow:
-    """The number asked for, or what the chain has room for; for auto the fastest here, which is measured now."""
+    """The number asked for, or what the chain has room for; for auto the fastest here, which is measured now; or what a
+    file of `foresample tune` says."""
+    if window.endswith(".json"):
+        found = Tuning.load(window).window_for(len(target.std), slots)
+        return ChosenWindow(found or 1, pays=found is not None)
     if window != "auto":
         return ChosenWindow(min(int(window), max(1, len(target.std) - 1)), pays=True)
     if not can_draft(target):

@@ -1,16 +1,19 @@
-"""`foresample tune`: which window is fastest here, and whether speculation pays at all."""
+"""`foresample tune`: which window is fastest here, whether speculation pays at all, and how many samples at a time."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from foresample.cli import options
 from foresample.cli.console import plain_table, require_file, wait_line
 from foresample.cli.targets import can_draft, choose_source, require_room
+from foresample.engine.throughput import frontier, pick, points
 from foresample.engine.tuning import WINDOWS, Tuning, tune
 from foresample.results import make_result, result_json, write_result
 
@@ -20,7 +23,13 @@ def tune_command(
     target: options.TargetName = None,
     steps: Annotated[int | None, options.steps_option(100)] = None,
     window: options.Windows = ["auto"],  # noqa: B006
-    slots: Annotated[int, options.slots_option(more="; 1 asks for latency")] = 1,
+    slots: Annotated[
+        list[int], options.slots_option(more="; 1 asks for latency; several for throughput against latency")
+    ] = [1],  # noqa: B006
+    within: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Milliseconds that 95 in 100 samples may take, with several --slots."),
+    ] = None,
     label: options.Label = None,
     reuse: options.Reuse = None,
     device: options.Device = None,
@@ -30,7 +39,15 @@ def tune_command(
     out: options.OutFile = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure which window is fastest here, and whether speculation pays at all."""
+    """Measure which window is fastest here, and whether speculation pays at all.
+
+    With several --slots, how many samples to have under way: throughput against latency.
+    """
+    several = len(set(slots)) > 1
+    if within is not None and not several:
+        raise ValueError(
+            "--within chooses between several --slots: name at least two, as in --slots 1 --slots 16"
+        )
     source = choose_source(
         model=model,
         target=target,
@@ -44,7 +61,7 @@ def tune_command(
     )
     if out is not None:
         require_file(out)
-    windows = [w for text in window for w in (WINDOWS if text == "auto" else [int(text)])]
+    windows = None if "auto" in window else sorted({int(text) for text in window})
     chain = source()
     if not can_draft(chain):
         steps_are = "step" if len(chain.std) == 1 else "steps"
@@ -52,30 +69,55 @@ def tune_command(
             f"a chain of {len(chain.std)} {steps_are} without a transition that can be drafted has no window to "
             "measure: sample it sequentially, or ask for more --steps"
         )
-    widest = min(max(windows), len(chain.std) - 1)
-    require_room(chain, samples=4 * slots, slots=slots, window=widest)
+    widest = min(max(windows or WINDOWS), len(chain.std) - 1)
+    require_room(chain, samples=4 * max(slots), slots=max(slots), window=widest)
     with wait_line(quiet=as_json) as say:
-        tuning = tune(chain, slots=slots, windows=windows, graph=graph, progress=say)
+        if several:
+            tunings = frontier(chain, slots=slots, windows=windows, graph=graph, progress=say)
+        else:
+            tunings = [tune(chain, slots=slots[0], windows=windows, graph=graph, progress=say)]
     settings = {
         **source.about(),
         "steps": len(chain.std),
-        "slots": slots,
-        "windows": sorted(set(windows)),
+        "slots": sorted(set(slots)) if several else slots[0],
+        "windows": windows or "auto",
         "label": label,
         "device": str(chain.std.device),
         "compiled": compiled,
         "graph": graph,
     }
-    result = make_result("tune", settings, **json.loads(tuning.to_json()))
+    if several:
+        result = make_result("frontier", settings, tunings=[asdict(tuning) for tuning in tunings])
+    else:
+        result = make_result("tune", settings, **json.loads(tunings[0].to_json()))
     if out is not None:
         write_result(out, result)
     if as_json:
         print(result_json(result))
         return
-    Console().print(_table(tuning))
-    print(tuning.advice + ".")
+    if several:
+        Console().print(_frontier_table(tunings))
+        seconds = None if within is None else within / 1e3
+        print(f"Take {pick(tunings, seconds)}.")
+    else:
+        Console().print(_table(tunings[0]))
+        print(tunings[0].advice + ".")
     if out is not None:
         print(f"wrote {out}")
+
+
+def _frontier_table(tunings: list[Tuning]) -> Table:
+    table = plain_table(
+        *("at a time", "window", "samples a second", "ms a sample"),
+        title=f"{tunings[0].steps} steps",
+        caption="window –: sequential\nms a sample: of 95 in 100",
+    )
+    for point in points(tunings):
+        window = "–" if point.window is None else str(point.window)
+        table.add_row(
+            str(point.slots), window, f"{point.samples_per_second:.4g}", f"{1e3 * point.p95_seconds:.4g}"
+        )
+    return table
 
 
 def _table(tuning: Tuning) -> Table:

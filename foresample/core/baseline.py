@@ -15,8 +15,11 @@ from foresample import kernels
 from foresample.contracts import (
     Target,
     affine_chain,
+    calls_per_step,
     expand,
+    no_history,
     predict,
+    remember,
     require_target,
     resolve_slots,
     start_states,
@@ -46,7 +49,7 @@ class Sequential:
         )
         self.used = torch.ones(slots, 1, dtype=torch.bool, device=device)
         self.x = target.std.new_zeros((slots, *target.shape))
-        self.previous = torch.zeros_like(self.x)
+        self.previous = no_history(target, self.x)
         if self.compiled:
             from foresample.kernels.cpu.transition import prepare
 
@@ -63,6 +66,7 @@ class Sequential:
         tally = Tally(0, steps, self.x.device)
         tally.lengths[0] = steps * len(seeds)
         report = Report("sequential", steps, len(seeds), 0, slots=self.slots)
+        report.calls_per_step = calls_per_step(self.target)
         report.occupancy = len(seeds) / (self.slots * len(parts))
         run = tally.close(report, samples, torch.full_like(index, steps), torch.full_like(index, steps))
         report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
@@ -86,17 +90,18 @@ class Sequential:
             for k in range(steps):
                 self.graph.replay() if self.graph else self._transition()
                 if (k + 1) % look_every == 0 or k + 1 == steps:
-                    raise_faults(self.fault, self.row)
+                    raise_faults(self.fault, self.row, target)
                 if observe is not None:
                     observe(self._commit(k, len(index)))
         return self.x[: len(index)].clone()
 
     def _transition(self) -> None:
-        prediction = predict(self.timed, self.x.clone(), self.step, self.row)
-        self._move(prediction)
+        extra = streams.extra_noise(self.target, self.key, self.step)
+        prediction = predict(self.timed, self.x.clone(), self.step, self.row, extra)
+        self._move(prediction, extra)
         self.step.add_(1).clamp_(max=len(self.target.std) - 1)
 
-    def _move(self, prediction: Tensor) -> None:
+    def _move(self, prediction: Tensor, extra: Tensor | None) -> None:
         target, step = self.target, self.step
         if self.fused is not None:
             if self.compiled:
@@ -106,11 +111,11 @@ class Sequential:
             return transition(self.fused, self.x, prediction, self.previous, self.key, step, self.fault)
         network, state = (broken(v.unsqueeze(1)) for v in (prediction, self.x))
         self.fault.copy_(note_fault(self.fault, network, state, step.unsqueeze(1), self.used))
-        mean = transition_mean(target, self.x, prediction, step, self.previous)
+        mean = transition_mean(target, self.x, prediction, step, self.previous, extra)
         zero = torch.zeros_like(self.key)
         noise = streams.normal(self.key, target.shape, self.x.dtype, step=step, draw=zero)
         self.x.copy_(mean + expand(target.std[step], noise) * noise)
-        self.previous.copy_(prediction)
+        self.previous.copy_(remember(target, prediction, self.previous))
 
     def _commit(self, k: int, count: int) -> Commit:
         x, row = self.x[:count].clone(), self.row[:count].clone()

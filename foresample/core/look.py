@@ -7,7 +7,8 @@ is all it costs.
 
 Where they do not it may be rounding alone, since libraries take other algorithms for calls of other sizes. So nobody is
 blamed for it: the state is evaluated once more, in the same place of a call of the same size, among yet other mates.
-Only if those two answers differ, too, the target is refused, and two or three calls more find out why.
+Only if those two answers differ, too, the target is refused, and two or three calls more find out why. An answer that
+was clipped says nothing about the network's: then two such calls are made halfway through the chain instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target, predict, transition_mean
+from foresample.contracts import Target, no_history, predict, transition_mean
 
 STATES = 4
 """In a call that looks, at most."""
@@ -77,26 +78,37 @@ class FreeLook:
     runs that warm it up come before.
     """
 
-    def __init__(self, most: int) -> None:
-        """`most`: states of the largest call to come; a look is not larger."""
+    def __init__(self, most: int, asked: Target | None = None) -> None:
+        """`most`: states of the largest call to come; a look is not larger. `asked`: whom to ask, if another."""
         self.states, self.calls, self.done = min(STATES, most), 0, False
+        self.asked = asked
 
-    def predict(self, target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+    def predict(
+        self, target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
+    ) -> Tensor:
         """The target's prediction, or a sentence why it has no law."""
         if self.done or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return predict(target, x, step, row)
+            return predict(target, x, step, row, extra)
         few_x, few_step, few_row = (values[: self.states].clone() for values in (x, step, row))
-        prediction = predict(
-            target, x, step, row
-        ).clone()  # a captured network answers into the same memory again
+        prediction = predict(target, x, step, row, extra)
+        prediction = prediction.clone()  # a captured network answers into the same memory again
+        few_extra = None if extra is None else extra[: self.states]
         require_unedited((few_step, few_row), (step, row))
-        self.calls += look(target, few_x, few_step, few_row, prediction[0], states=self.states)
+        few = few_x, few_step, few_row, prediction[0], few_extra
+        self.calls += look(self.asked or target, *few, states=self.states)
         self.done = True
         return prediction
 
 
 def look(
-    target: Target, x: Tensor, step: Tensor, row: Tensor, prediction: Tensor, *, states: int = STATES
+    target: Target,
+    x: Tensor,
+    step: Tensor,
+    row: Tensor,
+    prediction: Tensor,
+    extra: Tensor | None = None,
+    *,
+    states: int = STATES,
 ) -> int:
     """Refuse a target that answered `prediction`, [*shape], at x[0] and would not in another call; say what that cost.
 
@@ -106,14 +118,18 @@ def look(
         step: of these, [B].
         row: sample of each, [B]: no other is asked for.
         prediction: the call's answer at x[0]; one that is NaN or infinite is not compared: `faults` has it.
+        extra: the extra noise of these states, for a target that has some.
         states: how many to ask for at a time.
     """
     if not torch.isfinite(prediction).all():
         return 0
     place = torch.arange(states, device=x.device).clamp(max=len(x) - 1)
-    few = x[place], step[place], row[place]
+    few = x[place], step[place], row[place], None if extra is None else extra[place]
+    clipped = _clipped(prediction)
+    if clipped:
+        few = few[0], torch.full_like(few[1], len(target.std) // 2), *few[2:]
     there = _among(target, *few, _MATES[0])
-    if change(prediction, there) <= DIFFERS:
+    if not clipped and change(prediction, there) <= DIFFERS:
         return 1
     elsewhere = _among(target, *few, _MATES[1])
     if change(there, elsewhere) <= DIFFERS:
@@ -124,30 +140,52 @@ def look(
 
 
 def explain(
-    target: Target, x: Tensor, step: Tensor, row: Tensor, there: Tensor, elsewhere: Tensor
+    target: Target,
+    x: Tensor,
+    step: Tensor,
+    row: Tensor,
+    extra: Tensor | None,
+    there: Tensor,
+    elsewhere: Tensor,
 ) -> Difference:
     """Why the answer at x[0] is `there` among mates of the first kind, and `elsewhere` among others."""
-    again = _among(target, x, step, row, _MATES[0])
+    again = _among(target, x, step, row, extra, _MATES[0])
     cause: Cause = "mixes"
     if not change(there, again) <= DIFFERS:
         elsewhere = again
-        drawn = [_seeded(target, x, step, row) for _ in range(2)]
+        drawn = [_seeded(target, x, step, row, extra) for _ in range(2)]
         cause = "random" if change(*drawn) <= DIFFERS else "state"
     noisy = (target.std[step[0] :] > 0).nonzero().flatten()
     k, shift = int(step[0]), None
     if len(noisy):
         k += int(noisy[0])
         at = torch.full_like(step[:1], k)
-        means = [transition_mean(target, x[:1], p[None], at, p[None]) for p in (there, elsewhere)]
+        none, first = no_history(target, x[:1]), None if extra is None else extra[:1]
+        means = [transition_mean(target, x[:1], p[None], at, none, first) for p in (there, elsewhere)]
         shift = float((means[0] - means[1]).norm() / target.std[k])
     return Difference(cause, change(there, elsewhere), k, shift)
 
 
-def compare(target: Target, x: Tensor, step: Tensor, row: Tensor) -> tuple[float, Difference | None]:
+def compare(
+    target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
+) -> tuple[float, Difference | None]:
     """How much the answer at x[0] changes with its mates, and what is wrong if that is too much: two calls."""
-    there, elsewhere = (_among(target, x, step, row, mates) for mates in _MATES)
+    there, elsewhere = (_among(target, x, step, row, extra, mates) for mates in _MATES)
     found = change(there, elsewhere)
-    return found, None if found <= DIFFERS else explain(target, x, step, row, there, elsewhere)
+    return found, None if found <= DIFFERS else explain(target, x, step, row, extra, there, elsewhere)
+
+
+def _clipped(prediction: Tensor) -> bool:
+    """Whether most of an answer lies on one bound, whatever the network said.
+
+    Noisy states have denoised estimates far outside of where data are, so a chain that clips them answers ±1.
+    """
+    size = prediction.abs()
+    return bool(
+        (size == 1).all()
+        if size.numel() == 1
+        else size.max() > 0 and (size == size.max()).sum() > size.numel() / 2
+    )
 
 
 def change(one: Tensor, two: Tensor) -> float:
@@ -164,17 +202,17 @@ def require_unedited(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]
             )
 
 
-def _among(target: Target, x: Tensor, step: Tensor, row: Tensor, mates: float) -> Tensor:
+def _among(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None, mates: float) -> Tensor:
     """The answer at x[0] in a call whose other states are others."""
     states = torch.cat([x[:1], mates * x[1:] + 1])
-    return predict(target, states, step.clone(), row.clone())[0].clone()
+    return predict(target, states, step.clone(), row.clone(), extra)[0].clone()
 
 
-def _seeded(target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+def _seeded(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None) -> Tensor:
     """The same with the global random numbers of the same seed, which are put back afterwards."""
     with torch.random.fork_rng([x.device] if x.is_cuda else []):
         torch.manual_seed(0)
-        return _among(target, x, step, row, _MATES[0])
+        return _among(target, x, step, row, extra, _MATES[0])
 
 
 def _in_words(shift: float) -> str:

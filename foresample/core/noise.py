@@ -10,6 +10,7 @@ and nothing has to be stored to ask for it again.
     STEP     of the state   the step     0        noise of a transition; draw > 0: redrawn in that round
     TEST     of the window  the round    0        uniforms of the acceptance test
     SEED     0              sample index 0        seeds of the samples of a run
+    EXTRA    of the noise   the step     0        extra noise of a transition, for targets that have some
 
 Numbers carry 53 random bits and are made in float64, then rounded to the chain's dtype.
 """
@@ -23,9 +24,9 @@ import torch
 from torch import Tensor
 
 from foresample import kernels
-from foresample.contracts import at_least_one, seed_number
+from foresample.contracts import Target, at_least_one, extra_shape, seed_number
 
-START, STEP, TEST, SEED = range(4)
+START, STEP, TEST, SEED, EXTRA = range(5)
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -86,6 +87,20 @@ def normal(
     angle = (2 * math.pi) * _unit(words[2], words[3])
     flat = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :size]
     return flat.to(dtype).reshape(len(seed), *shape)
+
+
+def extra_noise(target: Target, seed: Tensor, step: Tensor) -> Tensor | None:
+    """ξ of these samples at these steps, [B] and [B] or [R] and [R, W]; None for a target without extra noise.
+
+    A function of seed and step alone: drafts, the target, every later round and the sequential sampler see one ξ.
+    """
+    shape = extra_shape(target)
+    if shape is None:
+        return None
+    seed = (seed.unsqueeze(1) if step.ndim > 1 else seed).expand_as(step).flatten()
+    at = step.flatten()
+    noise = normal(seed, shape, target.std.dtype, stream=EXTRA, step=at, draw=torch.zeros_like(at))
+    return noise.view(*step.shape, *shape)
 
 
 def uniform(seed: Tensor, count: int, *, round: Tensor) -> Tensor:

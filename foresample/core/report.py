@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foresample import kernels
-from foresample.contracts import Target, is_multistep
+from foresample.contracts import Target, earlier_predictions, extra_shape
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class Report:
     calls_error: float = math.nan
     """Mean calls of a sample, and its standard error."""
     evaluations_mean: float = math.nan
+    calls_per_step: int = 1
+    """Network calls in a call of the target: 2 for second-order steps, of both samplers alike."""
     speedup: float = math.nan
     look_calls: int = 0
     """Calls on at most four states that made sure the target has a law (`core.look`); not among the calls above."""
@@ -90,6 +92,11 @@ class Report:
         """Standard error of the speed-up, to first order."""
         return self.speedup * self.calls_error / self.calls_mean
 
+    def _twice(self) -> str:
+        if self.calls_per_step == 1:
+            return ""
+        return f", each {self.calls_per_step} network calls ({self.calls_per_step * self.calls_mean:.2f})"
+
     def to_json(self) -> str:
         """Everything above as JSON; what was never measured is null."""
         values: dict[str, Any] = asdict(self)
@@ -106,7 +113,7 @@ class Report:
             ("method", self.method),
             ("samples × steps", f"{self.count} × {self.steps}"),
             ("window, slots", f"{self.window}, {self.slots}"),
-            ("calls a sample", with_error(self.calls_mean, self.calls_error)),
+            ("calls a sample", with_error(self.calls_mean, self.calls_error) + self._twice()),
             ("evaluations a sample", f"{self.evaluations_mean:.1f}"),
             ("speed-up in calls", with_error(self.speedup, self.speedup_error)),
             ("drafts kept a round", f"{self.accepted_mean:.2f} of {self.drafted / max(1, self.rounds):.2f}"),
@@ -125,7 +132,7 @@ class Run:
     samples: Tensor
     """[count, *shape]"""
     calls: Tensor
-    """[count]: sequential target calls made for each sample."""
+    """[count]: sequential target calls made for each sample; each is `report.calls_per_step` network calls."""
     evaluations: Tensor
     """[count]: target states evaluated for each sample."""
     report: Report
@@ -191,13 +198,13 @@ class TimedTarget:
 
     def __init__(self, target: Target) -> None:
         self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
-        self.multistep = is_multistep(target)
+        self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
         self._predict = target.predict
         self.seconds = 0.0
 
-    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
         started = perf_counter()
-        prediction = self._predict(x, step, row)
+        prediction = self._predict(x, step, row, **extra)
         self.seconds += perf_counter() - started
         return prediction
 

@@ -32,8 +32,10 @@ from foresample.contracts import (
     PreviousDraft,
     Target,
     begin_memory,
+    earlier_predictions,
     expand,
-    is_multistep,
+    no_history,
+    remember,
     start_states,
     transition_mean,
 )
@@ -62,7 +64,8 @@ class Rows:
     x: Tensor
     """[R, *shape]: the last committed state."""
     previous: Tensor
-    """[R, *shape]: the prediction at the state before x; only multistep targets look at it."""
+    """[R, *shape]: the prediction at the state before x; [R, 2, *shape], those at the two states before, for targets
+    that need two. Only multistep targets look at it."""
     noise: Tensor
     """[R, L+1, *shape]: unspent noise of steps step … step + L, i.i.d. N(0, I) given all committed."""
     memory: DrafterMemory
@@ -93,13 +96,18 @@ class Call:
     """[B]: index of the sample in the run."""
     needed: Tensor | None
     """[R, W+1]: the positions of the window these states are at, in order; None if they are all."""
+    extra: Tensor | None = None
+    """[B, *extra]: the target's extra noise, if it has any."""
 
     @staticmethod
-    def at(states: Tensor, step: Tensor, row: Tensor, needed: Tensor | None) -> Call:
+    def at(
+        states: Tensor, step: Tensor, row: Tensor, needed: Tensor | None, extra: Tensor | None = None
+    ) -> Call:
         """The call at states [R, W+1, *shape], or at those of them needed."""
         if needed is None:
-            return Call(states.flatten(0, 1).clone(), step.flatten(), row.flatten(), None)
-        return Call(states[needed], step[needed], row[needed], needed)
+            extra = None if extra is None else extra.flatten(0, 1)
+            return Call(states.flatten(0, 1).clone(), step.flatten(), row.flatten(), None, extra)
+        return Call(states[needed], step[needed], row[needed], needed, None if extra is None else extra[needed])
 
     def spread(self, predictions: Tensor, states: Tensor) -> Tensor:
         """The predictions of the call, [B, *shape], at their positions, [R, W+1, *shape]; 0 where there is none."""
@@ -201,6 +209,8 @@ class Draft:
     """[R, W+1]: of each state."""
     length: Tensor
     """[R]: transitions drafted; positions behind hold nothing."""
+    extra: Tensor | None = None
+    """[R, W+1, *extra]: the target's extra noise, if it has any: one ξ of a step for draft and target."""
 
 
 def propose(target: Target, rows: Rows, how: Speculation) -> Draft:
@@ -212,9 +222,11 @@ def propose(target: Target, rows: Rows, how: Speculation) -> Draft:
     width = how.layout.width(length, how.window)
     position = torch.arange(width + 1, device=rows.step.device)
     step = (first.unsqueeze(1) + position).clamp(max=steps - 1)
-    states, mean = draft_path(target, how.drafter, rows, step, target.std[step])
+    extra = streams.extra_noise(target, rows.seed, step)
+    states, mean = draft_path(target, how.drafter, rows, step, target.std[step], extra)
     row = rows.sample.unsqueeze(1).expand_as(step)
-    return Draft(Call.at(states, step, row, how.layout.needed(length, width)), states, mean, step, length)
+    call = Call.at(states, step, row, how.layout.needed(length, width), extra)
+    return Draft(call, states, mean, step, length, extra)
 
 
 def settle(
@@ -229,7 +241,8 @@ def settle(
     active, step, width = rows.step < steps, draft.step, draft.mean.shape[1]
     std = target.std[step]
     predictions = draft.call.spread(predictions, draft.states)
-    target_mean = _target_means(target, rows, draft.states, predictions, step)
+    history = _history(target, rows, predictions)
+    target_mean = _target_means(target, draft, predictions, history)
 
     verdict = verify(
         rows.noise[:, :width],
@@ -262,7 +275,7 @@ def settle(
         step=rows.step + committed,
         fault=note_fault(rows.fault, network, state, step, used),
         x=x,
-        previous=predictions[index, accepted],
+        previous=history[:, -width - 1 :][index, accepted],
         noise=_advance(rows, noise, committed, steps, how.layout),
         memory=how.drafter.learn(rows.memory, path, accepted + 1),
     )
@@ -270,14 +283,16 @@ def settle(
 
 
 def draft_path(
-    target: Target, drafter: Drafter, rows: Rows, step: Tensor, std: Tensor
+    target: Target, drafter: Drafter, rows: Rows, step: Tensor, std: Tensor, extra: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The drafted path from x: states [R, W+1, *shape], the first being x, and draft means [R, W, *shape]."""
     states, means, before, previous = [rows.x], [], None, rows.previous
     for j in range(step.shape[1] - 1):
         guess = drafter.guess(rows.memory, states[j], j, step[:, j], rows.sample, before)
-        means.append(transition_mean(target, states[j], guess, step[:, j], previous))
-        before, previous = PreviousDraft(guess, expand(std[:, j], rows.x) * rows.noise[:, j]), guess
+        at = None if extra is None else extra[:, j]
+        means.append(transition_mean(target, states[j], guess, step[:, j], previous, at))
+        before = PreviousDraft(guess, expand(std[:, j], rows.x) * rows.noise[:, j])
+        previous = remember(target, guess, previous)
         states.append(means[j] + before.innovation)
     return torch.stack(states, 1), torch.stack(means, 1)
 
@@ -302,7 +317,7 @@ def begin(
     noise = _stream(seed, position, target.shape, x.dtype)
     x, memory = x.contiguous(), begin_memory(drafter, window, sample, x[0])
     rounds, evaluations, step = (torch.zeros_like(seed) for _ in range(3))
-    fault, previous = zero + NO_FAULT, torch.zeros_like(x)
+    fault, previous = zero + NO_FAULT, no_history(target, x)
     return Rows(sample, seed, rounds, evaluations, step, fault, x, previous, noise, memory)
 
 
@@ -322,13 +337,26 @@ def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, layout: L
     return layout.refill(kept, source >= noise.shape[1], rows.seed, rows.step.unsqueeze(1) + source, steps)
 
 
-def _target_means(target: Target, rows: Rows, states: Tensor, predictions: Tensor, step: Tensor) -> Tensor:
+def _target_means(target: Target, draft: Draft, predictions: Tensor, history: Tensor) -> Tensor:
     """The target's means at all positions, [R, W+1, *shape]."""
-    previous = predictions
-    if is_multistep(target):
-        previous = torch.cat([rows.previous.unsqueeze(1), predictions[:, :-1]], dim=1)
-    flat = (v.flatten(0, 1) for v in (states, predictions, step, previous))
-    return transition_mean(target, *flat).view_as(states)
+    values = (draft.states, predictions, draft.step, history[:, : predictions.shape[1]])
+    x, prediction, step, previous = (v.flatten(0, 1) for v in values)
+    extra = None if draft.extra is None else draft.extra.flatten(0, 1)
+    return transition_mean(target, x, prediction, step, previous, extra).view_as(predictions)
+
+
+def _history(target: Target, rows: Rows, predictions: Tensor) -> Tensor:
+    """Earlier predictions as the means see them, at all positions and at the one behind: [R, W+2, *…].
+
+    A one-step target looks at none of it: there it is the predictions themselves, [R, W+1, *shape].
+    """
+    earlier = earlier_predictions(target)
+    if earlier == 0:
+        return predictions
+    if earlier == 1:
+        return torch.cat([rows.previous.unsqueeze(1), predictions], dim=1)
+    all_of_them = torch.cat([rows.previous.flip(1), predictions], dim=1)
+    return torch.stack([all_of_them[:, 1:], all_of_them[:, :-1]], dim=2)
 
 
 def _redrawn(rows: Rows, step: Tensor) -> Tensor:

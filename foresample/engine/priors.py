@@ -15,8 +15,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target, at_least_one, is_multistep, require_target, transition_mean
-from foresample.core.noise import seeds_of
+from foresample.contracts import (
+    Target,
+    at_least_one,
+    calls_per_step,
+    earlier_predictions,
+    extra_shape,
+    no_history,
+    remember,
+    require_target,
+    transition_mean,
+)
+from foresample.core.noise import extra_noise, seeds_of
 from foresample.drafters import Prior
 from foresample.engine.engine import Engine
 
@@ -34,15 +44,16 @@ class RecordingTarget:
 
     def __init__(self, target: Target, samples: int, steps: int) -> None:
         self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
-        self.multistep, self.chain = is_multistep(target), getattr(target, "chain", None)
-        self.steps, self._predict = steps, target.predict
+        self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
+        self.chain, self.calls_per_step = getattr(target, "chain", None), calls_per_step(target)
+        self.steps, self.unrecorded, self._predict = steps, target, target.predict
         self.states = target.std.new_zeros(
             (samples, steps + 1, *target.shape)
         )  # the last place is for all others
         self.predictions = torch.zeros_like(self.states)
 
-    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-        prediction = self._predict(x, step, row)
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        prediction = self._predict(x, step, row, **extra)
         place = step.clamp(max=self.steps)
         self.states[row, place] = x
         self.predictions[row, place] = prediction
@@ -72,26 +83,39 @@ def fit_prior(
     steps, size = len(target.std), target.shape.numel()
     matrix = size <= MATRIX_ELEMENTS
     recorded = RecordingTarget(target, pilots, steps if matrix else min(window + 1, steps))
-    # A look's call would be recorded as well; the runs the prior is for look for themselves.
+    # The runs the prior is for look for themselves.
     engine = Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots, look=False)
-    engine.sample(seeds_of(_SEED + seed, pilots))
+    seeds = seeds_of(_SEED + seed, pilots)
+    engine.sample(seeds)
     kept = recorded.steps
     return prior_of_paths(
-        target, recorded.states[:, :kept], recorded.predictions[:, :kept], window=window, paths=paths
+        target,
+        recorded.states[:, :kept],
+        recorded.predictions[:, :kept],
+        window=window,
+        paths=paths,
+        seeds=seeds,
     )
 
 
 def prior_of_paths(
-    target: Target, states: Tensor, predictions: Tensor, *, window: int, paths: int = 1
+    target: Target,
+    states: Tensor,
+    predictions: Tensor,
+    *,
+    window: int,
+    paths: int = 1,
+    seeds: Tensor | None = None,
 ) -> Prior:
     """A prior from recorded paths of pilots, [pilots, K, *shape] both.
 
-    They go through all N steps where states are small enough for a matrix a step, else through the table's.
+    They go through all N steps where states are small enough for a matrix a step, else through the table's. `seeds` are
+    the pilots', for a target with extra noise.
     """
     pilots, table = len(states), min(window + 1, len(target.std))
     means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
     if target.shape.numel() <= MATRIX_ELEMENTS:
-        return Prior(means[0], means[1], response=_jacobians(target, states, predictions))
+        return Prior(means[0], means[1], response=_jacobians(target, states, predictions, seeds))
     which = torch.arange(pilots, device=states.device) % paths
     dx, dp = (
         (v[:, :table] - mean[which]).flatten(2) for v, mean in zip((states, predictions), means, strict=True)
@@ -102,17 +126,19 @@ def prior_of_paths(
     )
 
 
-def _jacobians(target: Target, states: Tensor, predictions: Tensor) -> Tensor:
+def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tensor | None) -> Tensor:
     """J_k of every step, [N, d, d]; 0 where no noise leads to it."""
     steps, size, pilots = len(target.std), target.shape.numel(), len(states)
     found = target.std.new_zeros((steps, size, size))
     identity = torch.eye(size, dtype=torch.float64, device=states.device)
+    before = no_history(target, states[:, 0])
     for k in range(1, steps):
+        previous, before = before, remember(target, predictions[:, k - 1], before)
         if target.std[k - 1] == 0:
             continue
-        before = predictions[:, k - 2] if k > 1 else torch.zeros_like(predictions[:, 0])
         step = torch.full((pilots,), k - 1, device=states.device)
-        mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, before)
+        extra = None if seeds is None else extra_noise(target, seeds.to(states.device), step)
+        mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, previous, extra)
         noise = (states[:, k] - mean).flatten(1).double()
         moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
         slope = (noise * moved).sum() / (noise * noise).sum().clamp(min=1e-300)

@@ -13,14 +13,14 @@ from foresample.core.baseline import sequential
 from foresample.core.noise import resolve_seeds, seeds_of
 from foresample.core.report import Observer, Run
 from foresample.engine.engine import Engine, Sample
-from foresample.engine.tuning import tune
+from foresample.engine.tuning import Tuning, tune
 
 
 def sample(
     target: Target,
     count: int | None = None,
     *,
-    window: int | Literal["auto"],
+    window: int | Literal["auto"] | Tuning,
     seed: int = 0,
     seeds: Sequence[int] | Tensor | None = None,
     slots: int | None = None,
@@ -39,7 +39,8 @@ def sample(
         target: the chain to sample.
         count: number of samples; may be left out when `seeds` are given.
         window: transitions drafted in a round, L; a call evaluates at most L + 1 states of each sample. "auto"
-            measures which one is fastest here (`tune`), and samples sequentially if none is.
+            measures which one is fastest here (`tune`), and samples sequentially if none is; so does a tuning that was
+            made before, without measuring.
         seed: the run's seed, from which each sample's is derived.
         seeds: one seed per sample instead.
         slots: samples under way at a time; all by default.
@@ -57,10 +58,12 @@ def sample(
     how: dict[str, Any] = {"drafter": drafter, "block": block, "recycle": recycle, "graph": graph}
     how["slots"] = slots
     if window == "auto":
-        tuning = tune(target, look=look, **how)
-        if tuning.window is None:
+        window, look = tune(target, look=look, **how), False  # it has looked
+    if isinstance(window, Tuning):
+        found = window.window_for(len(target.std), slots)
+        if found is None:
             return sequential(target, seeds=key, slots=slots, graph=graph, observe=observe)
-        window, look = tuning.window, False  # it has looked
+        window = found
     return Engine(target, window=window, look=look, **how).sample(key, observe)
 
 

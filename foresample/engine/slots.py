@@ -102,7 +102,7 @@ class RoundRunner:
         how = self.how if drafts is None else replace(self.how, layout=Padded(drafts))
         draft = self._round.propose(self.target, rows, how)
         call = draft.call
-        predictions = self._predict(self.timed, call.x, call.step, call.row)
+        predictions = self._predict(self.timed, call.x, call.step, call.row, call.extra)
         rows, commit = self._round.settle(self.target, rows, draft, predictions, how)
         self.tally.count(commit)
         return rows, commit
@@ -288,7 +288,7 @@ class HandedRounds:
         rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.how)
         self.tally.count(commit)
         self.observe(commit)
-        raise_faults(rows.fault, rows.sample)
+        raise_faults(rows.fault, rows.sample, self.target)
         done = rows.step == len(self.target.std)
         if done.any():
             self._parts.append(Finished.of(rows, done.nonzero().squeeze(1)))

@@ -7,7 +7,8 @@ the device idle, proportional once it is full. Both are measured, window by wind
 
     gain(L) = N τ(0) / (C(L) τ(L)).
 
-Where no window gains, sampling sequentially is the advice.
+Where no window gains, sampling sequentially is the advice. A tuning can be kept in a file and given to `sample` as its
+window: then it costs nothing.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, require_target
+from foresample.contracts import Drafter, Target, predict, require_target
 from foresample.core.baseline import Sequential
-from foresample.core.noise import seeds_of
+from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.round import Padded
 from foresample.engine.engine import Engine
 from foresample.kernels.graphs import capture
+from foresample.schema import AtLeastOne, Positive, Some, Unfit, parse_json, read_object, read_plain
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
+"""Tried first; then those between the best and its neighbours."""
 _SEED = 2**62  # of the samples drawn for measuring, away from those a user draws
 
 
@@ -40,24 +44,26 @@ class Trial:
     """In a call: slots × (window + 1)."""
     call_seconds: float
     """The target alone, on that many states."""
-    round_seconds: float
+    round_seconds: Positive
     """A round, with everything."""
     calls: float
     """Of a sample, on average."""
-    gain: float
+    gain: Positive
     """On the clock against the sequential sampler, as predicted from these."""
+    calls_p95: Positive | None = None
+    """Of 95 in 100 samples, at most."""
 
 
 @dataclass(frozen=True)
 class Tuning:
     """What was measured and what follows."""
 
-    steps: int
-    slots: int
-    step_seconds: float
+    steps: AtLeastOne
+    slots: AtLeastOne
+    step_seconds: Positive
     """A transition of the sequential sampler, all slots at once."""
-    trials: list[Trial]
-    window: int | None
+    trials: Some[Trial]
+    window: AtLeastOne | None
     """The fastest; None if the sequential sampler is."""
     achieved: float | None
     """Gain of the best window, measured afterwards on other samples; None where none was predicted."""
@@ -73,18 +79,42 @@ class Tuning:
         at = f"{self.slots} sample{'s' if self.slots > 1 else ''} at a time"
         if self.window is None:
             return f"Sample sequentially: with {at} no window gains (the best comes to {self.predicted:.2f}×)"
-        gains = f"{self.predicted:.2f}× predicted, {self.achieved:.2f}× achieved"
+        gains = f"{self.predicted:.2f}× predicted"
+        if self.achieved is not None:
+            gains += f", {self.achieved:.2f}× achieved"
         return f"With {at}, take window {self.window}: {gains}"
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "predicted": self.predicted}, indent=2)
+
+    def save(self, path: str | Path) -> None:
+        """Keep it for other runs on this machine; `sample(…, window=Tuning.load(path))` then measures nothing."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> Tuning:
+        """Read what `save` or `foresample tune --out` wrote."""
+        try:
+            return read_object(Tuning, parse_json(read_plain(Path(path)).decode("utf-8")))
+        except (Unfit, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} holds no tuning ({error}): measure again with foresample.tune") from None
+
+    def window_for(self, steps: int, slots: int) -> int | None:
+        """The window, for runs of the kind that was measured; refused for others."""
+        if (steps, slots) != (self.steps, self.slots):
+            raise ValueError(
+                f"this tuning is of {self.steps} steps with {self.slots} samples at a time, not of {steps} with "
+                f"{slots}: measure again with foresample.tune"
+            )
+        return self.window
 
 
 def tune(
     target: Target,
     *,
     slots: int = 1,
-    windows: Sequence[int] = WINDOWS,
+    windows: Sequence[int] | None = None,
+    samples: int | None = None,
     drafter: Drafter | None = None,
     block: int | None = None,
     recycle: bool = True,
@@ -97,7 +127,9 @@ def tune(
     Args:
         target: the chain.
         slots: samples under way at a time; 1 asks for the latency of a single sample.
-        windows: those to try; widening stops where the gain has clearly fallen.
+        windows: those to try; widening stops where the gain has clearly fallen. By default powers of two, and then
+            those between the best of them and its neighbours.
+        samples: drawn for each window; two a slot by default.
         drafter: as for `sample`.
         block: as for `sample`.
         recycle: as for `sample`.
@@ -118,7 +150,8 @@ def tune(
     step_seconds = sequential_seconds() / steps
     trials: list[Trial] = []
     engines: dict[int, Engine] = {}
-    for window in sorted({min(w, max(1, steps - 1)) for w in windows}):
+
+    def attempt(window: int) -> Trial:
         say(f"window {window}")
         engine = Engine(
             target,
@@ -132,8 +165,8 @@ def tune(
         )
         engine.sample(seeds_of(_SEED, slots))
         started = _now(target)
-        report = engine.sample(seeds_of(_SEED + 1, 2 * slots)).report
-        seconds = _now(target) - started
+        run = engine.sample(seeds_of(_SEED + 1, samples or 2 * slots))
+        seconds, report = _now(target) - started, run.report
         rounds = report.rounds / (report.occupancy * report.slots)  # of all slots at once
         # Fixed slots cost the same when they wait; in a long run they do not.
         sample_seconds = (
@@ -142,10 +175,19 @@ def tune(
         gain = steps * step_seconds / slots / sample_seconds
         states = slots * (window + 1)
         alone = call_seconds(target, states, graph=graph)
-        trials.append(Trial(window, states, alone, seconds / rounds, report.calls_mean, gain))
         engines[window] = engine
-        if gain < 0.7 * max(trial.gain for trial in trials):
+        p95 = float(run.calls.double().quantile(0.95, interpolation="higher"))
+        trials.append(Trial(window, states, alone, seconds / rounds, report.calls_mean, gain, p95))
+        return trials[-1]
+
+    for window in sorted({min(w, max(1, steps - 1)) for w in windows or WINDOWS}):
+        if attempt(window).gain < 0.7 * max(trial.gain for trial in trials):
             break
+    if windows is None:
+        tried, peak = [trial.window for trial in trials], max(trials, key=lambda trial: trial.gain).window
+        for window in sorted({(peak + other) // 2 for other in _neighbours(tried, peak)} - set(tried)):
+            attempt(window)
+        trials.sort(key=lambda trial: trial.window)
     best = max(trials, key=lambda trial: trial.gain)
     if best.gain <= 1:
         return Tuning(steps, slots, step_seconds, trials, None, None)
@@ -154,6 +196,11 @@ def tune(
     seconds = _seconds(lambda: engines[best.window].sample(seeds_of(_SEED + 2, count)), target)
     achieved = sequential_seconds() * count / slots / seconds
     return Tuning(steps, slots, step_seconds, trials, best.window if achieved > 1 else None, achieved)
+
+
+def _neighbours(windows: list[int], window: int) -> list[int]:
+    place = windows.index(window)
+    return windows[max(0, place - 1) : place] + windows[place + 1 : place + 2]
 
 
 def call_seconds(target: Target, states: int, *, graph: bool = False, repeats: int = 5) -> float:
@@ -165,7 +212,7 @@ def call_seconds(target: Target, states: int, *, graph: bool = False, repeats: i
 
     def call() -> Tensor:
         with torch.no_grad():
-            return target.predict(x.clone(), step, row)
+            return predict(target, x.clone(), step, row, extra_noise(target, row, step))
 
     work = capture(call, std.device).replay if graph else call
     work()

@@ -1,4 +1,4 @@
-"""Other people's samplers, served in one line: pipelines and policies."""
+"""Other people's samplers, served in one line: pipelines, policies, packages."""
 
 from foresample.integrations.acceleration import accelerate, restore
 

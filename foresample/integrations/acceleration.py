@@ -7,6 +7,12 @@ from typing import Any, Literal
 
 from foresample.contracts import Drafter, at_least_one
 from foresample.drafters import Prior
+from foresample.integrations.packages import (
+    AcceleratedPackage,
+    accelerate_package,
+    is_package,
+    restore_package,
+)
 from foresample.integrations.pipelines import (
     AcceleratedPipeline,
     accelerate_pipeline,
@@ -30,8 +36,9 @@ def accelerate(
     executed: int | None = None,
     pilots: int | None = None,
     trace: bool = True,
-) -> AcceleratedPipeline | AcceleratedPolicy:
-    """From now on a diffusers pipeline or a robot policy draws speculatively: the same law, fewer calls in sequence.
+    look: bool = True,
+) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
+    """From now on a pipeline, a policy or a package's sampler draws speculatively: the same law, fewer calls.
 
     It is used as before; its attribute `foresample_report` tells what the last call cost. `restore`, or leaving the
     `with` block this was used in, undoes everything:
@@ -45,7 +52,8 @@ def accelerate(
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
             DiffusionPolicy (or its `.diffusion`) or multi-task DiT, or a policy of diffusion_policy, robomimic or
-            ManiSkill.
+            ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's
+            AtomDiffusion.
         window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
             "auto": the first calls are drawn with several, and the fastest is kept.
         drafter: as for `sample`.
@@ -62,19 +70,37 @@ def accelerate(
         pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
         trace: watch three steps of the untouched loop first (of a pipeline, once per configuration: `foresample_trace`
             tells what that took), and refuse what the chain does not explain.
+        look: as for `sample`, at the first use of a configuration; a pipeline's look is a state more in a call.
     """
     if window != "auto":
         window = at_least_one("window", window)
     block = None if block is None else at_least_one("block", block)
     if is_policy(served):
         return accelerate_policy(
-            served, window, drafter, block, recycle, batch_pad, graph, prior, warm, executed, pilots, trace
+            served,
+            window,
+            drafter,
+            block,
+            recycle,
+            batch_pad,
+            graph,
+            prior,
+            warm,
+            executed,
+            pilots,
+            trace,
+            look,
         )
-    if is_pipeline(served):
+    if is_pipeline(served) or is_package(served):
         for name, given in (("batch_pad", batch_pad), ("graph", graph), ("prior", prior), ("warm", warm)):
             if given not in (False, None):
                 raise ValueError(f"{name} is a matter of policies: leave it out for a pipeline")
-        return accelerate_pipeline(served, window, drafter, block, recycle, trace)
+    if is_package(served):
+        if window == "auto":
+            raise ValueError("a package's sampler is given its window as a number, 16 say")
+        return accelerate_package(served, window, drafter, block, recycle, look)
+    if is_pipeline(served):
+        return accelerate_pipeline(served, window, drafter, block, recycle, trace, look)
     raise _unknown(served)
 
 
@@ -82,6 +108,8 @@ def restore(served: Any) -> None:
     """Undo `accelerate`; does nothing to what was not accelerated."""
     if is_policy(served):
         restore_policy(served)
+    elif is_package(served):
+        restore_package(served)
     elif is_pipeline(served):
         restore_pipeline(served)
     else:
@@ -93,5 +121,6 @@ def _unknown(served: Any) -> TypeError:
         f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
         "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), one of "
-        "robomimic or ManiSkill, or make a target with foresample.targets"
+        "robomimic or ManiSkill, denoising-diffusion-pytorch's GaussianDiffusion, MONAI's DiffusionInferer or boltz's "
+        "AtomDiffusion, or make a target with foresample.targets"
     )

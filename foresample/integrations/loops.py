@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from foresample.chains import scheduler_chain
 from foresample.drafters import Prior
+from foresample.integrations.networks import require_fixed_variance
 from foresample.integrations.plans import (
     Planner,
     Plans,
@@ -212,12 +213,13 @@ class _Walk:
         planner = method.plans.planner(kind, partial(self._make, request))
         if planner.window is None:
             raise _NothingGains
-        plan, run = method.plans.draw(planner, request, seeds_from(None, count))
+        plan, run = method.plans.draw(kind, request, seeds_from(None, count))
         self.transitions, self.report = len(planner.target.std), run.report
         return plan
 
     def _make(self, request: Request, how: PlanSettings, prior: Prior | None) -> Planner:
         chain = scheduler_chain(self.loop.scheduler)
+        require_fixed_variance(chain)
         free = request.free
         if how.trace:
             drawn = Request(**{**vars(request), "noise": None})  # where it starts is watched as well
@@ -228,7 +230,7 @@ class _Walk:
             def run(generator: torch.Generator) -> None:
                 self.original()
 
-            require_same_chain(self.method.name, run, self.forward, instead, drawn, free, chain)
+            require_same_chain(self.method.name, run, self.forward, instead, drawn, free, chain, whole=False)
         return Planner(request, free, chain, how, prior)
 
     def _named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class PlanSettings:
     """Actions executed of a plan before the next is drawn."""
     pilots: int
     trace: bool
+    look: bool
 
 
 class Planner:
@@ -163,6 +164,7 @@ class Planner:
             block=self.how.block,
             recycle=self.how.recycle,
             graph=self.how.graph,
+            look=self.how.look,
         ).window
 
     def _engine(self, window: int) -> Engine:
@@ -187,6 +189,7 @@ class Planner:
             block=how.block,
             recycle=how.recycle,
             graph=how.graph,
+            look=how.look and how.window != "auto",  # else `tune` has looked
         )
 
     def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
@@ -221,20 +224,25 @@ class Plans:
     """One for each kind of request, the last used last: engines, captured rounds, the last plans."""
     pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Paths of the first plans, until there are enough to fit a prior."""
+    known: set[tuple] = field(default_factory=set)
+    """Kinds of requests that were planned before: traced and looked at."""
 
     def planner(self, kind: tuple, make: Callable[[PlanSettings, Prior | None], Planner]) -> Planner:
         """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
         planner = self.planners.pop(kind, None)
         if planner is None:
-            planner = make(self.how if self.prior is None else replace(self.how, pilots=0), self.prior)
+            how = self.how if self.prior is None else replace(self.how, pilots=0)
+            planner = make(replace(how, trace=False, look=False) if kind in self.known else how, self.prior)
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
         self.planners[kind] = planner
         return planner
 
-    def draw(self, planner: Planner, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
+    def draw(self, kind: tuple, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
         """Plans, and what they cost; a prior is fitted once there are pilots enough, and used from the next plan on."""
+        planner = self.planners[kind]
         plans, run = planner.plan(request, seeds)
+        self.known.add(kind)
         if planner.how.pilots:
             self.pilots.append(planner.paths())
             if sum(len(states) for states, _ in self.pilots) >= self.how.pilots:

@@ -32,6 +32,7 @@ from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import Drafter, at_least_one, require_drafter
 from foresample.drafters import Prior
 from foresample.integrations.loops import SpeculativeLoop, find_loop
+from foresample.integrations.networks import require_fixed_variance
 from foresample.integrations.plans import (
     Planner,
     Plans,
@@ -64,6 +65,7 @@ def accelerate_policy(
     executed: int | None,
     pilots: int | None,
     trace: bool,
+    look: bool,
 ) -> AcceleratedPolicy:
     """See `foresample.accelerate`."""
     if drafter is not None:
@@ -95,6 +97,7 @@ def accelerate_policy(
         executed=executed,
         pilots=0 if pilots is None else max(2, at_least_one("pilots", pilots)),
         trace=trace,
+        look=look,
     )
     plans = Plans(how, Prior.load(prior) if isinstance(prior, (str, Path)) else prior)
     restore_policy(policy)
@@ -197,10 +200,11 @@ class SpeculativeMethod:
         free = request.free
         if not free.any():
             return request.data.clone()
-        planner = self.plans.planner(self._kind(request, free), partial(self._make, request, free, bound))
+        kind = self._kind(request, free)
+        planner = self.plans.planner(kind, partial(self._make, request, free, bound))
         if planner.window is None:  # nothing gains here
             return self.original(*args, **kwargs)
-        plans, run = self.plans.draw(planner, request, seeds_from(request.generator, len(request.data)))
+        plans, run = self.plans.draw(kind, request, seeds_from(request.generator, len(request.data)))
         for owner in (self.owner, self.policy):
             owner.foresample_report = run.report
         return plans
@@ -217,12 +221,12 @@ class SpeculativeMethod:
         if how.trace:
             network = "unet" if _is_lerobot(self.owner) else "model"
 
-            def run(generator: torch.Generator) -> None:
+            def run(generator: torch.Generator) -> Tensor:
                 again = inspect.BoundArguments(
                     bound.signature,
                     {**bound.arguments, "generator": generator},  # type: ignore[arg-type]
                 )
-                self.original(*again.args, **again.kwargs)
+                return self.original(*again.args, **again.kwargs)
 
             name = f"{type(self.owner).__name__}.{getattr(self.original, '__name__', 'conditional_sample')}"
             instead = partial(standing_in, self.owner, network)
@@ -316,7 +320,7 @@ def _refuse_early(scheduler: Any, steps: int | None, model: Any) -> None:
         )
     if steps is not None:
         scheduler.set_timesteps(steps)
-    scheduler_chain(scheduler, eta=options.get("eta", 0.0))
+    require_fixed_variance(scheduler_chain(scheduler, eta=options.get("eta", 0.0)))
 
 
 def _lerobot_request(model: Any, arguments: dict[str, Any]) -> Request:

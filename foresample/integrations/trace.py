@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from foresample.chains import Chain, scheduler_chain
+from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
 from foresample.integrations.turns import REMEDY, Refused
 
@@ -106,7 +107,7 @@ class Watch:
         clipped = bool(first.arguments.get("use_clipped_model_output"))
         chain = scheduler_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
         chain = chain.to(first.sample.device, torch.float64)
-        worst, previous, before = 0.0, torch.zeros_like(first.sample, dtype=torch.float64), first.sample
+        worst, previous, before = 0.0, no_history(chain, first.sample.double()), first.sample
         for k, seen in enumerate(self.seen):
             if seen.output.shape != seen.sample.shape:
                 raise Refused(
@@ -145,7 +146,7 @@ def replay_scheduler(
     kept = {k: list(v) if isinstance(v, list) else v for k, v in vars(scheduler).items()}
     chain = chain.to(x.device, torch.float64)
     told = {k: v for k, v in arguments.items() if k != "generator"}
-    previous, old = torch.zeros_like(x, dtype=torch.float64), None
+    previous, old = no_history(chain, x.double()), None
     try:
         for k, timestep in enumerate(timesteps.unbind()):
             output = torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
@@ -181,20 +182,21 @@ def explained(
     after: Tensor,
     previous: Tensor,
 ) -> tuple[float, Tensor]:
-    """How far the chain's step k is from the state seen, relative to it; and the prediction made."""
+    """How far the chain's step k is from the state seen, relative to it; and predictions as the next step sees them."""
     step = torch.full((len(sample),), k, device=sample.device)
     x = sample.double()
     prediction = chain.predict(x, output.double(), step)
     ours = chain.mean(x, prediction, step, previous)
+    previous = remember(chain, prediction, previous)
     std = float(chain.std[k])
     rows = [draw for draw in noise if draw.shape[1:] == sample.shape[1:]]
     drawn = torch.cat(rows)[-len(sample) :] if rows else None  # some draw twice, and use the last
     if std > 0 and drawn is not None and drawn.shape == sample.shape:
         ours = ours + std * drawn.to(x)
     elif std > 0:
-        return float("inf"), prediction
+        return float("inf"), previous
     scale = float(after.double().abs().max().clamp(min=1e-30))
-    return float((ours - after.double()).abs().max()) / scale, prediction
+    return float((ours - after.double()).abs().max()) / scale, previous
 
 
 def require_small(error: float, k: int, scheduler: Any, dtype: torch.dtype) -> None:

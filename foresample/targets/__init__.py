@@ -1,13 +1,16 @@
 """Targets: transition formulas around any denoiser, and closed-form chains."""
 
 from foresample.chains import Chain, Kind, karras_sigmas
+from foresample.targets.atoms import StructureTarget, structures
 from foresample.targets.chained import (
     ChainTarget,
     Denoiser,
     flow,
+    from_chain,
     from_edm,
     from_scheduler,
     langevin,
+    reverse_sde,
     vp,
 )
 from foresample.targets.mixture import GaussianMixture
@@ -19,11 +22,15 @@ __all__ = [
     "Denoiser",
     "GaussianMixture",
     "Kind",
+    "StructureTarget",
     "flow",
+    "from_chain",
     "from_edm",
     "from_scheduler",
     "karras_sigmas",
     "langevin",
     "replicated",
+    "reverse_sde",
+    "structures",
     "vp",
 ]

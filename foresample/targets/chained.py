@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,10 +22,12 @@ from foresample.chains import (
     edm_chain,
     flow_chain,
     langevin_chain,
+    reverse_sde_chain,
     scheduler_chain,
     vp_chain,
 )
 from foresample.chains.chain import per_row
+from foresample.chains.sde import Process
 
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """denoiser(x, time, row): states [B, *shape], their times [B] and sample indices [B] -> [B, *shape]."""
@@ -48,21 +50,54 @@ class ChainTarget:
         return self.chain.std
 
     @property
-    def multistep(self) -> bool:
+    def multistep(self) -> int:
         return self.chain.multistep
 
-    def start(self, noise: Tensor) -> Tensor:
-        return self.chain.start_scale * noise if self.start_states is None else self.start_states
+    @property
+    def extra(self) -> torch.Size | None:
+        return None if self.chain.extra_weight is None else self.shape
 
-    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+    @property
+    def fault_hint(self) -> str:
+        """What else to look at where a prediction is NaN."""
+        if self.chain.low_variance is None:
+            return ""
+        return (
+            "; if its output is finite, its variance lies below what the chain takes for certain there: give a smaller "
+            "learned_base"
+        )
+
+    @property
+    def calls_per_step(self) -> int:
+        return 1 if self.chain.second_weight is None else 2
+
+    def start(self, noise: Tensor) -> Tensor:
+        if self.start_states is None:
+            return self.chain.start_scale * noise
+        return self.start_states + self.chain.start_added * noise
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
         chain = self.chain
         seen = x if chain.scale is None else per_row(chain.scale, step, x) * x
         output = self.network(seen, step if chain.time is None else chain.time[step], row)
-        _require_output(output, x)
-        return chain.predict(x, output, step)
+        _require_output(output, x, chain)
+        prediction = chain.predict(x, output, step, extra)
+        if chain.inner_time is None:
+            return prediction
+        inner = chain.inner(x, prediction, step, extra)
+        second = self.network(inner, chain.inner_time[step], row)
+        _require_output(second, x, chain)
+        return chain.effective(prediction, second, step)
 
-    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor | None = None) -> Tensor:
-        return self.chain.mean(x, prediction, step, previous)
+    def mean(
+        self,
+        x: Tensor,
+        prediction: Tensor,
+        step: Tensor,
+        previous: Tensor | None = None,
+        extra: Tensor | None = None,
+    ) -> Tensor:
+        return self.chain.mean(x, prediction, step, previous, extra)
 
 
 def vp(
@@ -75,6 +110,7 @@ def vp(
     predicts: Kind = "eps",
     reuse: Kind = "x0",
     clip: float | None = None,
+    learned_base: float | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> ChainTarget:
@@ -90,10 +126,21 @@ def vp(
         predicts: what the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
         reuse: what drafters reuse.
         clip: clamp the denoised estimate to ±clip.
+        learned_base: for a network with a learned variance ("learned_range": it returns 2C channels, the second half
+            of which says where between β̃ and β the variance is, −1 … 1): what of it is certain (`vp.learned_range`),
+            0.9 say. It stops with a sentence where that is undercut; `foresample.check` says how near it comes.
         dtype: the chain's.
         device: the chain's.
     """
-    chain = vp_chain(alpha_bar, time=time, eta=eta, predicts=predicts, reuse=reuse, clip=clip)
+    chain = vp_chain(
+        alpha_bar,
+        time=time,
+        eta=eta,
+        predicts=predicts,
+        reuse=reuse,
+        clip=clip,
+        learned_base=learned_base,
+    )
     return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
 
 
@@ -136,10 +183,11 @@ def from_edm(
     s_min: float = 0.0,
     s_max: float = math.inf,
     s_noise: float = 1.0,
+    steps: Literal["euler", "heun", "midpoint"] = "euler",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> ChainTarget:
-    """EDM's stochastic sampler with first-order steps, as a chain on the churned states.
+    """EDM's stochastic sampler, as a chain on the churned states.
 
     A plain model(x, sigma) is wrapped as `lambda x, sigma, row: model(x, sigma)`, one that also takes classes
     as `lambda x, sigma, row: model(x, sigma, labels[row])`. The prediction drafters reuse is what the model
@@ -154,13 +202,76 @@ def from_edm(
         s_min: levels below are not churned.
         s_max: levels above are not churned.
         s_noise: scales the noise added.
+        steps: "euler", one network call a step; "heun" (the paper's) or "midpoint", two.
         dtype: the chain's.
         device: the chain's.
     """
-    chain = edm_chain(sigmas, churn=churn, s_min=s_min, s_max=s_max, s_noise=s_noise)
-    assert chain.time is not None
-    chain = replace(chain, time=chain.time.to(dtype))
-    return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
+    chain = edm_chain(sigmas, churn=churn, s_min=s_min, s_max=s_max, s_noise=s_noise, steps=steps)
+    return from_chain(denoiser, chain, shape, dtype=dtype, device=device)
+
+
+def reverse_sde(
+    network: Denoiser,
+    process: Process,
+    steps: int,
+    shape: Sequence[int],
+    *,
+    predictor: Literal["euler_maruyama", "reverse_diffusion"] = "euler_maruyama",
+    end: float = 1e-3,
+    denoise: bool = True,
+    predicts: Kind = "score",
+    reuse: Kind = "x0",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> ChainTarget:
+    """The reverse-time SDE of a score model (Song et al. 2021), sampled as score_sde does without a corrector.
+
+    Args:
+        network: network(x, t, row) -> what `predicts` names; t falls from 1 to `end`.
+        process: the forward SDE: `chains.VP(…)`, `chains.VE(…)` or `chains.SubVP(…)`.
+        steps: N.
+        shape: of one state.
+        predictor: "euler_maruyama" or "reverse_diffusion".
+        end: the last time.
+        denoise: whether the last step adds no noise.
+        predicts: what the network returns: "score", or "eps" (= −σ(t) score), "x0", "v".
+        reuse: what drafters reuse.
+        dtype: the chain's.
+        device: the chain's.
+    """
+    chain = reverse_sde_chain(
+        process, steps, predictor=predictor, end=end, denoise=denoise, predicts=predicts, reuse=reuse
+    )
+    return from_chain(network, chain, shape, dtype=dtype, device=device)
+
+
+def from_chain(
+    denoiser: Denoiser,
+    chain: Chain,
+    shape: Sequence[int],
+    *,
+    start: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> ChainTarget:
+    """Any chain of `foresample.chains` walked with a network, for example
+
+        chain = fs.chains.dpmpp_3m_sde_chain(sigmas)
+        target = fs.targets.from_chain(lambda x, sigma, row: model(x, sigma), chain, (3, 64, 64))
+
+    Args:
+        denoiser: denoiser(x, time, row) -> what the chain says it predicts (`chain.predicts`).
+        chain: its coefficients.
+        shape: of one state.
+        start: where samples start, [R, *shape], instead of at noise.
+        dtype: the chain's, and that of times which are no integers.
+        device: the chain's.
+    """
+    times = {name: getattr(chain, name) for name in ("time", "inner_time")}
+    real = {name: t.to(dtype) for name, t in times.items() if t is not None and t.is_floating_point()}
+    walked = replace(chain, **real).to(device, dtype)
+    start = None if start is None else start.to(device, dtype)
+    return ChainTarget(walked, torch.Size(shape), _cast(denoiser), start)
 
 
 def langevin(
@@ -237,7 +348,7 @@ def _cast(denoiser: Denoiser) -> Denoiser:
     return cast
 
 
-def _require_output(output: Any, x: Tensor) -> None:
+def _require_output(output: Any, x: Tensor, chain: Chain) -> None:
     """Refuse what a network returned for states x before a formula broadcasts it."""
     what = "the network of a ChainTarget"
     if not isinstance(output, Tensor):
@@ -247,9 +358,13 @@ def _require_output(output: Any, x: Tensor) -> None:
         elif isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
             remedy = "return its first element, [0]"
         raise TypeError(f"{what} returned {type(output).__name__}: {remedy}")
+    if chain.low_variance is not None:
+        return  # twice the channels, which `Chain.predict` makes sure of
     if output.shape != x.shape:
         twice = output.ndim == x.ndim and output.shape == (len(x), 2 * x.shape[1], *x.shape[2:])
-        remedy = "; if the second half of its channels are variances, return the first half"
+        remedy = (
+            "; if the second half of its channels are variances, return the first half, or use learned_base"
+        )
         raise ValueError(
             f"{what} must return shape {tuple(x.shape)} for states of that shape, not {tuple(output.shape)}"
             + (remedy if twice else "")

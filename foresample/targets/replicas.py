@@ -15,7 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target, is_multistep, require_target
+from foresample.contracts import (
+    Target,
+    calls_per_step,
+    earlier_predictions,
+    extra_shape,
+    predict,
+    require_target,
+)
 
 
 def replicated(replicas: Sequence[Target]) -> Target:
@@ -37,9 +44,10 @@ def replicated(replicas: Sequence[Target]) -> Target:
 class _Replicated:
     """A target with another's predictions."""
 
-    def __init__(self, target: Target, predict: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, target: Target, predict: Callable[..., Tensor]) -> None:
         self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
-        self.multistep, self.predict = is_multistep(target), predict
+        self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
+        self.calls_per_step, self.predict = calls_per_step(target), predict
         self.chain = getattr(target, "chain", None)  # kernels serve it as they serve the other
 
 
@@ -50,16 +58,17 @@ class _Split:
         self.replicas = list(replicas)
         self.threads = ThreadPoolExecutor(max(1, len(self.replicas) - 1), thread_name_prefix="replica")
 
-    def __call__(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-        grad = torch.is_grad_enabled()
-        shares = zip(*(value.tensor_split(len(self.replicas)) for value in (x, step, row)), strict=True)
+    def __call__(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        grad, values = torch.is_grad_enabled(), (x, step, row, *extra.values())
+        shares = zip(*(value.tensor_split(len(self.replicas)) for value in values), strict=True)
         work = [(target, *share) for target, share in zip(self.replicas, shares, strict=True) if len(share[0])]
         others = [self.threads.submit(_predict, grad, *part) for part in work[1:]]
         first = [_predict(grad, *part) for part in work[:1]]
         return torch.cat([part.to(x.device) for part in (*first, *(other.result() for other in others))])
 
 
-def _predict(grad: bool, target: Target, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+def _predict(grad: bool, target: Target, *values: Tensor) -> Tensor:
     device = target.std.device
     with torch.set_grad_enabled(grad):  # each thread has its own
-        return target.predict(*(value.to(device, non_blocking=True) for value in (x, step, row)))
+        x, step, row, *extra = (value.to(device, non_blocking=True) for value in values)
+        return predict(target, x, step, row, *extra)

@@ -9,11 +9,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from foresample.engine.throughput import pick, points
 from foresample.results import (
     BenchResult,
     BenchRow,
     CheckResult,
     DatasetResult,
+    FrontierResult,
     Result,
     Results,
     SampleResult,
@@ -316,6 +318,54 @@ def _tune(result: TuneResult, id: str, title: str) -> Shown:
     return Shown(tuning.advice, [card], Section(id, title, body, plots, [result]))
 
 
+def _frontier(result: FrontierResult, id: str, title: str) -> Shown:
+    plot = frontier_plot(result, id)
+    rows = [
+        (p.slots, "–" if p.window is None else p.window, p.samples_per_second, 1e3 * p.p95_seconds)
+        for p in points(result.tunings)
+    ]
+    heads = ["samples at a time", "window", "samples a second", "ms a sample, 95 in 100"]
+    best = pick(result.tunings)
+    body = [
+        note(f"The most samples a second: {best}"),
+        paragraph(f"{result.tunings[0].steps} steps{_of(result.settings)}."),
+        grid(plot.html()),
+        table(heads, rows),
+        _settings(result.settings),
+    ]
+    return Shown(f"{best}", [], Section(id, title, body, [plot], [result]))
+
+
+def frontier_plot(result: FrontierResult, id: str) -> Plot:
+    """Samples a second against the wait for one, for both samplers."""
+    sequential, ours = [], []
+    for tuning in result.tunings:
+        for p in points([tuning]):
+            told = f"{p.slots} at a time" + ("" if p.window is None else f", window {p.window}")
+            point = Point(1e3 * p.p95_seconds, p.samples_per_second, None, told)
+            (sequential if p.window is None else ours).append(point)
+    return Plot(
+        f"{id}-frontier",
+        "Throughput against latency",
+        Axis("ms a sample, 95 in 100 of them", log=True),
+        Axis("samples a second", log=True),
+        [
+            Series("sequential", sequential),
+            Series("speculative", _outermost(ours), "ours"),
+        ],
+        "Further up and to the left is better; of the windows, those that no other beats in both.",
+    )
+
+
+def _outermost(found: list[Point]) -> list[Point]:
+    """Those with more samples a second than any that is sooner."""
+    kept: list[Point] = []
+    for point in sorted(found, key=lambda point: (float(point.x), -point.y)):
+        if not kept or point.y > kept[-1].y:
+            kept.append(point)
+    return kept
+
+
 def note(advice: str) -> str:
     """What the tuner says."""
     return f'<blockquote class="note">{escape(advice)}.</blockquote>'
@@ -381,6 +431,7 @@ MAKERS: dict[type[Result], tuple[str, str, Callable[[Any, str, str], Shown]]] = 
     DatasetResult: ("dataset", "Dataset", _dataset),
     BenchResult: ("bench", "Methods compared", _bench),
     TuneResult: ("tune", "Which window", _tune),
+    FrontierResult: ("frontier", "How many at a time", _frontier),
     CheckResult: ("check", "Is it exact?", _check),
 }
 """In the order of the page: a name for links, a title, and who makes it."""

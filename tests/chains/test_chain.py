@@ -31,7 +31,8 @@ def output_of(kind: str, process: Callable[..., Chain], x: Tensor, squash: float
     alpha, sigma = (level.sqrt(), (1 - level).sqrt()) if process is vp_chain else (1 - level, level)
     x0 = denoised(x) if squash is None else denoised(x).clamp(-squash, squash)
     xi = (x - alpha * x0) / sigma
-    return {"x0": x0, "eps": xi, "v": alpha * xi - sigma * x0 if process is vp_chain else xi - x0}[kind]
+    v = alpha * xi - sigma * x0 if process is vp_chain else xi - x0
+    return {"x0": x0, "eps": xi, "v": v, "score": -xi / sigma}[kind]
 
 
 def transition(chain: Chain, x: Tensor, output: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ def test_an_unknown_kind_of_prediction_is_refused_with_the_known_ones(
     process: Callable[..., Chain], argument: str
 ) -> None:
     grid, options = GRIDS[process]
-    with pytest.raises(ValueError, match="one of x0, eps, v, not 'epsilon'"):
+    with pytest.raises(ValueError, match="one of x0, eps, v, score, not 'epsilon'"):
         process(grid, **{argument: "epsilon"}, **options)
 
 

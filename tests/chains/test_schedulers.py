@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import foresample as fs
 from foresample.chains import scheduler_chain
-from foresample.contracts import affine_chain, transition_mean
+from foresample.contracts import affine_chain, no_history, remember, transition_mean
 from foresample.integrations.trace import drawn_noise, following
 from foresample.targets import ChainTarget, from_scheduler
 
@@ -25,7 +26,7 @@ for spacing in SPACINGS:
         for limit in LIMITS:
             CASES.append(("DDPMScheduler", base | limit, {}))
             CASES.append(("DDIMScheduler", base | limit, {"eta": 0.7}))
-        for order in (1, 2):
+        for order in (1, 2, 3):
             more = {"algorithm_type": "sde-dpmsolver++", "solver_order": order}
             CASES.append(("DPMSolverMultistepScheduler", base | more, {}))
         if kind != "sample":
@@ -75,6 +76,15 @@ CASES += [
         },
         {},
     ),
+    (
+        "DPMSolverMultistepScheduler",
+        {"algorithm_type": "sde-dpmsolver++", "solver_order": 3, "use_karras_sigmas": True},
+        {},
+    ),
+    ("CosineDPMSolverMultistepScheduler", {}, {}),
+    ("CosineDPMSolverMultistepScheduler", {"solver_type": "heun", "sigma_data": 0.5}, {}),
+    ("CosineDPMSolverMultistepScheduler", {"prediction_type": "epsilon", "sigma_schedule": "karras"}, {}),
+    ("CosineDPMSolverMultistepScheduler", {"solver_order": 1}, {}),
     ("UnCLIPScheduler", {"variance_type": "fixed_small_log"}, {}),
     ("UnCLIPScheduler", {"prediction_type": "sample", "clip_sample_range": 5.0}, {}),
     ("CogVideoXDPMScheduler", {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}, {}),
@@ -99,7 +109,12 @@ def test_replaying_step_with_the_same_noise(name: str, config: dict, arguments: 
     ).to("cpu", torch.float64)
     scale = float(getattr(scheduler, "init_noise_sigma", 1))
     x = scale * torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(3))
-    previous, old = torch.zeros_like(x).double(), None
+    target = ChainTarget(chain, x.shape[1:], lambda x, time, row: x)
+    previous, old = no_history(target, x.double()), None
+    if (
+        name == "CosineDPMSolverMultistepScheduler"
+    ):  # a Brownian path's increments, whose package is not installed
+        scheduler.noise_sampler = lambda sigma, sigma_next: torch.randn(x.shape)
     for k, timestep in enumerate(scheduler.timesteps):
         step = torch.full((2,), k)
         seen = scheduler.scale_model_input(x, timestep) if hasattr(scheduler, "scale_model_input") else x
@@ -113,11 +128,11 @@ def test_replaying_step_with_the_same_noise(name: str, config: dict, arguments: 
         theirs, old = (result if isinstance(result, tuple) else (result.prev_sample, None))[:2]
         noise = draws[-1] if draws else torch.zeros_like(x)
         prediction = chain.predict(x.double(), output.double(), step)
-        mean = chain.mean(x.double(), prediction, step, previous)
+        mean = transition_mean(target, x.double(), prediction, step, previous)
         ours = mean + chain.std[k] * noise.double()
         scale = float(theirs.abs().max())
         torch.testing.assert_close(ours.float(), theirs, rtol=1e-4, atol=2e-5 * scale)
-        x, previous = theirs, prediction
+        x, previous = theirs, remember(target, prediction, previous)
 
 
 def test_a_chain_that_starts_late_has_no_history_there() -> None:
@@ -131,18 +146,45 @@ def test_a_chain_that_starts_late_has_no_history_there() -> None:
     assert (chain.previous_weight[1:-1] != 0).all()
 
 
+@pytest.mark.parametrize("steps", [7, 20])
+@pytest.mark.parametrize("clip", [True, False])
+def test_a_learned_variance_is_two_noises_of_which_one_is_extra(clip: bool, steps: int) -> None:
+    """The scheduler's own step with noise n, where √v·n = √(v − base)·ξ + √base·z."""
+    scheduler = diffusers.DDPMScheduler(variance_type="learned_range", clip_sample=clip)
+    scheduler.set_timesteps(steps)
+    chain = scheduler_chain(scheduler).to("cpu", torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 3, 4, 4, generator=generator)
+    for k, timestep in enumerate(scheduler.timesteps):
+        step = torch.full((2,), k)
+        output = torch.cat([output_of(x), 1.1 * torch.tanh(x)], 1)
+        extra, noise = torch.randn(2, *x.shape, generator=generator, dtype=torch.float64)
+        variance = chain.variance(output.double(), step)
+        total = (variance - chain.std[k] ** 2).clamp(min=0).sqrt() * extra + chain.std[k] * noise
+        prediction = chain.predict(x.double(), output.double(), step, extra)
+        ours = chain.mean(x.double(), prediction, step, None, extra) + chain.std[k] * noise
+        drawn = (total / variance.sqrt()).float()
+        with mock.patch(f"{type(scheduler).__module__}.randn_tensor", return_value=drawn):
+            theirs = scheduler.step(output, timestep, x).prev_sample
+        torch.testing.assert_close(ours.float(), theirs, rtol=1e-4, atol=2e-5 * float(theirs.abs().max()))
+        x = theirs
+
+
 @pytest.mark.parametrize(
     ("scheduler", "sentence"),
     [
-        (lambda: diffusers.DDPMScheduler(variance_type="learned_range"), "state-dependent std.*'fixed_small'"),
+        (
+            lambda: diffusers.DDPMScheduler(variance_type="learned"),
+            "nothing bounds from below.*'learned_range'",
+        ),
         (lambda: diffusers.DDPMScheduler(variance_type="fixed_large_log"), "gives NaN"),
         (lambda: diffusers.DDIMScheduler(), "eta=0 adds no noise"),
         (lambda: diffusers.UniPCMultistepScheduler(), "adds no noise"),
         (lambda: diffusers.EulerDiscreteScheduler(), "adds no noise"),
         (lambda: diffusers.DPMSolverMultistepScheduler(), "use algorithm_type='sde-dpmsolver\\+\\+'"),
         (
-            lambda: diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=3),
-            "use solver_order=2",
+            lambda: diffusers.CosineDPMSolverMultistepScheduler(final_sigmas_type="sigma_min"),
+            "use its defaults",
         ),
         (lambda: diffusers.FlowMatchEulerDiscreteScheduler(), "stochastic_sampling=True"),
         (lambda: diffusers.ScoreSdeVeScheduler(), "norms over the batch"),

@@ -91,7 +91,7 @@ BAD = {
     "no such folder": (["--model", "/nowhere"], "not the folder of a diffusers DDPM pipeline"),
     "no such prediction": (
         ["--target", "embedded", "--reuse", "w"],
-        "--reuse takes one of x0, eps, v, not 'w'",
+        "--reuse takes one of x0, eps, v, score, not 'w'",
     ),
     "no steps": (["--steps", "0"], "greater than or equal to 1"),
     "no window": (["--window", "0"], "'0' is neither a whole number of at least 1 nor auto"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foresample.results import TuneResult, read_result
+from foresample.results import FrontierResult, TuneResult, read_result
 from tests.cli.common import refuses, succeeds
 
 SMALL = ["tune", "--target", "flow", "--steps", "6"]
@@ -25,7 +25,37 @@ def test_auto_tries_all_windows(tmp_path: Path) -> None:
     succeeds(*SMALL, "--window", "auto", "--json", "--out", tmp_path / "tune.json")
     read = read_result(tmp_path / "tune.json")
     assert isinstance(read, TuneResult)
-    assert read.settings["windows"] == [2, 4, 8, 16, 32, 64]
+    assert read.settings["windows"] == "auto"
+    assert {2, 4} <= {trial.window for trial in read.trials}
+
+
+def test_a_file_of_it_is_a_window(tmp_path: Path) -> None:
+    """A run of the same kind takes it without measuring; another kind of run is refused, as is another file."""
+    file, flow = tmp_path / "tune.json", ["--target", "flow", "--steps", "6"]
+    succeeds("tune", *flow, "--window", "2", "--slots", "4", "--out", file)
+    succeeds("check", *flow, "--window", file, "--slots", "4", "--samples", "200")
+    refuses(
+        "this tuning is of 6 steps with 4 samples at a time, not of 6 with 5",
+        *("check", *flow, "--window", file, "--slots", "5", "--samples", "200"),
+    )
+    refuses("nor a file of foresample tune --out", "check", *flow, "--window", tmp_path / "none.json")
+    file.write_text("[]")
+    refuses("holds no tuning", "check", *flow, "--window", file, "--slots", "4", "--samples", "200")
+
+
+def test_several_slots_are_a_frontier(tmp_path: Path) -> None:
+    told = succeeds(
+        *(*SMALL, "--slots", "1", "--slots", "2", "--window", "2", "--out", tmp_path / "frontier.json")
+    )
+    assert "samples a second" in told
+    assert "Take " in told
+    read = read_result(tmp_path / "frontier.json")
+    assert isinstance(read, FrontierResult)
+    assert [tuning.slots for tuning in read.tunings] == [1, 2]
+    refuses(
+        "no way to sample is within", *SMALL, "--slots", "1", "--slots", "2", "--window", "2", "--within", "0"
+    )
+    refuses("--within chooses between several --slots", *SMALL, "--within", "5")
 
 
 def test_a_model(folder: Path) -> None:

@@ -32,8 +32,8 @@ class Nudged(ChainTarget):
 
     nudge = 0.0
 
-    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor | None = None) -> Tensor:
-        mean = super().mean(x, prediction, step, previous)
+    def mean(self, *args: Any, **extra: Any) -> Tensor:
+        mean = super().mean(*args, **extra)
         return mean * (1 + self.nudge * torch.sin(1e6 * mean))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,5 +89,43 @@ def test_tuning_serialises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_windows_beyond_the_chain_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=6))
+    tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=6), windows=tuning_module.WINDOWS)
     assert [trial.window for trial in tuning.trials] == [2, 4, 5]
+
+
+def test_windows_between_the_powers_of_two_are_tried_around_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.1).target())
+    tried = [trial.window for trial in tuning.trials]
+    assert tried == sorted(tried)
+    between = set(tried) - set(tuning_module.WINDOWS)
+    assert between
+    best = max((t for t in tuning.trials if t.window in tuning_module.WINDOWS), key=lambda t: t.gain).window
+    assert between <= {best * 3 // 4, best * 3 // 2}
+    given = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.1).target(), windows=(2, 4, 8))
+    assert [trial.window for trial in given.trials] == [2, 4, 8]
+
+
+def test_a_tuning_that_was_kept_measures_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=16)
+    tuning = fs.tune(target, slots=3)
+    tuning.save(tmp_path / "tuning.json")
+    kept = fs.Tuning.load(tmp_path / "tuning.json")
+    assert kept == tuning
+    assert kept.window is not None
+    monkeypatch.setattr(tuning_module, "tune", None)
+    run = fs.sample(target, 3, window=kept, seed=4)
+    assert torch.equal(run.samples, fs.sample(target, 3, window=kept.window, seed=4).samples)
+    none = fs.sample(target, 3, window=replace(kept, window=None), seed=4)
+    assert none.report.method == "sequential"
+
+
+def test_a_tuning_of_another_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=16)
+    tuning = fs.tune(target, slots=3, windows=[2])
+    with pytest.raises(
+        ValueError, match="of 16 steps with 3 samples at a time, not of 16 with 4: measure again"
+    ):
+        fs.sample(target, 4, window=tuning)
+    (tmp_path / "tuning.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds no tuning .*: measure again"):
+        fs.Tuning.load(tmp_path / "tuning.json")

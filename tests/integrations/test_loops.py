@@ -242,9 +242,12 @@ class Restless(Agent):
     [
         (Guided, True, "at step 1 its state differs"),
         (Guided, False, "it changes what its network answers"),
-        (Inpainting, True, "it changes the plan between its scheduler and its network"),
-        (Forgetful, True, "other conditions at a later step"),
-        (Impatient, True, "its network 10 times and its scheduler 10 times instead of 20"),
+        (Inpainting, True, "at step 11 its state differs"),
+        (Inpainting, False, "it changes the plan between its scheduler and its network"),
+        (Forgetful, True, "at step 10 it shows its network other conditions"),
+        (Forgetful, False, "other conditions at a later step"),
+        (Impatient, True, "its network 10 times instead of 20"),
+        (Impatient, False, "its network 10 times and its scheduler 10 times instead of 20"),
         (Restless, True, "at step 2 its state differs"),
     ],
 )

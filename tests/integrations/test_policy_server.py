@@ -13,8 +13,6 @@ import torch
 from tests import lerobots
 from tests.waiting import wait_for
 
-pytest.importorskip("grpc")
-
 
 def arm(robots: Any) -> tuple[type, list[dict[str, float]]]:
     """A robot of LeRobot's interface with four joints; what it was told to do."""

@@ -176,8 +176,15 @@ def test_a_network_that_writes_to_its_input_does_no_harm() -> None:
 
 
 class HalfMean(ChainTarget):
-    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor | None = None) -> Tensor:
-        return 0.5 * super().mean(x, prediction, step, previous)
+    def mean(
+        self,
+        x: Tensor,
+        prediction: Tensor,
+        step: Tensor,
+        previous: Tensor | None = None,
+        extra: Tensor | None = None,
+    ) -> Tensor:
+        return 0.5 * super().mean(x, prediction, step, previous, extra)
 
 
 class Bold(fs.Replay):

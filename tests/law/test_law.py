@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,19 +20,30 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.contracts import is_multistep
+from foresample.contracts import earlier_predictions
+from foresample.core import noise
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Rows
 from foresample.core.verify import verify
 from foresample.selftest import Recorder, drafter_is_adapted, ks_normal, law_tests
 from tests import reference
-from tests.small_chains import CHAINS, DRAFTERS, LooksAhead, Zero, constant_drift, flow, strays
+from tests.small_chains import (
+    CHAINS,
+    DRAFTERS,
+    NOISIER,
+    LooksAhead,
+    Zero,
+    constant_drift,
+    flow,
+    strays,
+    two_noises,
+)
 
 pytestmark = pytest.mark.law
 
 SUITE_LEVEL = 1e-3
-SHARES = 500
+SHARES = 530
 
 BLOCKS = {"per step": 1, "blocks of 4": 4, "whole window": None}
 
@@ -44,9 +56,10 @@ def _plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def smallest_p_value(target: fs.Target, samples: int, seed: int, every: int = 1, **settings: Any) -> float:
     """The smallest p-value of all tests along the chain, corrected for their number."""
-    steps = [k for k in range(2 if is_multistep(target) else 1, len(target.std)) if target.std[k] > 0][::every]
-    ours, theirs = Recorder(steps, target, samples), Recorder(steps, target, samples)
+    first = 1 + earlier_predictions(target)
+    steps = [k for k in range(first, len(target.std)) if target.std[k] > 0][::every]
     seeds = seeds_of(seed, 2 * samples)
+    ours, theirs = (Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples))
     fs.sample(target, seeds=seeds[:samples], observe=ours.from_sample(0), **settings)
     fs.sequential(target, seeds=seeds[samples:], observe=theirs.from_sample(0))
     p_values = [p for _, p in law_tests(target, ours, theirs, seed)]
@@ -120,6 +133,15 @@ def test_windows_that_end_early_have_the_law(
     assert smallest_p_value(target, 5_000, 18, every=3, window=10, **settings) > SUITE_LEVEL / SHARES
 
 
+@pytest.mark.parametrize("block", ["per step", "whole window"])
+@pytest.mark.parametrize("drafter", ["parent", "secant", "warm"])
+@pytest.mark.parametrize("chain", NOISIER)
+def test_extra_noise_and_third_order_have_the_law(chain: str, drafter: str, block: str) -> None:
+    target = NOISIER[chain]()
+    settings = {"drafter": DRAFTERS[drafter](target), "block": BLOCKS[block], "recycle": drafter != "parent"}
+    assert smallest_p_value(target, 3_000, 20, every=3, window=6, **settings) > SUITE_LEVEL / SHARES
+
+
 def test_a_network_that_breaks_off_the_beaten_path_does_no_harm() -> None:
     """NaN where drafts stray and the chain does not go: many do."""
     target, broken = strays(), []
@@ -158,7 +180,7 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
     honest = rounds.draft_path
 
     def peeking(
-        target: fs.Target, drafter: fs.Drafter, rows: Rows, step: Tensor, std: Tensor
+        target: fs.Target, drafter: fs.Drafter, rows: Rows, step: Tensor, std: Tensor, extra: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         class Peek:
             begin, reach, learn = drafter.begin, drafter.reach, drafter.learn
@@ -174,7 +196,7 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
             ) -> Tensor:
                 return drafter.guess(memory, x, position, step, row, before) + 0.5 * rows.noise[:, position]
 
-        return honest(target, Peek(), rows, step, std)
+        return honest(target, Peek(), rows, step, std, extra)
 
     monkeypatch.setattr(rounds, "draft_path", peeking)
     assert smallest_p_value(flow(), 20_000, 15, window=14) < SUITE_LEVEL / SHARES
@@ -184,6 +206,36 @@ def test_a_drafter_that_looks_ahead_is_caught_by_the_law_and_by_adaptedness() ->
     target = flow("x0")
     assert smallest_p_value(target, 20_000, 16, window=14, drafter=LooksAhead()) < SUITE_LEVEL / SHARES
     assert not drafter_is_adapted(LooksAhead(), target, 6).passed
+
+
+def _peeks_at_the_noise(target: fs.Target, seed: Tensor, step: Tensor) -> Tensor:
+    """ξ is not of a stream of its own but made of the noise of the step."""
+    at, seed = step.flatten(), seed.unsqueeze(1).expand_as(step).flatten()
+    drawn = noise.normal(seed, target.shape, target.std.dtype, step=at, draw=torch.zeros_like(at))
+    return drawn.view(*step.shape, *target.shape)
+
+
+def _fresh_in_every_round(target: fs.Target, seed: Tensor, step: Tensor) -> Tensor:
+    """ξ is drawn again whenever a step is drafted again."""
+    return torch.randn(*step.shape, *target.shape, dtype=target.std.dtype)
+
+
+@pytest.mark.parametrize("bug", [_peeks_at_the_noise, _fresh_in_every_round])
+def test_extra_noise_that_is_not_drawn_ahead_is_caught(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rounds alone: the sequential sampler and the test itself ask for the right one."""
+    monkeypatch.setattr(rounds, "streams", SimpleNamespace(**{**vars(noise), "extra_noise": bug}))
+    assert smallest_p_value(two_noises(), 5_000, 21, every=3, window=6) < SUITE_LEVEL / SHARES
+
+
+def test_extra_noise_that_is_fresh_in_the_verification_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = rounds._target_means
+
+    def fresh(target: fs.Target, draft: rounds.Draft, predictions: Tensor, history: Tensor) -> Tensor:
+        assert draft.extra is not None
+        return honest(target, replace(draft, extra=torch.randn_like(draft.extra)), predictions, history)
+
+    monkeypatch.setattr(rounds, "_target_means", fresh)
+    assert smallest_p_value(two_noises(), 5_000, 22, every=3, window=6) < SUITE_LEVEL / SHARES
 
 
 def test_noise_of_the_round_before_instead_of_fresh_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,13 +263,13 @@ def test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept(block: s
     """Theory, section 4: given τ, the noise behind the corrected state is N(0, I), also jointly with it."""
     rows, width = 200_000, 5
     generator = torch.Generator().manual_seed(17)
-    noise = torch.randn(rows, width, 2, generator=generator, dtype=torch.float64)
-    mean = torch.zeros_like(noise)
+    drawn = torch.randn(rows, width, 2, generator=generator, dtype=torch.float64)
+    mean = torch.zeros_like(drawn)
     # The target's mean depends on the path so far, as it does in a chain.
-    past = noise.cumsum(1)[..., 0] - noise[..., 0]
+    past = drawn.cumsum(1)[..., 0] - drawn[..., 0]
     drift = torch.stack([0.6 + 0.5 * past.tanh(), torch.full_like(past, 0.4)], 2)
     verdict = verify(
-        noise,
+        drawn,
         mean,
         drift,
         torch.ones(rows, width, dtype=torch.float64),

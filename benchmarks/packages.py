@@ -1,0 +1,213 @@
+"""Samplers of other packages at a thousand steps: calls, clock and law, before and after one line.
+
+python -m benchmarks.packages                             # two samples each on a CPU, tens of minutes
+python -m benchmarks.packages --train --network u.pt      # the U-Net's training alone, minutes on a CPU
+python -m benchmarks.packages --device cuda --count 64 --checked 512 --network u.pt
+
+    21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama;
+                                  `foresample.check` compares it with the sequential sampler
+    denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST;
+                                  its samples are compared with those of its own loop
+
+Needs `pip install --no-deps -r tests/packages.txt`. The file is written after every row: what is stopped keeps them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+import foresample as fs
+from benchmarks.results import RESULTS, PackageRow, save
+from foresample.selftest import same_samples_law
+from recipes import data
+from tests.packages import load
+
+ROOT = Path(__file__).parent.parent
+STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison of laws said."""
+
+    tests: int
+    smallest_p: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Package:
+    """A sampler as its user calls it, before and after."""
+
+    name: str
+    plain: Callable[[int], Tensor]
+    """Samples of the sequential sampler."""
+    draw: Callable[[int, int], tuple[Tensor, fs.Report]]
+    """So many samples, with this window."""
+    compare: Callable[[int, int], Verdict]
+    """The law of so many samples, with this window."""
+
+
+def power_spectrum(device: str) -> Package:
+    """The example's target."""
+    spec = importlib.util.spec_from_file_location("power_spectrum", ROOT / "examples/power_spectrum.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    network, folder = example.load_network()
+    target = example.make_target(network, example.noisy_spectrum(folder), STEPS, device)
+
+    def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
+        run = fs.sample(target, count, window=window, seed=1)
+        return run.samples, run.report
+
+    def compare(count: int, window: int) -> Verdict:
+        result = fs.check(target, window=window, samples=count, batch=256)
+        law = next(finding for finding in result.findings if finding.question == "law")
+        print(result, flush=True)
+        assert law.tests is not None
+        assert law.smallest_p is not None
+        return Verdict(law.tests, law.smallest_p, result.passed)
+
+    return Package("21cmPSDenoiser, reverse SDE", lambda n: fs.sequential(target, n).samples, draw, compare)
+
+
+def small_pictures(device: str, network: Path | None, updates: int, folder: Path | None) -> Package:
+    """The package's diffusion, trained or read."""
+    diffusion = make_diffusion().to(device)
+    if network is not None and network.exists():
+        diffusion.load_state_dict(torch.load(network, map_location=device, weights_only=True))
+    else:
+        train(diffusion, updates, device, folder)
+        if network is not None:
+            torch.save(diffusion.state_dict(), network)
+    diffusion.eval()
+
+    def plain(count: int) -> Tensor:
+        torch.manual_seed(0)
+        return diffusion.sample(batch_size=count)
+
+    def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
+        torch.manual_seed(1)
+        with fs.accelerate(diffusion, window):
+            return diffusion.sample(batch_size=count), diffusion.foresample_report
+
+    def compare(count: int, window: int) -> Verdict:
+        law = same_samples_law(plain(count), [draw(count, window)[0]])
+        return Verdict(law.tests, law.smallest_p, law.passed)
+
+    return Package("denoising-diffusion-pytorch, DDPM", plain, draw, compare)
+
+
+def make_diffusion(seed: int = 0) -> Any:
+    """The package's GaussianDiffusion on 28×28 pictures."""
+    unused = ("torchvision", "ema_pytorch", "accelerate", "denoising_diffusion_pytorch.fid_evaluation")
+    package = load("denoising_diffusion_pytorch.denoising_diffusion_pytorch", without=unused)
+    torch.manual_seed(seed)
+    network = package.Unet(
+        dim=16, dim_mults=(1, 2, 4), channels=1, attn_dim_head=8, attn_heads=2, full_attn=(False, False, True)
+    )
+    return package.GaussianDiffusion(network, image_size=28, timesteps=STEPS, objective="pred_v")
+
+
+def train(diffusion: Any, updates: int, device: str, folder: Path | None) -> None:
+    """A few updates of the package's own loss on Fashion-MNIST; its ten thousand test pictures are enough for them."""
+    pictures = data.load("fashion-mnist", folder, train=False).images.float().view(-1, 1, 28, 28) / 255
+    optimizer = torch.optim.Adam(diffusion.parameters(), lr=1e-3)
+    for update in range(updates):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1, (updates - update) / (0.5 * updates))
+        batch = pictures[torch.randint(len(pictures), (32,))].to(device)
+        loss = diffusion(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if update % 50 == 0:
+            print(f"update {update}: loss {float(loss.detach()):.4f}", flush=True)
+
+
+def measure(
+    package: Package, window: int, count: int, checked: int, sequential_seconds: float
+) -> tuple[PackageRow, Tensor]:
+    """A row, and the samples it was measured with."""
+    package.draw(1, window)  # compilers and caches
+    samples, report = package.draw(count, window)
+    verdict = package.compare(checked, window) if checked else None
+    row = PackageRow(
+        name=package.name,
+        steps=report.steps,
+        window=window,
+        count=count,
+        calls=report.calls_mean,
+        calls_error=None if count == 1 else report.calls_error,
+        evaluations=report.evaluations_mean,
+        seconds=report.seconds,
+        sequential_seconds=sequential_seconds,
+        checked=checked,
+        smallest_p=None if verdict is None else verdict.smallest_p,
+        tests=None if verdict is None else verdict.tests,
+        passed=None if verdict is None else verdict.passed,
+    )
+    return row, samples.cpu()
+
+
+def _seconds(package: Package, count: int) -> float:
+    began = perf_counter()
+    package.plain(count).cpu()
+    return perf_counter() - began
+
+
+def picture(path: Path, samples: Tensor) -> None:
+    """The first samples, side by side."""
+    from PIL import Image
+
+    low, high = samples.min(), samples.max()
+    tiles = ((samples[:8, 0] - low) / (high - low) * 255).byte()
+    strip = torch.cat(list(tiles), 1).numpy()
+    Image.fromarray(strip).resize((strip.shape[1] * 4, strip.shape[0] * 4), 0).save(path)
+
+
+def main(
+    windows: Annotated[list[int] | None, typer.Option("--window", help="windows to try [50, 200]")] = None,
+    count: Annotated[int, typer.Option(help="samples measured")] = 2,
+    checked: Annotated[int, typer.Option(help="samples compared in law, 0 for none")] = 0,
+    folder: Annotated[Path | None, typer.Option("--data", help="folder of Fashion-MNIST")] = None,
+    network: Annotated[Path | None, typer.Option(help="the U-Net, read if it is there, else written")] = None,
+    updates: Annotated[int, typer.Option(help="of the U-Net's training")] = 600,
+    train: Annotated[bool, typer.Option("--train", help="train the U-Net and stop")] = False,
+    device: str = "cpu",
+    out: Annotated[Path, typer.Option(help="folder for the result file and pictures")] = RESULTS,
+) -> None:
+    """Measure both packages."""
+    pictures = small_pictures(device, network, updates, folder)
+    if train:
+        return
+    settings = {"count": count, "checked": checked, "updates": updates, "device": device}
+    rows: list[PackageRow] = []
+    out.mkdir(parents=True, exist_ok=True)
+    for package, name in ((pictures, "pictures"), (power_spectrum(device), "spectra")):
+        with torch.no_grad():
+            sequential_seconds = _seconds(package, count)
+            for window in windows or [50, 200]:
+                many = (
+                    0 if any(row.name == package.name for row in rows) else checked
+                )  # the law of one is enough
+                row, samples = measure(package, window, count, many, sequential_seconds)
+                rows.append(row)
+                print(row, flush=True)
+                save(out / "packages.json", "packages", settings, rows=rows)
+                picture(out / f"packages-{name}.png", samples)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,200 @@
+"""Samplers on noise levels σ, x = x0 + σ ξ, in k-diffusion's convention: a denoiser model(x, σ) -> x0.
+
+Levels σ_0 > … > σ_N ≥ 0 make N transitions. From σ to σ' < σ an **ancestral step** goes down to
+
+    σ_down = √(σ'² − σ_up²),      σ_up = min(σ', η σ' √(σ² − σ'²)/σ),
+
+on a straight line towards the estimate D, and up again by noise:
+
+    x' = (σ_down/σ) x + (1 − σ_down/σ) D + s_noise σ_up z.
+
+Euler takes D at x. The second-order steps (module `chain`) take the estimate also at an inner state:
+
+    DPM-2 ancestral     y at √(σ σ_down)             D + (D₂ − D) √(σ/σ_down)
+    DPM++ 2S ancestral  y at √(σ σ_down)             D₂
+    DPM++ SDE           y at σ_s = σ^{1−r} σ'^r,      D + (D₂ − D)/(2r)
+                        itself an ancestral step with noise ξ
+
+In DPM++ SDE the two noises of a step are increments of one Brownian path in σ: the outer one is ρ ξ + √(1 − ρ²) z with
+ρ² = (σ − σ_s)/(σ − σ'): given the extra noise ξ the step has the fixed std s_noise σ_up √(1 − ρ²).
+
+**DPM++ 2M and 3M SDE** have one estimate a step and extrapolate it from earlier ones (module `multistep`). With
+h = ln(σ/σ'),
+
+    x' = e^{−(1+η)h} x + (1 − e^{−(1+η)h}) D + … + s_noise σ' √(1 − e^{−2ηh}) z.
+
+A transition to σ' = 0 is D itself, without noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foresample.chains.chain import Chain, Levels, denoising_chain
+from foresample.chains.multistep import second_order, third_order
+
+Sigmas = Tensor | Sequence[float]
+"""Noise levels of a chain, [N + 1], falling; the last may be 0."""
+
+
+def euler_ancestral_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0) -> Chain:
+    """Euler ancestral sampling."""
+    here, there = _pairs(sigmas)
+    down, up = _ancestral(here, there, eta)
+    return _chain(here, down / here, s_noise * up)
+
+
+def dpm_2_ancestral_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0) -> Chain:
+    """Ancestral sampling with midpoint steps: two network calls a step."""
+    here, there = _pairs(sigmas)
+    down, up = _ancestral(here, there, eta)
+    towards = down / here
+    # Where a step goes down to 0, k-diffusion's takes it with Euler and adds no noise.
+    chain = _chain(here, towards, torch.where(down > 0, s_noise * up, 0.0))
+    return two_calls(chain, here, towards.sqrt(), torch.where(down > 0, towards.rsqrt(), 0.0))
+
+
+def dpmpp_2s_ancestral_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0) -> Chain:
+    """Ancestral sampling with DPM-Solver++(2S) steps: two network calls a step."""
+    here, there = _pairs(sigmas)
+    down, up = _ancestral(here, there, eta)
+    chain = _chain(here, down / here, s_noise * up)
+    return two_calls(chain, here, (down / here).sqrt(), torch.ones_like(here))
+
+
+def dpmpp_sde_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0, r: float = 0.5) -> Chain:
+    """DPM-Solver++ SDE: two network calls a step, and two noises, the inner of which is extra noise."""
+    if not 0 < r < 1:
+        raise ValueError(f"r must lie within (0, 1), not {r}: the inner state stands between the two levels")
+    here, there = _pairs(sigmas)
+    down, up = _ancestral(here, there, eta)
+    inner = torch.where(there > 0, here ** (1 - r) * there**r, here)
+    inner_down, inner_up = _ancestral(here, inner, eta)
+    rho = ((here - inner) / (here - there)).sqrt()
+    outer = s_noise * up
+    chain = _chain(here, down / here, outer * (1 - rho**2).sqrt())
+    chain = two_calls(chain, here, inner_down / here, torch.full_like(here, 1 / (2 * r)), inner)
+    return replace(chain, inner_extra=s_noise * inner_up, extra_weight=outer * rho)
+
+
+def dpmpp_2m_sde_chain(
+    sigmas: Sigmas,
+    *,
+    eta: float = 1.0,
+    s_noise: float = 1.0,
+    solver_type: Literal["midpoint", "heun"] = "midpoint",
+) -> Chain:
+    """DPM-Solver++(2M) SDE."""
+    if solver_type not in ("midpoint", "heun"):
+        raise ValueError(f"solver_type must be 'midpoint' or 'heun', not {solver_type!r}")
+    here, there = _pairs(sigmas)
+    h, gain = _exponential(here, there, eta)
+    c1 = 0.5 * gain if solver_type == "midpoint" else 1 - gain / ((1 + eta) * h)
+    now, previous = (_no_weight_at_the_end(weight, there) for weight in second_order(h, c1))
+    return _sde_chain(here, there, eta, s_noise, now, previous)
+
+
+def dpmpp_3m_sde_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0) -> Chain:
+    """DPM-Solver++(3M) SDE: its mean needs two earlier estimates."""
+    here, there = _pairs(sigmas)
+    h, gain = _exponential(here, there, eta)
+    c1 = 1 - gain / ((1 + eta) * h)
+    c2 = 0.5 - c1 / ((1 + eta) * h)
+    now, previous, older = (_no_weight_at_the_end(weight, there) for weight in third_order(h, c1, c2))
+    return _sde_chain(here, there, eta, s_noise, now, previous, older)
+
+
+def two_calls(chain: Chain, here: Tensor, weight: Tensor, second: Tensor, time: Tensor | None = None) -> Chain:
+    """The chain with a second estimate at weight·x + (1 − weight)·D, which is at level weight·σ unless told otherwise.
+
+    Steps that go down to 0 at once are of first order: what they would evaluate there is not looked at.
+    """
+    once = chain.state_weight == 0
+    return replace(
+        chain,
+        inner_weight=torch.where(once, 1.0, weight),
+        second_weight=torch.where(once, 0.0, second),
+        inner_time=torch.where(once, here, weight * here if time is None else time),
+    )
+
+
+def check_levels(sigmas: Sigmas) -> Tensor:
+    """The levels in float64, or an error."""
+    levels = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
+    if levels.ndim != 1 or len(levels) < 2 or not (levels.diff() < 0).all() or not torch.isfinite(levels).all():
+        raise ValueError("sigmas must fall strictly from noise to data, at least two levels")
+    if levels[-1] < 0:
+        raise ValueError("sigmas must be positive, but for a final 0")
+    return levels
+
+
+def _pairs(sigmas: Sigmas) -> tuple[Tensor, Tensor]:
+    levels = check_levels(sigmas)
+    return levels[:-1], levels[1:]
+
+
+def _ancestral(here: Tensor, there: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+    """σ_down and σ_up of the module."""
+    _require_noise(eta)
+    up = torch.minimum(there, eta * there * (here**2 - there**2).sqrt() / here)
+    return (there**2 - up**2).clamp(min=0).sqrt(), up
+
+
+def _exponential(here: Tensor, there: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+    """h = ln(σ/σ'), infinite where σ' = 0, and 1 − e^{−(1+η)h}."""
+    _require_noise(eta)
+    h = (here / there).log()
+    return h, -torch.expm1(-(1 + eta) * h)
+
+
+def _no_weight_at_the_end(weight: Tensor, there: Tensor) -> Tensor:
+    """A step to σ' = 0 takes the estimate as it is."""
+    return torch.where(there > 0, weight, 0.0)
+
+
+def _sde_chain(
+    here: Tensor,
+    there: Tensor,
+    eta: float,
+    s_noise: float,
+    now: Tensor,
+    previous: Tensor,
+    older: Tensor | None = None,
+) -> Chain:
+    h, gain = _exponential(here, there, eta)
+    std = s_noise * there * (-torch.expm1(-2 * eta * h)).sqrt()
+    chain = _chain(here, 1 - gain, std)
+    return replace(
+        chain,
+        prediction_weight=chain.prediction_weight + now,
+        previous_weight=previous,
+        older_weight=older,
+    )
+
+
+def _chain(here: Tensor, towards: Tensor, std: Tensor) -> Chain:
+    """x' = towards·x + (1 − towards)·D + std·z, the network being told σ."""
+    if not (std > 0).any():
+        raise ValueError(
+            "no step of these levels adds noise, so there is nothing to speculate on; use more levels"
+        )
+    return denoising_chain(
+        Levels(torch.ones_like(here), here, norm=(1 + here**2).sqrt()),
+        state_weight=towards,
+        x0_weight=1 - towards,
+        std=std,
+        predicts="x0",
+        reuse="x0",
+        time=here,
+        start_scale=float(here[0]),
+    )
+
+
+def _require_noise(eta: float) -> None:
+    if not eta > 0:
+        raise ValueError(f"eta must be positive, not {eta}: without noise there is nothing to speculate on")

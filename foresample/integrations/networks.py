@@ -1,0 +1,42 @@
+"""What every integration asks of a foreign network, and what it hands to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresample.chains import Chain
+
+
+def require_fixed(network: Any) -> None:
+    """Refuse a network that draws or mixes rows: its transitions have no law of their own."""
+    modules = network.modules() if isinstance(network, torch.nn.Module) else ()
+    random = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    for module in modules:
+        if module.training and isinstance(module, random) and getattr(module, "p", 1) > 0:
+            raise ValueError(
+                f"the network is in training mode and has {type(module).__name__}: call its eval() before sampling"
+            )
+
+
+def require_fixed_variance(chain: Chain) -> None:
+    """Refuse a learned variance in a loop of somebody else's: its extra noise is no part of that loop."""
+    if chain.low_variance is not None:
+        raise ValueError(
+            "a learned variance (variance_type='learned_range') is not served inside of a pipeline's or policy's "
+            "loop; use variance_type='fixed_small', or foresample.targets.from_scheduler with the network"
+        )
+
+
+def for_rows(value: Any, row: Tensor, count: int) -> Any:
+    """What was given for each of `count` samples, for these rows: tensors of so many rows are indexed, containers
+    looked into, all else is handed on."""
+    if isinstance(value, Tensor):
+        return value[row.to(value.device)] if value.ndim > 0 and len(value) == count else value
+    if isinstance(value, dict):
+        return {name: for_rows(item, row, count) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(for_rows(item, row, count) for item in value)
+    return value

@@ -1,0 +1,434 @@
+"""Real classes of denoising-diffusion-pytorch, MONAI and boltz: their own loops with the same noise, and one line."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foresample as fs
+from foresample.integrations import packages
+from foresample.selftest import ks_two_sample
+from foresample.targets.atoms import rotations
+from tests.packages import load
+
+UNUSED = (
+    "denoising_diffusion_pytorch.fid_evaluation",
+    "torchvision",
+    "ema_pytorch",
+    "accelerate",
+    "scipy",
+    "scipy.optimize",
+    "PIL",
+    "tqdm",
+    "tqdm.auto",
+)
+
+
+class Net(nn.Module):
+    """A network of one pixel's size that estimates softly; channels double for a variance."""
+
+    def __init__(self, objective: str = "pred_x0", learns: bool = False, self_condition: bool = False) -> None:
+        super().__init__()
+        self.channels, self.out_dim, self.self_condition = 1, 2 if learns else 1, self_condition
+        self.objective, self.learns = objective, learns
+        self.levels: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        assert self.levels is not None
+        level = self.levels[time].view(-1, *(1,) * (x.ndim - 1))
+        alpha, sigma = level.sqrt(), (1 - level).sqrt()
+        x0 = 0.9 * torch.tanh(alpha * x / (sigma**2 + 0.5))
+        noise = (x - alpha * x0) / sigma
+        output = {"pred_x0": x0, "pred_noise": noise, "pred_v": alpha * noise - sigma * x0}[self.objective]
+        return torch.cat([output, 0.9 * torch.sin(3 * x)], 1) if self.learns else output
+
+
+def gaussian(
+    learns: bool = False, objective: str = "pred_x0", self_condition: bool = False, **more: Any
+) -> Any:
+    module = "learned_gaussian_diffusion" if learns else "denoising_diffusion_pytorch"
+    package = load(f"denoising_diffusion_pytorch.{module}", without=UNUSED)
+    net = Net(objective, learns, self_condition)
+    make = package.LearnedGaussianDiffusion if learns else package.GaussianDiffusion
+    diffusion = make(net, image_size=(1, 2), timesteps=more.pop("timesteps", 12), objective=objective, **more)
+    net.levels = diffusion.alphas_cumprod
+    return diffusion.eval()
+
+
+CASES: list[dict[str, Any]] = [
+    {"objective": "pred_x0"},
+    {"objective": "pred_noise", "beta_schedule": "linear", "timesteps": 60},
+    {"objective": "pred_v", "beta_schedule": "cosine"},
+    {"objective": "pred_noise", "learns": True},
+    {"objective": "pred_x0", "timesteps": 30, "sampling_timesteps": 9, "ddim_sampling_eta": 0.7},
+    {"objective": "pred_v", "timesteps": 30, "sampling_timesteps": 9, "ddim_sampling_eta": 1.0},
+]
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_their_loop_with_the_same_noise(options: dict[str, Any]) -> None:
+    diffusion = gaussian(**dict(options))
+    chain = packages._gaussian_chain(diffusion)
+    start = torch.randn(3, 1, 1, 2, generator=torch.Generator().manual_seed(1))
+    target = packages._gaussian_target(diffusion, chain, start)
+    noise = [
+        torch.randn(start.shape, generator=torch.Generator().manual_seed(9 + k)) for k in range(len(chain.std))
+    ]
+    x, row, drawn = start, torch.arange(3), []
+    for k, std in enumerate(target.std):
+        step, extra = torch.full_like(row, k), noise[k].roll(1, 0)
+        prediction = target.predict(x, step, row, extra)
+        mean = target.mean(x, prediction, step, None, extra)
+        total = std * noise[k]
+        if chain.low_variance is not None:  # what theirs must draw to come to the same
+            output = target.network(x, target.chain.time[step], row)  # type: ignore[index]
+            variance = target.chain.variance(output, step)
+            both = (variance - std**2).clamp(min=0).sqrt() * extra + total
+            drawn.append(both / variance.sqrt() if std > 0 else both)
+        else:
+            drawn.append(noise[k])
+        x = mean + total
+    with mock.patch("torch.randn_like", side_effect=drawn), mock.patch("torch.randn", return_value=start):
+        theirs = diffusion.sample(batch_size=3)
+    torch.testing.assert_close(diffusion.unnormalize(x), theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("options", [CASES[2], CASES[3], CASES[5]], ids=str)
+def test_one_line_and_the_law_is_theirs(options: dict[str, Any]) -> None:
+    diffusion = gaussian(**dict(options))
+    torch.manual_seed(0)
+    theirs = diffusion.sample(batch_size=5000).flatten(1)
+    with fs.accelerate(diffusion, window=6):
+        diffusion.model.calls = 0
+        ours = diffusion.sample(batch_size=5000).flatten(1)
+        report = diffusion.foresample_report
+    assert report.calls_mean < report.steps / 1.4
+    views = [(v[:, 0], v[:, 1], v.sum(1)) for v in (ours, theirs)]
+    assert min(ks_two_sample(a.numpy(), b.numpy()) for a, b in zip(*views, strict=True)) > 1e-3 / 9
+
+
+def test_all_timesteps_are_states_of_the_chain_and_the_last_is_the_sample() -> None:
+    diffusion = gaussian()
+    fs.accelerate(diffusion, window=4)
+    torch.manual_seed(3)
+    last = diffusion.sample(batch_size=2)
+    torch.manual_seed(3)
+    every = diffusion.sample(batch_size=2, return_all_timesteps=True)
+    assert every.shape == (2, 13, 1, 1, 2)
+    assert torch.equal(every[:, -1], last)
+    assert torch.isfinite(every).all()
+
+
+def test_restoring_leaves_no_trace() -> None:
+    diffusion = gaussian()
+    before = set(vars(diffusion))
+    torch.manual_seed(0)
+    plain = diffusion.sample(batch_size=2)
+    with fs.accelerate(diffusion):
+        diffusion.sample(batch_size=2)
+    assert set(vars(diffusion)) == before
+    torch.manual_seed(0)
+    assert torch.equal(diffusion.sample(batch_size=2), plain)
+
+
+@pytest.mark.parametrize("part", range(4), ids=["mean", "variance", "log variance", "estimate"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_subclass_that_steps_in_another_way_is_refused(part: int, learns: bool) -> None:
+    stranger = gaussian(learns=learns, objective="pred_noise")
+    theirs, network = stranger.p_mean_variance, stranger.model
+
+    def others(**given: Any) -> Any:
+        return tuple(1.1 * v if i == part else v for i, v in enumerate(theirs(**given)))
+
+    stranger.p_mean_variance = others
+    if part in (0, 2):
+        with pytest.raises(ValueError, match="has steps of its own"):
+            fs.accelerate(stranger)
+    else:  # which its loop makes no use of
+        fs.accelerate(stranger)
+    assert stranger.model is network
+
+
+LINE = "denoising_diffusion_pytorch_1d"
+
+
+def _of(module: str, name: str, **options: Any) -> Any:
+    package = load(f"denoising_diffusion_pytorch.{module}", without=UNUSED)
+    net = Net("pred_noise", False, False)
+    net.channels = 2 if module == LINE else 1
+    net.random_or_learned_sinusoidal_cond = False  # type: ignore[assignment]  # torch says all are modules
+    return getattr(package, name)(net, timesteps=12, objective="pred_noise", **options).eval()
+
+
+@pytest.mark.law
+def test_the_one_of_sequences_takes_its_conditions_along() -> None:
+    """Each row keeps its own, whatever it shares a call with; the noise it started from comes back if asked for."""
+    diffusion = _of(LINE, "GaussianDiffusion1D", seq_length=3)
+    diffusion.model.levels = diffusion.alphas_cumprod
+    net = diffusion.model.forward
+    diffusion.model.forward = lambda x, time, shift: net(x - shift, time)
+    given = {"shift": torch.tensor([-1.0, 0.0, 1.0]).repeat_interleave(1000).view(3000, 1, 1)}
+    torch.manual_seed(0)
+    theirs = diffusion.sample(3000, model_forward_kwargs=given)
+    fs.accelerate(diffusion, window=6)
+    ours, start = diffusion.sample(3000, return_noise=True, model_forward_kwargs=given)
+    assert ours.shape == start.shape == (3000, 2, 3)
+    assert diffusion.foresample_report.calls_mean < 12
+    levels = []
+    for a, b in zip(ours.split(1000), theirs.split(1000), strict=True):
+        levels += [ks_two_sample(a[:, i, j].numpy(), b[:, i, j].numpy()) for i in range(2) for j in range(3)]
+    assert min(levels) > 1e-3 / len(levels)
+    levels = [ks_two_sample(a[:, 0, 0].numpy(), theirs[:1000, 0, 0].numpy()) for a in ours[1000:].split(1000)]
+    assert max(levels) < 1e-3  # had rows changed places it would show
+
+
+def test_what_is_no_chain_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"self-conditioning.*train with self_condition=False"):
+        fs.accelerate(gaussian(self_condition=True))
+    with pytest.raises(ValueError, match=r"ddim_sampling_eta=1\.0"):
+        fs.accelerate(gaussian(timesteps=30, sampling_timesteps=5))
+    with pytest.raises(ValueError, match="sample needs classes"):
+        fs.accelerate(_of("classifier_free_guidance", "GaussianDiffusion", image_size=2))
+    repaint = _of("repaint", "GaussianDiffusion", image_size=2)
+    fs.accelerate(repaint)
+    with pytest.raises(ValueError, match="cannot take gt, mask"):
+        repaint.sample(1, gt=torch.zeros(1, 1, 2, 2), mask=torch.ones(1, 1, 2, 2))
+    with pytest.raises(ValueError, match="has steps of its own"):  # its direction is of the unclipped estimate
+        fs.accelerate(
+            _of(LINE, "GaussianDiffusion1D", seq_length=2, sampling_timesteps=5, ddim_sampling_eta=1.0)
+        )
+    noisy = gaussian()
+    noisy.model.dropout = nn.Dropout(0.1)
+    fs.accelerate(noisy.train())
+    with pytest.raises(ValueError, match=r"has Dropout: call its eval\(\)"):
+        noisy.sample(batch_size=1)
+    with pytest.raises(ValueError, match="a matter of policies"):
+        fs.accelerate(gaussian(), batch_pad=True)
+
+
+# ------------------------------------------------------------------ MONAI
+
+
+class MonaiNet(nn.Module):
+    def __init__(self, kind: str, levels: Tensor) -> None:
+        super().__init__()
+        self.kind, self.levels = kind, levels
+
+    def forward(self, x: Tensor, timesteps: Tensor, context: Tensor | None = None) -> Tensor:
+        level = self.levels[timesteps.long()].expand(len(x)).view(-1, 1, 1)
+        alpha, sigma = level.sqrt(), (1 - level).sqrt()
+        state = x[:, :1] + (0 if x.shape[1] == 1 else 0.3 * x[:, 1:])
+        shift = 0 if context is None else 0.2 * context.view(-1, 1, 1)
+        x0 = 0.8 * torch.tanh(alpha * state / (sigma**2 + 0.5)) + shift
+        noise = (state - alpha * x0) / sigma
+        return {"sample": x0, "epsilon": noise, "v_prediction": alpha * noise - sigma * x0}[self.kind]
+
+
+def monai_inferer(scheduler: Any) -> Any:
+    """MONAI's own, without what else its module imports, which takes longer than all these tests."""
+    without = (
+        "monai.apps.utils monai.data monai.data.meta_tensor monai.data.thread_buffer monai.inferers.merger "
+        "monai.inferers.splitter monai.inferers.utils monai.networks.nets monai.transforms monai.visualize"
+    )
+    return load("monai.inferers.inferer", without=tuple(without.split())).DiffusionInferer(scheduler)
+
+
+def monai_ddpm(steps: int = 12, **options: Any) -> Any:
+    scheduler = load("monai.networks.schedulers").DDPMScheduler(num_train_timesteps=30, **options)
+    scheduler.set_timesteps(steps)
+    return scheduler
+
+
+MONAI: list[dict[str, Any]] = [
+    {},
+    {"prediction_type": "v_prediction", "variance_type": "fixed_large", "steps": 30},
+    {"prediction_type": "sample", "clip_sample_min": -0.5, "clip_sample_max": 2.0},
+    {"clip_sample": False, "schedule": "cosine"},
+]
+
+
+@pytest.mark.parametrize("options", MONAI, ids=str)
+@pytest.mark.parametrize("given", ["nothing", "crossattn", "concat", "guided"])
+def test_monai_s_sample_with_the_same_noise(options: dict[str, Any], given: str) -> None:
+    scheduler = monai_ddpm(**options)
+    inferer, net = (
+        monai_inferer(scheduler),
+        MonaiNet(options.get("prediction_type", "epsilon"), scheduler.alphas_cumprod),
+    )
+    generator = torch.Generator().manual_seed(2)
+    start, condition = torch.randn(3, 1, 2, generator=generator), torch.rand(3, 1, 2, generator=generator)
+    asked: dict[str, Any] = {"input_noise": start, "diffusion_model": net, "verbose": False}
+    if given == "concat":
+        asked |= {"mode": "concat", "conditioning": condition}
+    elif given != "nothing":
+        asked |= {"conditioning": condition[:, :, :1], "cfg": 1.5 if given == "guided" else None}
+    torch.manual_seed(5)
+    theirs = inferer.sample(**asked)
+
+    # The same through our chain, step by step, the noise being what theirs drew.
+    fs.accelerate(inferer)
+    torch.manual_seed(5)
+    noise = [torch.randn(start.shape) for _ in scheduler.timesteps]
+    with mock.patch.object(packages, "sample", side_effect=lambda target, **_: walk(target, noise)):
+        ours = inferer.sample(**asked)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def walk(target: Any, noise: list[Tensor]) -> fs.Run:
+    x = target.start(torch.zeros(3, *target.shape))
+    row = torch.arange(3)
+    for k, std in enumerate(target.std):
+        step = torch.full_like(row, k)
+        x = target.mean(x, target.predict(x, step, row), step) + std * noise[k]
+    report = fs.Report("walk", len(noise), 3, 0)
+    return fs.Run(x, row, row, report)
+
+
+@pytest.mark.law
+def test_monai_in_one_line_has_the_law_of_its_own() -> None:
+    scheduler = monai_ddpm(steps=30)
+    inferer, net = monai_inferer(scheduler), MonaiNet("epsilon", scheduler.alphas_cumprod)
+    generator = torch.Generator().manual_seed(2)
+    starts = [torch.randn(4000, 1, 2, generator=generator) for _ in range(2)]
+    theirs = inferer.sample(starts[0], net, verbose=False)
+    with fs.accelerate(inferer, window=8):
+        ours = inferer.sample(starts[1], net, verbose=False)
+        assert inferer.foresample_report.speedup > 1.5
+    assert ks_two_sample(ours.flatten().numpy(), theirs.flatten().numpy()) > 1e-3
+    assert not isinstance(inferer.sample, packages.InfererSample)
+
+
+def test_what_monai_does_otherwise_is_refused() -> None:
+    scheduler = load("monai.networks.schedulers").DDIMScheduler(num_train_timesteps=30)
+    with pytest.raises(ValueError, match=r"DDIMScheduler adds no noise in an inferer.*use its DDPMScheduler"):
+        fs.accelerate(monai_inferer(scheduler))
+    with pytest.raises(ValueError, match="state-dependent std; use 'fixed_small'"):
+        fs.accelerate(monai_inferer(monai_ddpm(variance_type="learned_range")))
+    inferer = monai_inferer(monai_ddpm())
+    fs.accelerate(inferer)
+    net = MonaiNet("epsilon", inferer.scheduler.alphas_cumprod)
+    with pytest.raises(ValueError, match="leave save_intermediates out"):
+        inferer.sample(torch.zeros(1, 1, 2), net, save_intermediates=True)
+
+
+# ------------------------------------------------------------------ boltz
+
+ATOMS, SAMPLES = 5, 3
+NO_STEERING = {"fk_steering": False, "physical_guidance_update": False, "contact_guidance_update": False}
+
+
+def atom_diffusion(version: str, align: bool = False, steps: int = 16) -> Any:
+    """The real class and its loop around a network of our own, which is not equivariant: rotations matter."""
+    modules = ("encoders", "transformers", "encodersv2", "transformersv2")
+    without: tuple[str, ...] = (
+        "boltz.data",
+        "boltz.model.layers",
+        "boltz.model.layers.initialize",
+        "boltz.model.potentials",
+    )
+    without += (
+        "einx",
+        "boltz.model.potentials.potentials",
+        *(f"boltz.model.modules.{name}" for name in modules),
+    )
+    package = load(f"boltz.model.modules.diffusion{version}", without=without)
+
+    class Loop(package.AtomDiffusion):  # type: ignore[name-defined]
+        device = torch.device("cpu")
+
+        def preconditioned_network_forward(
+            self, x: Tensor, sigma: Any, network_condition_kwargs: dict[str, Any], training: bool = False
+        ) -> Any:
+            assert network_condition_kwargs["multiplicity"] == len(x)
+            level = torch.as_tensor(sigma).expand(len(x)).view(-1, 1, 1)
+            x0 = (x + 0.3 * x.roll(1, 2).tanh() + network_condition_kwargs["pull"]) * 9 / (9 + level**2)
+            return x0 if version else (x0, torch.zeros(len(x), 2, 2))
+
+    diffusion = Loop.__new__(Loop)
+    nn.Module.__init__(diffusion)
+    schedule = {"sigma_min": 0.01, "sigma_max": 5.0, "sigma_data": 4.0, "rho": 7, "num_sampling_steps": steps}
+    churn = {"gamma_0": 0.8, "gamma_min": 1.0, "noise_scale": 1.003, "step_scale": 1.5}
+    more = {"alignment_reverse_diff": align, "accumulate_token_repr": False, "use_inference_model_cache": False}
+    for name, value in (schedule | churn | more | {"token_s": 1, "step_scale_random": None}).items():
+        setattr(diffusion, name, value)
+    return diffusion.eval()
+
+
+def arguments(version: str) -> dict[str, Any]:
+    mask = torch.ones(1, ATOMS)
+    common = {"atom_mask": mask, "multiplicity": SAMPLES, "max_parallel_samples": SAMPLES, "pull": 0.5}
+    return common | (
+        {"steering_args": NO_STEERING} if version else {"feats": {"token_index": torch.zeros(1, 2)}}
+    )
+
+
+@pytest.mark.parametrize("align", [False, True], ids=["as it is", "aligned"])
+@pytest.mark.parametrize("version", ["", "v2"])
+def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
+    diffusion, asked = atom_diffusion(version, align), arguments(version)
+    generator = torch.Generator().manual_seed(4)
+    steps = diffusion.num_sampling_steps
+    first, *noise = [torch.randn(SAMPLES, ATOMS, 3, generator=generator) for _ in range(steps + 2)]
+    extra = [torch.randn(SAMPLES, 7, generator=generator) for _ in range(steps)]
+    frames = [rotations(xi[:, :4]) for xi in extra]
+
+    # Theirs turns further at every step, and draws its noise in the frame it has turned to.
+    turns = [frames[0], *(a.mT @ b for a, b in pairwise(frames))]
+    augmented = [(turn, xi[:, None, 4:]) for turn, xi in zip(turns, extra, strict=True)]
+    drawn = [first, *(z @ frame for z, frame in zip(noise, frames, strict=False))]
+    module = sys.modules[f"boltz.model.modules.diffusion{version}"]
+    with (
+        mock.patch.object(module, "compute_random_augmentation", side_effect=augmented),
+        mock.patch("torch.randn", side_effect=drawn),
+    ):
+        theirs = diffusion.sample(**asked)["sample_atom_coords"]
+
+    def walk_frames(target: Any, **_: Any) -> fs.Run:
+        added = target.start_scale[1]
+        sigma = (target.start_scale[0] ** 2 - added**2) ** 0.5
+        x, row = sigma * (first - first.mean(1, keepdim=True)) + added * noise[0], torch.arange(SAMPLES)
+        for k, std in enumerate(target.std):
+            step = torch.full_like(row, k)
+            x = target.mean(x, target.predict(x, step, row, extra[k]), step, extra[k]) + std * noise[k + 1]
+        return fs.Run(x, row, row, fs.Report("walk", steps, SAMPLES, 0))
+
+    fs.accelerate(diffusion)
+    with mock.patch.object(packages, "sample", side_effect=walk_frames):
+        ours = diffusion.sample(**asked)["sample_atom_coords"]
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("align", [False, True], ids=["as it is", "aligned"])
+def test_boltz_in_one_line_has_the_law_of_its_own(align: bool) -> None:
+    diffusion = atom_diffusion("v2", align)
+    asked = arguments("v2") | {"multiplicity": 4000, "max_parallel_samples": 4000}
+    torch.manual_seed(1)
+    theirs = diffusion.sample(**asked)["sample_atom_coords"]
+    with fs.accelerate(diffusion, window=6):
+        ours = diffusion.sample(**asked)["sample_atom_coords"]
+        report = diffusion.foresample_report
+    assert 1 < report.speedup < 4  # a quarter of the steps and more is its deterministic tail
+    views = [(v[:, 0, 0], v[:, 1, 2], (v[:, 0] - v[:, 1]).norm(dim=1), v.mean((1, 2))) for v in (ours, theirs)]
+    assert min(ks_two_sample(a.numpy(), b.numpy()) for a, b in zip(*views, strict=True)) > 1e-3 / 8
+
+
+def test_what_boltz_does_beyond_a_chain_is_refused() -> None:
+    diffusion, asked = atom_diffusion("v2"), arguments("v2")
+    fs.accelerate(diffusion)
+    with pytest.raises(ValueError, match=r"steering \(fk_steering\) couples samples"):
+        diffusion.sample(**asked | {"steering_args": NO_STEERING | {"fk_steering": True}})
+    with pytest.raises(ValueError, match="one structure at a time"):
+        diffusion.sample(**asked | {"atom_mask": torch.ones(2, ATOMS)})
+    diffusion.accumulate_token_repr = True
+    with pytest.raises(ValueError, match="accumulates no token representation"):
+        diffusion.sample(**asked)

@@ -1,0 +1,95 @@
+"""Drop-ins for k-diffusion: their arguments are its own and more, their law is its own."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample import samplers
+from foresample.selftest import ks_two_sample
+from tests.chains.test_sigmas import LEVELS, denoise, k_diffusion
+
+f64 = torch.float64
+CHURN = {"s_churn": 4.0}
+CALLS: dict[str, dict[str, float]] = {
+    name: CHURN if name in ("sample_euler", "sample_heun", "sample_dpm_2") else {} for name in samplers.__all__
+}
+
+
+def start(count: int, seed: int) -> Tensor:
+    return 10 * torch.randn(count, 2, dtype=f64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_arguments_are_theirs_in_their_order(name: str) -> None:
+    theirs = inspect.signature(getattr(k_diffusion(), name)).parameters
+    ours = [
+        p for p in inspect.signature(getattr(samplers, name)).parameters.values() if p.kind != p.VAR_KEYWORD
+    ]
+    assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs.values()]
+
+
+@pytest.mark.law
+@pytest.mark.filterwarnings("ignore:Should have t:UserWarning")  # of a level and its logarithm's exponential
+@pytest.mark.parametrize("name", CALLS)
+def test_samples_have_the_law_of_theirs(name: str) -> None:
+    torch.manual_seed(0)
+    theirs = getattr(k_diffusion(), name)(denoise, start(5000, 1), LEVELS, disable=True, **CALLS[name])
+    ours = getattr(samplers, name)(denoise, start(5000, 2), LEVELS, **CALLS[name], window=6, seed=3)
+    views = [(v[:, 0], v[:, 1], v.sum(1)) for v in (ours, theirs)]
+    assert min(ks_two_sample(a.numpy(), b.numpy()) for a, b in zip(*views, strict=True)) > 1e-3 / 27
+
+
+def test_each_sample_keeps_its_condition_and_its_start() -> None:
+    """A denoiser that pulls towards a place of its own for each sample, given as an extra argument."""
+    places = torch.tensor([[5.0, 5.0], [-5.0, 5.0], [0.0, -7.0]])
+
+    def model(x: Tensor, sigma: Tensor, place: Tensor, more: dict[str, Any]) -> Tensor:
+        assert len(place) == len(x) == len(more["same"][0])
+        assert more["scale"] == 2.0
+        return torch.where(sigma.unsqueeze(1) < 5, place, x / 2)
+
+    reports: list[fs.Report] = []
+    extra = {"place": places, "more": {"same": [places], "scale": 2.0}}
+    x = samplers.sample_euler_ancestral(
+        model, start(3, 0).float(), LEVELS, extra, seed=1, report=reports.append
+    )
+    torch.testing.assert_close(x, places)
+    assert x.dtype == torch.float32
+    assert reports[0].count == 3
+
+
+def test_the_seed_is_its_own_or_torch_s() -> None:
+    def draw(**seed: Any) -> Tensor:
+        return samplers.sample_euler_ancestral(denoise, start(2, 0), LEVELS, window=4, **seed)
+
+    assert torch.equal(draw(seed=4), draw(seed=4))
+    torch.manual_seed(7)
+    first = draw()
+    assert not torch.equal(first, draw())
+    torch.manual_seed(7)
+    assert torch.equal(first, draw())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("sample_euler", {}, "pass s_churn, or use sample_euler_ancestral"),
+        ("sample_heun", {**CHURN, "sigmas": LEVELS[:-1]}, "must end with 0"),
+        ("sample_euler_ancestral", {"callback": print}, "callback cannot be had"),
+        ("sample_dpmpp_sde", {"noise_sampler": print}, "noise_sampler cannot be had"),
+        (
+            "sample_euler_ancestral",
+            {"model": torch.nn.Dropout(0.5)},
+            r"has Dropout: call its eval\(\)",
+        ),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(name: str, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        getattr(samplers, name)(**{"model": denoise, "x": start(2, 0), "sigmas": LEVELS} | arguments)
