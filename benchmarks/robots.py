@@ -289,8 +289,8 @@ def clock(
                 how = "compiled + graph" if cuda else "compiled"
                 measure(f"window {window}, {how}", it.accelerated, how, window, plans, **best)
     run = "graph" if cuda else "eager"
-    for window in [*chosen, "auto"]:
-        measure(f"window {window}, {run}", it.accelerated, run, window, plans, **best)
+    for wanted in (*chosen, "auto"):
+        measure(f"window {wanted}, {run}", it.accelerated, run, wanted, plans, **best)
     if 32 in chosen:
         for warm, table in [(False, None), *([(True, None), (False, prior)] if prior else [])]:
             what = f"window 32, warm {warm}, prior {table is not None}"

@@ -400,7 +400,7 @@ def train(
         if seconds is not None and time.monotonic() - began > 1.1 * seconds:
             break
     run.seconds += time.monotonic() - began
-    if size == "small" or run.step < (run.total or 0):  # a finished full-size run needs no 4 GB of moments
+    if size != "full" or run.step < (run.total or 0):  # a finished full-size run needs no 4 GB of moments
         checkpoint.save(out, run, checkpoint.flatten(policy, averaged, optimizer))
     last = [loss for _, loss in run.history[-20:]]
     facts = {

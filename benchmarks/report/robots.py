@@ -117,7 +117,7 @@ def _success_table(result: RobotSuccess) -> str:
 def _starts_table(result: PolicyWarm) -> str:
     windows = dict.fromkeys(row.window for row in result.rows)
     found = {(row.window, row.warm, row.prior): row.calls for row in result.rows}
-    rows = [[f"{w}", *(found[(w, *start)] for start in _STARTS)] for w in windows]
+    rows: list[list[str | float]] = [[f"{w}", *(found[(w, *start)] for start in _STARTS)] for w in windows]
     return table(
         ["window", *_STARTS.values()],
         rows,

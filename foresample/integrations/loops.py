@@ -56,7 +56,8 @@ class Loop:
 
 def find_loop(policy: Any) -> Loop | None:
     """The loop of a policy of these families, known by its attributes."""
-    for owner in (policy, getattr(policy, "policy", None)):  # robomimic hands policies out in a RolloutPolicy
+    owners: tuple[Any, Any] = (policy, getattr(policy, "policy", None))  # robomimic hands out a RolloutPolicy
+    for owner in owners:
         objective = getattr(owner, "objective", None)
         if hasattr(owner, "noise_predictor") and hasattr(objective, "conditional_sample"):
             scheduler = getattr(objective, "noise_scheduler", None)
@@ -182,7 +183,7 @@ class _Walk:
 
     def _draw(self, sample: Tensor, names: list[str], conditions: dict[str, Any]) -> Tensor:
         method, loop, forward, count = self.method, self.loop, self.forward, len(sample)
-        rows = {n: v for n, v in conditions.items() if isinstance(v, Tensor)}
+        rows: dict[str, Any] = {n: v for n, v in conditions.items() if isinstance(v, Tensor)}
         for name, value in rows.items():
             if value.ndim == 0 or len(value) != count:
                 self._refuse(f"its network takes {name} of shape {tuple(value.shape)} for {count} plans")

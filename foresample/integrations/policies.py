@@ -224,7 +224,7 @@ class SpeculativeMethod:
             def run(generator: torch.Generator) -> Tensor:
                 again = inspect.BoundArguments(
                     bound.signature,
-                    {**bound.arguments, "generator": generator},  # type: ignore[arg-type]
+                    {**bound.arguments, "generator": generator},
                 )
                 return self.original(*again.args, **again.kwargs)
 

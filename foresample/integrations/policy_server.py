@@ -14,13 +14,13 @@ import torch
 from foresample.integrations.acceleration import accelerate
 
 
-def accelerated_server(server: type, **how: Any) -> type:
+def accelerated_server(server: Any, **how: Any) -> Any:
     """A subclass of LeRobot's `PolicyServer` whose policies are accelerated; `how` goes to `foresample.accelerate`.
 
     A policy that cannot be is refused, and the client told why.
     """
 
-    class AcceleratedPolicyServer(server):  # type: ignore[valid-type, misc]
+    class AcceleratedPolicyServer(server):
         def SendPolicyInstructions(self, request: Any, context: Any) -> Any:
             answer = super().SendPolicyInstructions(request, context)
             if self.policy is not None:

@@ -17,6 +17,7 @@ import foresample as fs
 
 diffusers = pytest.importorskip("diffusers")
 
+from foresample.integrations.loops import find_loop  # noqa: E402
 from tests.policies import SCHEDULE, Small, law_tests  # noqa: E402
 
 LEVEL = 1e-3
@@ -142,8 +143,8 @@ def test_the_law_is_the_sequential_policy_s_with_fewer_calls(family: Any) -> Non
     p_values = law_tests(sequential, cold) + law_tests(sequential, warm)
     assert min(p_values) > LEVEL / len(p_values)
     with torch.no_grad():  # the tests would see a network that is a little different
-        network = fs.integrations.loops.find_loop(policy).network
-        network.outer.mul_(0.8)
+        loop: Any = find_loop(policy)
+        loop.network.outer.mul_(0.8)
     other = law_tests(sequential, plan(policy, PLANS))
     assert min(other) < LEVEL / len(other)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent import futures
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def arm(robots: Any) -> tuple[type, list[dict[str, float]]]:
     done: list[dict[str, float]] = []
     joints = {f"joint_{i}.pos": float for i in range(4)}
 
-    class Arm(robots.Robot):  # type: ignore[misc]
+    class Arm(robots.Robot):
         config_class, name = robots.RobotConfig, "arm"
         observation_features = action_features = joints
         is_connected = is_calibrated = True
@@ -40,7 +41,7 @@ def arm(robots: Any) -> tuple[type, list[dict[str, float]]]:
 
 
 def test_plans_are_streamed_to_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import grpc
+    grpc = import_module("grpc")
 
     from foresample.integrations.policy_server import accelerated_server
 
