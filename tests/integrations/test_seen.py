@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
+from foresample.integrations.pipelines import AcceleratedPipeline
 from foresample.integrations.turns import Refused
 
 diffusers = pytest.importorskip("diffusers")
@@ -32,7 +33,7 @@ def pipe(tmp_path: Path) -> Any:
 
 
 def draw(pipe: Any, **more: Any) -> Tensor:
-    told = PROMPTS | more
+    told: dict[str, Any] = PROMPTS | more
     prompts = 1 if isinstance(told["prompt"], str) else len(told["prompt"])
     return pipe(**told, generator=generators(prompts * told["num_images_per_prompt"])).images
 
@@ -285,8 +286,7 @@ def test_a_window_is_chosen_once_for_each_configuration(pipe: Any, monkeypatch: 
     """The fastest of those tried; the clock is ours here."""
     seconds = {2: 3.0, 4: 2.0, 8: 1.0, 16: 1.2, 32: 9.0}
     drawn: list[int] = []
-    original = type(fs.accelerate(pipe))._draw
-    fs.restore(pipe)
+    original = AcceleratedPipeline._draw
 
     def clocked(self: Any, bound: Any, window: int, callback: Any, key: Any) -> Any:
         drawn.append(window)
@@ -294,7 +294,7 @@ def test_a_window_is_chosen_once_for_each_configuration(pipe: Any, monkeypatch: 
         self.pipe.foresample_report.seconds = seconds[window]
         return result
 
-    monkeypatch.setattr("foresample.integrations.pipelines.AcceleratedPipeline._draw", clocked)
+    monkeypatch.setattr(AcceleratedPipeline, "_draw", clocked)
     monkeypatch.setattr(
         "foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(9.0 * len(self.clock))
     )
