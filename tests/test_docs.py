@@ -106,7 +106,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "1.99": "published (draft-tree papers)",
         "2.14": "published (draft-tree papers)",
     },
-    "diffusers.md": {"0.42": "version of diffusers", "0.35": "version of diffusers"},
+    "diffusers.md": {"0.42": "version of diffusers"},
     "models.md": {"0.9995": "constant of the recipes"},
     "policies.md": {"±1": "scale of the data"},
     "robots.md": {

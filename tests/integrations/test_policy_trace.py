@@ -88,7 +88,7 @@ def test_it_takes_four_network_calls_and_the_look_two_small_ones_once_for_each_k
     """Two, because these chains clip: at the first step their predictions are ±1 (`core.look`)."""
     make, plan = FAMILIES[family]
 
-    def rows(**how: bool) -> list[list[int]]:
+    def rows(**how: Any) -> list[list[int]]:
         """States of each network call, of four plans: two of a kind, another kind, and the first again."""
         policy, made = make(), []
         model = getattr(policy, "diffusion", policy)
