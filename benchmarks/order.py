@@ -78,6 +78,24 @@ def stopped(seed: int, rounds: int) -> dict[str, Tensor]:
     raise AssertionError("the run was over before it was stopped")
 
 
+def ended(seed: int, rounds: int) -> Tensor:
+    """A run that begins no more samples after so many rounds, and finishes those under way."""
+    x = torch.full((COUNT, 1), torch.nan, dtype=torch.float64)
+    now = 0
+
+    def observe(commit: fs.Commit) -> None:
+        nonlocal now
+        now += 1
+
+    engine = fs.Engine(uneven(), window=WINDOW, slots=SLOTS, look=False)
+    parts = [(torch.arange(COUNT), seeds_of(seed, COUNT))]
+    for done in engine.draw(parts, observe, stop=lambda: now >= rounds):
+        x[done.index] = done.x
+    begun = int(x.isfinite().sum())
+    assert x[:begun].isfinite().all()
+    return x[:begun]
+
+
 def share(chosen: Iterable[Tensor]) -> tuple[float, float, float]:
     """P(x > 0) of what was chosen in each of several runs, its standard error, and how many a run."""
     counts = torch.tensor([[float((x > 0).sum()), float(len(x))] for x in chosen], dtype=torch.float64)
@@ -104,6 +122,7 @@ def measure(runs: int, seed: int) -> list[OrderRow]:
             if any(len(kept[rule]) for kept in found):
                 ratio, error, kept = share([run[rule] for run in found])
                 rows.append(OrderRow(rule=rule, rounds=rounds, kept=kept, right=ratio, error=error))
+        row("no more begun, those under way finished", rounds, lambda s, n=rounds: ended(s, n))  # type: ignore[misc]
     return rows
 
 

@@ -5,6 +5,7 @@ Every script here writes its file with `save`; tables, plots and the page read i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -740,6 +741,90 @@ class RobotSuccess(Result):
     """Of each method, a plan at batch 1."""
 
 
+# ------------------------------------------------------------------ one figure, settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementSettings:
+    """Of every set of pictures."""
+
+    steps: AtLeastOne
+    window: AtLeastOne
+    slots: AtLeastOne
+    count: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementRow:
+    """One set of pictures."""
+
+    network: str
+    """float32 or bfloat16."""
+    sampler: str
+    """sequential or speculative."""
+    seed: int
+    pictures: AtLeastOne
+    agree: Count
+    """Those in which the classifier sees the label asked for."""
+    calls: Positive
+    seconds: Positive
+
+    @property
+    def share(self) -> float:
+        return self.agree / self.pictures
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, at 95 %."""
+        z, n, p = 1.959963984540054, self.pictures, self.share
+        middle, wide = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return (middle - wide) / (1 + z * z / n), (middle + wide) / (1 + z * z / n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSizeRow:
+    """How far the network's answers are from those for one state a call."""
+
+    network: str
+    states: AtLeastOne
+    """In a call."""
+    most: NotNegative
+    rms: NotNegative
+    mean: float
+    mean_error: NotNegative
+    answer: NotNegative
+    """Root mean square of the answers themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement(Result):
+    """Labels that the classifier sees in sequential and in speculative pictures (`benchmarks.agreement`)."""
+
+    settings: AgreementSettings
+    rows: Some[AgreementRow]
+    calls: list[CallSizeRow]
+
+    def differences(self) -> dict[str, tuple[float, float]]:
+        """Of every network both of whose sets are there: speculative less sequential, and its standard error."""
+        found = {}
+        for network in dict.fromkeys(row.network for row in self.rows):
+            sets = {row.sampler: row for row in self.rows if row.network == network}
+            if {"sequential", "speculative"} <= sets.keys():
+                one, two = sets["sequential"], sets["speculative"]
+                both = (one.agree + two.agree) / (one.pictures + two.pictures)
+                error = math.sqrt(max(both * (1 - both), 1e-9) * (1 / one.pictures + 1 / two.pictures))
+                found[network] = two.share - one.share, error
+        return found
+
+    @property
+    def p_value(self) -> float:
+        """One test that samplers agree in both networks: Σ (difference / error)² is χ² of two degrees of freedom."""
+        found = self.differences()
+        if len(found) != 2:
+            raise ValueError(f"the test is of two networks, and there are both sets of {len(found)}")
+        return math.exp(-sum((d / error) ** 2 for d, error in found.values()) / 2)
+
+
 # ------------------------------------------------------------------ datasets and training
 
 
@@ -845,6 +930,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "gpu-tests": GpuTests,
     "quality": Quality,
     "quality-cost": QualityCost,
+    "agreement": Agreement,
     "cpu-rounds": CpuRounds,
     "published": Published,
     "policy": Policy,

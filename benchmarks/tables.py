@@ -17,6 +17,7 @@ from benchmarks.curves import BATCHES, OURS, PROBLEMS, TREES
 from benchmarks.results import (
     MODELS,
     RESULTS,
+    Agreement,
     Calls,
     ClassifierTraining,
     CpuRounds,
@@ -39,7 +40,7 @@ from benchmarks.results import (
     load,
     read,
 )
-from foresample.results import BenchResult, BenchRow
+from foresample.results import BenchResult, BenchRow, DatasetResult
 
 ROOT = Path(__file__).parent.parent
 Row = TypeVar("Row")
@@ -114,6 +115,54 @@ def quality() -> str:
         + f"\n\n{settings.count} samples a run, {settings.steps} steps, window {settings.window}: "
         f"{settings.steps} calls a sample sequentially, {sum(calls) / len(calls):.1f} speculatively. "
         f"Pictures in which the classifier sees the label asked for: {told}."
+    )
+
+
+def agreement() -> str:
+    """Labels that the classifier sees, and what the size of a call does to the network's answers."""
+    if not (RESULTS / "fashion_mnist-agreement.json").exists():
+        return "Not drawn yet."
+    saved = load(Agreement, "fashion_mnist-agreement")
+    settings, cells = saved.settings, []
+    for row in saved.rows:
+        low, high = row.interval
+        share = f"{100 * row.share:.2f} % ({100 * low:.2f} … {100 * high:.2f})"
+        cells.append([row.network, row.sampler, f"{row.seed}", f"{row.pictures}", share, f"{row.calls:.1f}"])
+    heads = ["network", "sampler", "seed", "pictures", "label seen (Wilson, 95 %)", "calls a picture"]
+    apart = ", ".join(
+        f"{100 * d:+.2f} ± {100 * e:.2f} % in {network}" for network, (d, e) in saved.differences().items()
+    )
+    sizes = [
+        [
+            row.network,
+            f"{row.states}",
+            f"{row.most:.1e}",
+            f"{row.rms:.1e}",
+            f"{row.mean:+.1e} ± {row.mean_error:.0e}",
+        ]
+        for row in saved.calls
+    ]
+    return (
+        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{_table(heads, cells)}\n\n"
+        f"Speculative less sequential, with its standard error: {apart}. That both are 0 has the p-value "
+        f"{saved.p_value:.3f} (χ², two degrees of freedom).\n\nThe network's answers, of root mean square "
+        f"{saved.calls[0].answer:.2f}, to the same {max(row.states for row in saved.calls)} states, against those "
+        "in calls of one state:\n\n"
+        + _table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
+    )
+
+
+def generate_gpu() -> str:
+    """A dataset drawn on a GPU, then the same command again, then without one of its shards."""
+    saved = load(DatasetResult, "generate-gpu")
+    settings, law = saved.settings, saved.law
+    assert law is not None
+    told = ", ".join(f"found {run.found} and drew {run.drawn} in {run.seconds:.1f} s" for run in saved.runs)
+    return (
+        f"{saved.runs[0].machine.gpu}, {settings.model}, bfloat16, {settings.steps} steps, window {settings.window}, "
+        "rounds captured. The command, the command again, and once more with a shard taken away (seconds with the law "
+        f"check): {told}. {law.tests} tests against {law.sequential} sequential samples at joint level {law.level:g}: "
+        f"smallest p-value {law.smallest_p:.3f}."
     )
 
 
@@ -588,6 +637,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "models": models,
     "mixture": mixture,
     "quality": quality,
+    "agreement": agreement,
     "policy": policy,
     "quality_cost": quality_cost,
     "quality_cost_policy": quality_cost_policy,
@@ -605,6 +655,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "devices": devices,
     "dataset": dataset,
     "overhead": overhead,
+    "generate_gpu": generate_gpu,
 }
 
 

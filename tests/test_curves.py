@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,21 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import foresample as fs
-from benchmarks import curves, quality_cost
+from benchmarks import agreement, curves, quality_cost
 from benchmarks.checks import stale
 from benchmarks.curves import BATCHES, METHODS, PROBLEMS, TREES, Problem, measure, shapes, tuned
 from benchmarks.peers import nodes
-from benchmarks.results import Curves, CurveSettings, QualityCost, load, read
+from benchmarks.results import (
+    Agreement,
+    AgreementRow,
+    AgreementSettings,
+    Curves,
+    CurveSettings,
+    QualityCost,
+    load,
+    read,
+    save,
+)
 from tests.small_chains import CHAINS, flow, mixture
 
 
@@ -215,3 +226,57 @@ def test_quality_against_cost_at_a_tiny_size(tmp_path: Path) -> None:
     assert rows[4].evaluations == 2
     assert all(row.alone_ms for row in rows)
     assert all(row.distance > 0 for row in rows)
+
+
+# ------------------------------------------------------------------ labels that the classifier sees
+
+
+def seen(agree: int, pictures: int, network: str = "float32", sampler: str = "sequential") -> AgreementRow:
+    return AgreementRow(
+        network=network, sampler=sampler, seed=1, pictures=pictures, agree=agree, calls=1.0, seconds=1.0
+    )
+
+
+def test_agreement_has_wilsons_interval_and_one_test_of_both_networks(tmp_path: Path) -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for agree, count in ((0, 10), (3, 10), (937, 1000), (1000, 1000)):
+        right = scipy_stats.binomtest(agree, count).proportion_ci(method="wilson")
+        assert seen(agree, count).interval == pytest.approx((right.low, right.high))
+
+    tables = ([[40, 60], [70, 30]], [[55, 45], [52, 48]])
+    rows = [
+        seen(table[i][0], 100, network, sampler)
+        for network, table in zip(("float32", "bfloat16"), tables, strict=True)
+        for i, sampler in enumerate(("sequential", "speculative"))
+    ]
+    settings = AgreementSettings(steps=1, window=1, slots=1, count=100)
+    save(tmp_path / "both.json", "agreement", settings, rows=rows, calls=[])
+    both = load(Agreement, "both", tmp_path)
+    squares = [scipy_stats.chi2_contingency(table, correction=False).statistic for table in tables]
+    assert both.p_value == pytest.approx(scipy_stats.chi2.sf(sum(squares), 2))
+    assert both.differences()["float32"][0] == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="there are both sets of 1"):
+        _ = replace(both, rows=rows[:3]).p_value
+
+
+@pytest.mark.slow
+def test_agreement_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    how: dict[str, Any] = {
+        "count": 10,
+        "steps": 2,
+        "window": 1,
+        "slots": 5,
+        "most": 9,
+        "device": "cpu",
+        "out": tmp_path,
+    }
+    agreement.main(only=["float32"], sampler=["sequential"], **how)
+    (first,) = load(Agreement, "fashion_mnist-agreement", tmp_path).rows
+    agreement.main(only=None, sampler=None, **how)
+    saved = load(Agreement, "fashion_mnist-agreement", tmp_path)
+    assert [(row.network, row.sampler) for row in saved.rows] == list(agreement.SEEDS)
+    assert saved.rows[0] == first  # the clock with it
+    assert len(set(agreement.SEEDS.values())) == len(saved.rows)
+    assert [row.states for row in saved.calls] == [1, 9, 1, 9]
+    assert all(row.most < 0.1 * row.answer for row in saved.calls)
+    assert 0 <= saved.p_value <= 1

@@ -30,10 +30,11 @@ CURVES = tables.curve_files()
 def test_every_result_says_where_it_comes_from(result: Result) -> None:
     if isinstance(result, Training | ClassifierTraining):  # of a day before results did
         return
-    assert result.command
-    assert result.commit
-    assert "dirty" not in result.commit
-    assert {"foresample", "python", "torch"} <= set(result.versions)
+    for origin in result.origins:
+        assert origin.command
+        assert origin.commit
+        assert "dirty" not in origin.commit
+        assert {"foresample", "python", "torch"} <= set(origin.versions)
 
 
 def test_every_json_file_is_a_result_of_a_known_kind() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -58,7 +60,7 @@ def generate_command(
     try:
         if drafted is None:
             drafted = choose_window(window, source(), slots=slots, graph=graph, quiet=as_json).number
-        with DatasetBar(count, quiet=as_json) as bar:
+        with DatasetBar(count, quiet=as_json) as bar, Finishing(bar) as stop:
             dataset = generate(
                 source,
                 count,
@@ -73,16 +75,20 @@ def generate_command(
                 ray=ray,
                 cpus=cpus,
                 progress=bar.update,
+                stop=stop if ray is None else None,
                 graph=graph,
             )
     except KeyboardInterrupt:
         print(
-            f"interrupted: run the same command again to go on; what is finished is in {out}, "
-            "and until it is complete only the samples before the first gap have the right law",
+            f"interrupted: run the same command again to go on; what is finished is in {out}, and until it is "
+            "complete it is not a fair selection: the quick ones were done in time",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
     show_dataset(dataset, as_json=as_json)
+    if stop.asked and not dataset.complete:
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        raise typer.Exit(130)
     if dataset.failures:
         raise typer.Exit(3)
     if dataset.law is not None and not dataset.law.passed:
@@ -95,12 +101,43 @@ def window_begun_with(out: Path) -> int | None:
     return None if manifest is None else manifest["settings"]["window"]
 
 
+class Finishing:
+    """What Ctrl-C does while samples are drawn: the first begins no more of them, the second stops at once.
+
+    What is finished then was chosen before it was drawn, and is a fair sample. Before and after, and on Ray, where
+    nobody asks, the first stops at once.
+    """
+
+    def __init__(self, bar: DatasetBar) -> None:
+        self.bar, self.drawing, self.asked = bar, False, False
+
+    def __call__(self) -> bool:
+        self.drawing = True
+        return self.asked
+
+    def __enter__(self) -> Finishing:
+        self.before = signal.signal(signal.SIGINT, self._first)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self.before)
+
+    def _first(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self.drawing or self.bar.full:
+            raise KeyboardInterrupt
+        self.asked = True
+        told = "\nno more samples are begun; those under way are finished (Ctrl-C again stops at once)\n"
+        os.write(2, told.encode())  # print is not for signal handlers
+
+
 class DatasetBar:
     """Samples, their rate and what is left of the time; calls a sample and drafts kept a round."""
 
     def __init__(self, count: int, *, quiet: bool) -> None:
         self.count, self.disable = count, quiet or None
         self.bar: tqdm | None = None
+        self.full = False
 
     def __enter__(self) -> DatasetBar:
         return self
@@ -110,6 +147,7 @@ class DatasetBar:
             self.bar.close()
 
     def update(self, status: Status) -> None:
+        self.full = status.samples == self.count
         if self.bar is None:  # what an earlier run has drawn says nothing of this one's rate
             self.bar = tqdm(total=self.count, initial=status.samples, unit="sample", disable=self.disable)
         if status.samples:

@@ -51,8 +51,8 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     shape = "×".join(map(str, settings["shape"]))
     table.add_row("samples", f"{costs['samples']} of {settings['count']}, {shape}, {settings['dtype']}")
     if not dataset.complete:
-        told = "have the right law; those behind a gap were quick to draw, a biased selection"
-        table.add_row("in order", f"the first {dataset.in_order} {told}")
+        told = f"{dataset.fair} are known to be fair; what else is there was quick to draw, a biased selection"
+        table.add_row("in order", f"the first {dataset.in_order}, of which {told}")
     table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, each with its checksum")
     table.add_row("chain", f"{settings['steps']} steps, window {settings['window']}, seed {settings['seed']}")
     table.add_row("calls a sample", f"{costs['calls_mean']:.2f}, {costs['speedup']:.2f}× fewer")

@@ -4,7 +4,8 @@ Each worker is a `LocalWorker` of `generation`: its own process, target and engi
 the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only numbers
 travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue, and
 another takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If
-the driver dies, its workers do, too. The same command resumes from the files.
+the queue dies, a new one holds what is not written, and all begin anew. If the driver dies, its workers do, too. The
+same command resumes from the files.
 
 Several drivers may share a cluster: a worker that finds no free place waits for one.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from foresample.datasets.generation import Factory, LocalWorker
+from foresample.datasets.generation import Factory, LocalWorker, Stop
 from foresample.datasets.shards import Plan, Progress
 from foresample.selftest import SamplesLaw
 
@@ -82,7 +83,7 @@ class Worker:
                 yield number
 
         told = perf_counter()
-        for news in self.local.draw(plan, taken(), worker):
+        for news in self.local.draw(plan, taken(), worker=worker):
             if news.written or perf_counter() - told > _TELL_EVERY:
                 yield news
                 told = perf_counter()
@@ -142,7 +143,15 @@ class Cluster:
     def __init__(self, make: Factory, engine: Mapping[str, Any], cpus: int | None, folder: Path) -> None:
         import ray
 
-        self.ray = ray
+        self.ray, errors = ray, ray.exceptions
+        self.death = (
+            errors.RayActorError,
+            errors.ObjectLostError,
+            errors.NodeDiedError,
+            errors.LocalRayletDiedError,
+            errors.OutOfMemoryError,
+            errors.WorkerCrashedError,
+        )
         self.kind, self.each = "CPU", cpus or 1
         if cpus is None and ray.cluster_resources().get("GPU", 0) >= 1:
             self.kind, self.each = "GPU", 1
@@ -182,10 +191,12 @@ class Cluster:
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         return self._ask("law", _shared(plan), sequential)
 
-    def draw(self, plan: Plan, numbers: Iterable[int]) -> Iterator[Progress]:
+    def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None) -> Iterator[Progress]:
+        assert stop is None, "on Ray nobody is asked (generate)"
         ray, plan, left = self.ray, _shared(plan), set(numbers)
         # Here, so that it is not lost with another machine.
-        queue = ray.remote(num_cpus=0, scheduling_strategy=_here(ray))(ShardQueue).remote(sorted(left))
+        start_queue = ray.remote(num_cpus=0, scheduling_strategy=_here(ray))(ShardQueue).remote
+        queue = start_queue(sorted(left))
         written: set[int] = set()
         deaths = 0
         streams: dict[Any, int] = {}
@@ -207,23 +218,11 @@ class Cluster:
                 word = next(ready[0], None)
                 news = None if word is None else ray.get(word)
             except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-                deaths += 1
-                if deaths > _DEATHS * len(self.workers):
-                    raise RuntimeError(
-                        f"workers died {deaths} times in a row without finishing a shard ({_first_line(error)}): "
-                        "look at Ray's logs; what was written is kept"
-                    ) from None
-                worker = streams.pop(ready[0])
-                ray.get(queue.give_back.remote(worker, written))
-                yield Progress(worker, 0, 0, ())
-                with suppress(Exception):
-                    ray.kill(self.workers[worker])
-                del self.workers[worker]
-                self.workers[self.started] = self._start()
-                self.started += 1
-                begin()  # also those that had found nothing left to do
+                if not isinstance(error.cause, self.death):
+                    raise error.cause from None
+                why, queue_died = error.cause, True  # it could take no more shards
+            except self.death as error:
+                why, queue_died = error, False
             else:
                 if news is None:  # this worker has found nothing left to do
                     del streams[ready[0]]
@@ -233,26 +232,60 @@ class Cluster:
                     left -= written
                     deaths = 0
                 yield news
+                continue
+
+            deaths += 1
+            if deaths > _DEATHS * len(self.workers):
+                raise RuntimeError(
+                    f"workers died {deaths} times in a row without finishing a shard ({_first_line(why)}): "
+                    "look at Ray's logs; what was written is kept"
+                )
+            gone = [streams[ready[0]]]
+            if not queue_died:
+                try:
+                    ray.get(queue.give_back.remote(gone[0], written))
+                except self.death:
+                    queue_died = True
+            if queue_died:  # nobody knows who took what: all begin anew, and find what is written
+                queue, gone = start_queue(sorted(left)), list(self.workers)
+            for worker in gone:
+                yield Progress(worker, 0, 0, ())
+                self._replace(worker)
+            for stream in [stream for stream, worker in streams.items() if worker in gone]:
+                del streams[stream]
+            begin()  # also those that had found nothing left to do
+
+    def _replace(self, worker: int) -> None:
+        """Another in the place of one that died."""
+        with suppress(Exception):
+            self.ray.kill(self.workers[worker])
+        del self.workers[worker]
+        self.workers[self.started] = self._start()
+        self.started += 1
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         """The answer of one worker that has a place."""
         ray = self.ray
-        asked = {worker.ready.remote(): worker for worker in self.workers.values()}
-        ready: list[Any] = []
-        while not ready:
-            ready, _ = ray.wait(list(asked), num_returns=1, timeout=_PATIENCE)
-            if not ready:
-                self._require_places()
-                if ray.available_resources().get(self.kind, 0) < self.each:
-                    warnings.warn(
-                        f"every {self.kind} of the cluster is in use: waiting for a place", stacklevel=2
-                    )
-        try:
-            return ray.get(getattr(asked[ready[0]], what).remote(*arguments))
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except ray.exceptions.RayActorError as error:
-            raise RuntimeError(f"a worker died while it was asked to {what} ({_first_line(error)})") from None
+        for _ in range(_DEATHS * len(self.workers)):
+            asked = {actor.ready.remote(): worker for worker, actor in self.workers.items()}
+            ready: list[Any] = []
+            while not ready:
+                ready, _ = ray.wait(list(asked), num_returns=1, timeout=_PATIENCE)
+                if not ready:
+                    self._require_places()
+                    if ray.available_resources().get(self.kind, 0) < self.each:
+                        warnings.warn(
+                            f"every {self.kind} of the cluster is in use: waiting for a place", stacklevel=3
+                        )
+            worker = asked[ready[0]]
+            try:
+                return ray.get(getattr(self.workers[worker], what).remote(*arguments))
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except self.death as error:
+                why = _first_line(error)
+                self._replace(worker)
+        raise RuntimeError(f"workers died again and again when they were asked to {what} ({why})")
 
 
 def _here(ray: Any) -> Any:

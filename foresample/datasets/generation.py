@@ -8,8 +8,9 @@ Sample i depends on the run's seed, on i and on the settings, so a dataset is th
 workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified; what those
 lack that are torn, corrupt or short of samples is drawn, the others are kept. Other settings are refused.
 
-How many rounds a sample needs depends on the sample, so those finished first are a biased selection. An interrupted
-dataset keeps them, but hands out only the samples before the first that is missing: any such prefix has the right law.
+How many rounds a sample needs depends on the sample, so those finished first are a biased selection. A run that is to
+stop begins no more samples and finishes those under way: they are the next in order, and fair. A run that is cut keeps
+what is finished; of an unfinished dataset only the samples before the first that is missing are handed out.
 
 A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
 lists it by index, seed and step. The next run tries again.
@@ -41,6 +42,7 @@ from foresample.contracts import Target, at_least_one, require_target, seed_numb
 from foresample.core.noise import seeds_of
 from foresample.datasets.manifest import (
     Status,
+    fair_still,
     law_that_holds,
     plan_of,
     read_manifest,
@@ -69,6 +71,8 @@ MOST_SHARDS = 10**6
 """Files of a folder: beyond that file systems and manifests get slow."""
 Factory = Callable[[], Target]
 """Makes the target where it is needed; it can be pickled, so that a worker can do so."""
+Stop = Callable[[], bool]
+"""Asked before samples are begun: shall no more be?"""
 
 
 @dataclass(frozen=True)
@@ -86,21 +90,31 @@ class Dataset:
 
     @property
     def in_order(self) -> int:
-        """Samples before the first that is missing: those that have the right law whatever is missing."""
+        """Samples before the first that is missing."""
         return self.manifest["in_order"]
+
+    @property
+    def fair(self) -> int:
+        """The first so many of them have the right law together: which they are was decided before they were drawn.
+
+        All of them, if the dataset is complete or was stopped by `stop`; else the last few of `in_order` are there
+        because they were done in time.
+        """
+        return self.manifest["fair"]
 
     def samples(self, *, everything: bool = False) -> Iterator[Tensor]:
         """[n, *shape], shard by shard, by rising index.
 
-        Of a dataset that is not complete, only those before the first that is missing: they have the right law. The
-        others are there because they needed few rounds, or because they did not break, which makes them a **biased**
-        selection; `everything` hands them out all the same.
+        Of a dataset that is not complete, only those before the first that is missing, the first `fair` of which have
+        the right law. The others are there because they needed few rounds, or because they did not break, which makes
+        them a **biased** selection; `everything` hands them out all the same.
         """
-        if not everything and self.in_order < self.manifest["costs"]["samples"]:
+        if not everything and self.fair < self.manifest["costs"]["samples"]:
             warnings.warn(
                 f"{self.out} is not complete: of its {self.manifest['costs']['samples']} samples only the first "
-                f"{self.in_order} are handed out; those behind a gap were quick to draw, which is a biased "
-                "selection: run the same command again to complete it, or ask for samples(everything=True)",
+                f"{self.in_order} are handed out, and of these the first {self.fair} are known to be fair; the others "
+                "are there because they were done in time, a biased selection: run the same command again to "
+                "complete it, or ask for samples(everything=True)",
                 stacklevel=2,
             )
         return self._parts(everything)
@@ -135,8 +149,8 @@ class Workers(Protocol):
     def describe(self) -> dict[str, Any]:
         """What the target and the engine are, for the settings."""
 
-    def draw(self, plan: Plan, numbers: Iterable[int]) -> Iterator[Progress]:
-        """Draw these shards."""
+    def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None) -> Iterator[Progress]:
+        """Draw these shards, or as much of them as is begun before `stop`."""
 
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         """Compare the whole dataset with so many sequential samples; refused while any sample is missing."""
@@ -167,8 +181,10 @@ class LocalWorker:
             "method": re.sub(r" at 0x[0-9a-f]+", "", self.engine.method),
         }
 
-    def draw(self, plan: Plan, numbers: Iterable[int], worker: int = 0) -> Iterator[Progress]:
-        return draw_shards(self.engine, plan, iter(numbers), worker)
+    def draw(
+        self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None, worker: int = 0
+    ) -> Iterator[Progress]:
+        return draw_shards(self.engine, plan, iter(numbers), worker, stop)
 
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         seeds = seeds_of(plan.seed, sequential, plan.count)  # those behind the dataset's
@@ -190,6 +206,7 @@ def generate(
     ray: str | None = None,
     cpus: int | None = None,
     progress: Callable[[Status], None] | None = None,
+    stop: Stop | None = None,
     **engine: Any,
 ) -> Dataset:
     """Draw a dataset into a folder, or go on with one; see the module.
@@ -212,6 +229,8 @@ def generate(
             GPU there. Needs the extra foresample[ray] and a function that makes the target.
         cpus: on Ray, one worker per so many CPUs instead.
         progress: called as samples are finished.
+        stop: asked before samples are begun. Once it says yes, no more are, those under way are finished, and the
+            dataset so far is returned: a fair sample, unless an earlier run was cut (`Dataset.fair`). Not on Ray.
         **engine: drafter, block, recycle, graph: as for `Engine`.
     """
     count, shard = at_least_one("count", count), at_least_one("shard", shard)
@@ -223,6 +242,10 @@ def generate(
             "give a larger shard, or ask for fewer samples"
         )
     folder, how = Path(out), {"window": window, "slots": min(slots, count), **engine}
+    if stop is not None and ray is not None:
+        raise ValueError(
+            "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
+        )
     turns = None if labels is None else tuple(int(label) for label in labels)
     if turns is not None and not turns:
         raise ValueError("labels is empty: give one or more, which are taken in turn, or leave it out")
@@ -240,14 +263,14 @@ def generate(
         manifest = _open_manifest(folder, settings)
         plan = plan_of(folder, settings)
         _require_room(plan)
-        run = _Run(plan, manifest, progress)
+        run = _Run(plan, manifest, progress, stop)
         missing = count - run.found
         more = "make room, choose another folder, or ask for fewer samples"
         require_disk(missing * plan.sample_bytes, folder, f"{missing} samples", more)
         try:
             for _ in range(2):  # what breaks is tried twice
                 if todo := run.unfinished():
-                    for news in workers.draw(plan, todo):
+                    for news in workers.draw(plan, todo, run.stop):
                         run.note(news)
             if law and not run.unfinished():
                 run.manifest["law"] = asdict(workers.law(plan, min(law, count)))
@@ -255,7 +278,7 @@ def generate(
             with suppress(OSError):  # without the last word of the manifest, the shards still say it all
                 run.close()
             raise
-        run.close()
+        run.close(whole=True)
     return Dataset(folder, run.manifest)
 
 
@@ -269,7 +292,8 @@ def inspect_dataset(out: str | Path) -> Dataset:
     _require_room(plan)
     entries, unsound = _survey(plan, _there(plan))
     now = summary(manifest["settings"], plan, entries)
-    return Dataset(folder, {**manifest, **now, "law": law_that_holds(manifest, plan, now)}, unsound)
+    now |= {"fair": fair_still(manifest, plan, now), "law": law_that_holds(manifest, plan, now)}
+    return Dataset(folder, {**manifest, **now}, unsound)
 
 
 def _sound(plan: Plan, number: int) -> Shard:
@@ -412,8 +436,14 @@ def _peak_mib() -> float:
 class _Run:
     """A run under way: which shards there are, and what the manifest says of it."""
 
-    def __init__(self, plan: Plan, manifest: dict[str, Any], progress: Callable[[Status], None] | None) -> None:
-        self.plan, self.progress = plan, progress
+    def __init__(
+        self,
+        plan: Plan,
+        manifest: dict[str, Any],
+        progress: Callable[[Status], None] | None,
+        stop: Stop | None,
+    ) -> None:
+        self.plan, self.progress, self.stop = plan, progress, stop
         self.entries, _ = _survey(plan, _there(plan))
         self.found, _ = self.written = self._totals()
         self.open: dict[int, tuple[int, int]] = {}
@@ -426,8 +456,9 @@ class _Run:
             "seconds": None,
             "peak_mib": None,
         }
-        law = law_that_holds(manifest, plan, summary(manifest["settings"], plan, self.entries))
-        self.manifest = {**manifest, "law": law, "runs": [*manifest["runs"], self.this]}
+        now = summary(manifest["settings"], plan, self.entries)
+        told = {"law": law_that_holds(manifest, plan, now), "fair": fair_still(manifest, plan, now)}
+        self.manifest = {**manifest, **told, "runs": [*manifest["runs"], self.this]}
         self._write()
         self._tell()
 
@@ -444,12 +475,19 @@ class _Run:
         self.open[news.worker] = news.samples, news.calls
         self._tell()
 
-    def close(self) -> None:
-        """The last word."""
+    def close(self, *, whole: bool = False) -> None:
+        """The last word. `whole`: every sample that was begun is finished.
+
+        Those begun are the next in order, so if all found were fair, all there are now are.
+        """
         open_ones = {*_there(self.plan)} & {*self.unfinished()}
         self.entries |= _survey(self.plan, sorted(open_ones))[0]  # those written when drawing stopped
         drawn, seconds = self._totals()[0] - self.found, perf_counter() - self.clock
         self.this |= {"drawn": drawn, "seconds": seconds, "peak_mib": _peak_mib()}
+        now = summary(self.manifest["settings"], self.plan, self.entries)
+        if whole and self.manifest["fair"] == self.found and now["in_order"] == now["costs"]["samples"]:
+            self.manifest["fair"] = now["in_order"]
+        self.manifest["fair"] = fair_still(self.manifest, self.plan, now)
         self._write()
 
     def _totals(self) -> tuple[int, int]:

@@ -95,6 +95,8 @@ class Manifest:
     costs: Costs
     in_order: Count | None = None
     """Samples before the first that is missing; earlier versions did not count them."""
+    fair: Count = 0
+    """Of those, the first so many were chosen before they were drawn, not by being done in time."""
     shards: list[ShardFile]
     failures: list[Failure]
     law: SamplesLaw | None
@@ -182,6 +184,11 @@ def samples_in_order(plan: Plan, entries: Mapping[int, Entry]) -> int:
         if number == plan.shards:
             return plan.count
     return number * plan.shard + (entries[number].in_order if number in entries else 0)
+
+
+def fair_still(manifest: Mapping[str, Any], plan: Plan, now: Mapping[str, Any]) -> int:
+    """The manifest's number of fair samples, as far as they are there; all of a whole dataset."""
+    return now["in_order"] if now["in_order"] == plan.count else min(manifest.get("fair", 0), now["in_order"])
 
 
 def law_that_holds(manifest: Mapping[str, Any], plan: Plan, now: Mapping[str, Any]) -> dict[str, Any] | None:

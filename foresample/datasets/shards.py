@@ -25,7 +25,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -390,12 +390,18 @@ class _Filling:
         return write_shard(self.plan, self.number, _only(done, self.has), tuple(self.failures))
 
 
-def draw_shards(engine: Engine, plan: Plan, numbers: Iterator[int], worker: int = 0) -> Iterator[Progress]:
+def draw_shards(
+    engine: Engine,
+    plan: Plan,
+    numbers: Iterator[int],
+    worker: int = 0,
+    stop: Callable[[], bool] | None = None,
+) -> Iterator[Progress]:
     """Draw what these shards lack and write each as soon as it is full, while the next are drawn.
 
     The next number is asked for when a slot is free for it: slots do not run empty between shards. If drawing
-    stops early, by whatever is not the death of the process, finished samples of unfinished shards are written
-    too.
+    stops early, by `stop` (`Engine.draw`) or by whatever is not the death of the process, finished samples of
+    unfinished shards are written too.
     """
     under_way: dict[int, _Filling] = {}
     writing: dict[int, Future[Entry]] = {}
@@ -420,12 +426,14 @@ def draw_shards(engine: Engine, plan: Plan, numbers: Iterator[int], worker: int 
 
     with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
         try:
-            for done in engine.draw(parts()):
+            for done in engine.draw(parts(), stop=stop):
                 done = Finished(*(value.cpu() for value in vars(done).values()))
                 number = done.index // plan.shard
                 for n in set(number.tolist()):
                     under_way[n].add(_only(done, number == n))
                 yield progress(_WRITING)
+            for shard in under_way.values():
+                shard.left = 0  # what was not begun will not come
             yield progress(0)
         except BaseException:
             for n, shard in under_way.items():

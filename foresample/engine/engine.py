@@ -7,7 +7,7 @@ in the slot beside. `slots` has the two ways to keep them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -88,7 +88,8 @@ class Engine:
         round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
         noise = "recycled" if recycle else "fresh"
         self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
-        self.look = FreeLook(self.slots * (window + 1)) if look else None
+        asked = getattr(target, "unrecorded", None)  # what is only looked at is no part of a record
+        self.look = FreeLook(self.slots * (window + 1), asked) if look else None
         self._under_way: LooseSlots | FixedSlots | None = None
 
     def finished(self, seeds: Tensor, observe: Observer | None = None, *, first: int = 0) -> Iterator[Finished]:
@@ -104,10 +105,13 @@ class Engine:
         observe: Observer | None = None,
         *,
         at_most: int | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Iterator[Finished]:
         """`finished`, of samples given in parts, (indices, seeds), each asked for when a slot is free for it.
 
         So slots never run empty between parts, and nobody holds all seeds. `at_most`: how many come, if known.
+        `stop` is asked before samples are begun; once it says yes, no more are, and those under way are finished.
+        Whether a sample is among them is thus decided before it is drawn, and says nothing of it.
         """
         device, coming = self.target.std.device, iter(parts)
         slots = self._slots(self.slots if at_most is None else min(self.slots, at_most))
@@ -115,6 +119,8 @@ class Engine:
         while True:
             with torch.no_grad():
                 while room := slots.capacity - len(slots):
+                    if stop is not None and stop():
+                        break
                     if waiting is None or not len(waiting[0]):
                         waiting = next(coming, None)
                         if waiting is None:

@@ -59,6 +59,7 @@ def test_a_window_that_is_measured(tunes: Tunes) -> None:
         (["vp", "--model", "somewhere"], "--model and --target both say what to sample"),
         (["--drafter", "psychic"], "--drafter takes one of"),
         (["--level", "0"], "--level is a probability between 0 and 1, not 0"),
+        (["--level", "-5"], "--level is a probability between 0 and 1, not -5"),
         (["--level", "nan"], "--level is a probability between 0 and 1, not nan"),
         (["--graph"], "'foresample generate --graph --law 1000'"),
         (["--samples", "3"], "greater than or equal to 10"),

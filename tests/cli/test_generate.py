@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +16,15 @@ from safetensors.torch import load_file, save_file
 
 import foresample as fs
 from foresample import pretrained
+from foresample.cli.generate import DatasetBar, Finishing
 from foresample.core.noise import seeds_of
+from foresample.datasets.manifest import Status
 from foresample.results import DatasetResult, read_result
 from foresample.selftest import SamplesLaw
 from tests.cli.common import invoke, refuses, succeeds
+from tests.datasets.disturbing import ENVIRONMENT
 from tests.tiny_model import copy_model
+from tests.waiting import GUARD, wait_for
 
 Tunes = Callable[[int | None], list[int]]
 
@@ -133,6 +139,92 @@ def test_130_says_that_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.Mo
     assert "run the same command again to go on" in result.stderr
 
 
+HELD = """
+import time
+from dataclasses import replace
+from pathlib import Path
+import foresample as fs
+
+def make():
+    base = fs.GaussianMixture.of_draft_trees(2).flow(16, 0.1)
+
+    def network(x, step, row):
+        if (row >= 30).any() and not Path("open").exists():
+            Path("held").touch()
+            while not Path("open").exists():
+                time.sleep(0.01)  # Ctrl-C comes here
+        return base.network(x, step, row)
+
+    return replace(base, network=network)
+"""
+
+
+@pytest.mark.slow
+def test_control_c_finishes_what_is_begun_and_a_second_one_does_not(tmp_path: Path) -> None:
+    """The network holds the process when sample 30 gets one of eight slots."""
+    (tmp_path / "held.py").write_text(HELD)
+    command = [sys.executable, "-m", "foresample", "generate", "--target", "held:make", "--count", "60"]
+    command += ["--slots", "8", "--window", "6", "--shard", "16", "--out"]
+
+    def interrupted(out: str, *, times: int) -> tuple[fs.Dataset, str]:
+        log = tmp_path / f"{out}.log"
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [*command, out], cwd=tmp_path, env=ENVIRONMENT, stderr=errors, stdout=subprocess.DEVNULL
+            )
+
+        def until(condition: Callable[[], bool], what: str) -> None:
+            def held_or_dead() -> bool:
+                assert process.poll() is None, log.read_text()
+                return condition()
+
+            wait_for(held_or_dead, what)
+
+        try:
+            until((tmp_path / "held").exists, "sample 30")
+            process.send_signal(signal.SIGINT)
+            until(lambda: "no more samples are begun" in log.read_text(), "what it says")
+            if times == 2:
+                process.send_signal(signal.SIGINT)
+            else:
+                (tmp_path / "open").touch()
+            assert process.wait(timeout=GUARD) == 130
+        finally:
+            process.kill()
+            process.wait()
+        assert "Traceback" not in log.read_text()
+        return fs.inspect_dataset(tmp_path / out), log.read_text()
+
+    cut, told = interrupted("cut", times=2)
+    assert "the quick ones were done in time" in told
+    assert cut.fair == 0 < cut.in_order
+    with pytest.warns(UserWarning, match="the first 0 are known to be fair"):
+        cut.samples()
+    (tmp_path / "held").unlink()
+
+    ended, told = interrupted("ended", times=1)
+    assert "interrupted: run the same command again to go on" in told
+    assert 30 < ended.fair == ended.in_order == ended.manifest["costs"]["samples"] <= 30 + 8
+    first = torch.cat(list(ended.samples()))  # without a warning, which would be an error here
+
+    target = fs.GaussianMixture.of_draft_trees(2).flow(16, 0.1)
+    assert torch.equal(first, fs.sample(target, len(first), window=6).samples)
+
+
+def test_control_c_stops_at_once_where_nothing_is_begun_or_all_is_done() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    for count, drawing in ((9, False), (0, True)):
+        bar = DatasetBar(count, quiet=True)
+        with Finishing(bar) as stop:
+            if drawing:
+                bar.update(Status(0, 16, 0, 0))  # the law check is what is left
+                assert not stop()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            assert not stop.asked
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_2_says_that_the_input_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuses("give ray='auto' as well", *mixture(tmp_path, "--cpus", "2"))
     refuses("no Ray cluster at 127.0.0.1:1", *mixture(tmp_path, "--ray", "127.0.0.1:1"))
@@ -169,7 +261,7 @@ def test_inspect_says_what_an_interrupted_dataset_hands_out(folder: Path, tmp_pa
     result = invoke("inspect", tmp_path)
     assert result.exit_code == 1
     told = " ".join(result.output.split())
-    assert "the first 3 have the right law; those behind a gap were quick to draw, a biased selection" in told
+    assert "the first 3, of which 3 are known to be fair; what else is there was quick to draw" in told
     assert "law not checked: samples are missing" in told
     assert "shard-00001.safetensors does not count, it is torn or corrupt" in result.stderr
     assert "passed" not in told

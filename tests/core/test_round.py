@@ -8,6 +8,7 @@ import torch
 import foresample as fs
 from foresample.core.noise import seeds_of
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
+from foresample.targets import Chain, ChainTarget
 from tests.small_chains import CHAINS, flow, interrupted
 
 
@@ -87,3 +88,60 @@ def test_no_window_reaches_across_a_deterministic_step() -> None:
     std = interrupted().std  # deterministic: 0, 5, 9, 10, 14 of 15
     assert last_draftable(std).tolist() == [0, 5, 5, 5, 5, 5, 9, 9, 9, 9, 10, 14, 14, 14, 14]
     assert last_draftable(torch.ones(4)).tolist() == [3, 3, 3, 3]
+
+
+class Astray:
+    """Drafts far away, and remembers whom it was made for and what it was told to learn from."""
+
+    def __init__(self) -> None:
+        self.primed: list[int] = []
+        self.lengths: list[int] = []
+
+    def begin(self, rows: int, window: int, like: torch.Tensor) -> fs.DrafterMemory:
+        return {"ready": torch.ones(rows, dtype=torch.bool)}
+
+    def prime(self, memory: fs.DrafterMemory, row: torch.Tensor) -> fs.DrafterMemory:
+        self.primed += row.tolist()
+        return memory
+
+    def reach(self, memory: fs.DrafterMemory, window: int) -> torch.Tensor:
+        return memory["ready"] * window
+
+    def guess(
+        self,
+        memory: fs.DrafterMemory,
+        x: torch.Tensor,
+        position: int,
+        step: torch.Tensor,
+        row: torch.Tensor,
+        before: fs.PreviousDraft | None,
+    ) -> torch.Tensor:
+        return torch.full_like(x, 60.0)
+
+    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
+        for row, length in enumerate(path.length.tolist()):
+            assert path.predictions[row, : length + 1].isfinite().all()
+            self.lengths.append(length)
+        return memory
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_drafter_is_told_nothing_of_where_a_draft_broke_the_network(window: int) -> None:
+    """Drafts go 60 std off, which is not hopeless, and there the network breaks; the chain itself never does."""
+
+    def network(x: torch.Tensor, step: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.abs().amax(1, keepdim=True) > 40, torch.nan, 0.1 * x)
+
+    one, drafter = torch.ones(5, dtype=torch.float64), Astray()
+    target = ChainTarget(Chain(one, 0.5 * one, one), torch.Size([2]), network)
+    run = fs.sample(target, 6, window=window, drafter=drafter)
+    assert run.samples.isfinite().all()
+    assert run.report.accepted_mean == 0
+    assert drafter.lengths
+    assert set(drafter.lengths) == {0}
+
+
+def test_a_row_begins_with_the_memory_of_its_own_sample() -> None:
+    drafter = Astray()
+    begin(flow(), drafter, 3, seeds_of(1, 3), sample=torch.tensor([7, 2, 9]))
+    assert drafter.primed == [7, 2, 9]

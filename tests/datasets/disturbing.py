@@ -92,6 +92,24 @@ def assert_identical(out: Path, undisturbed: Path) -> None:
     assert manifest["failures"] == []
 
 
+def descendants(pid: int, title: str) -> list[int]:
+    """Processes of this title that this one has started, or those it has started."""
+    parents, found = {}, []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if (entry / "cmdline").read_text().startswith(title):
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+
+    def descends(one: int) -> bool:
+        return one == pid or (one in parents and descends(parents[one]))
+
+    return [one for one in found if descends(one)]
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

@@ -10,12 +10,22 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import foresample as fs
 from foresample.datasets.cluster import ShardQueue
-from tests.datasets.disturbing import ENVIRONMENT, Start, alive, assert_identical, inodes, run, shards
+from tests.datasets.disturbing import (
+    ENVIRONMENT,
+    Start,
+    alive,
+    assert_identical,
+    descendants,
+    inodes,
+    run,
+    shards,
+)
 from tests.datasets.process import BREAKS, SHARD, Gate, draw
 from tests.small_chains import flow
 from tests.waiting import wait_for
@@ -35,7 +45,7 @@ def test_what_a_dead_worker_took_and_did_not_write_comes_next() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_worker_killed_in_the_middle_of_a_shard(
+def test_a_worker_killed_in_the_middle_of_a_shard_and_then_the_queue(
     undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
 ) -> None:
     out = tmp_path / "out"
@@ -45,6 +55,8 @@ def test_a_worker_killed_in_the_middle_of_a_shard(
     assert len(kept) <= FREE
     os.kill(min(gate.waiting()), signal.SIGKILL)
     process.wait_until(lambda: len(gate.waiting()) == 3, "another worker has taken its place")
+    (queue,) = descendants(process.pid, "ray::ShardQueue")
+    os.kill(queue, signal.SIGKILL)
     gate.open()
     assert process.ended() == 0, process.log.read_text()
     assert_identical(out, undisturbed)
@@ -81,6 +93,59 @@ def test_a_driver_killed_on_ray_and_the_next(
 
 
 # ------------------------------------------------------------------ clusters that others have started
+
+
+@contextmanager
+def machines(*cpus: int) -> Iterator[list[Any]]:
+    """A cluster of several machines, each with so many CPUs; the first is the head.
+
+    They have addresses of their own, so that drivers run on the head and on no other.
+    """
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
+    try:
+        others = [
+            cluster.add_node(num_cpus=number, node_ip_address=f"127.0.0.{i}")
+            for i, number in enumerate(cpus[1:], 2)
+        ]
+        yield [cluster, *others]
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_lost_machine_and_then_all_of_them(
+    undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
+) -> None:
+    """With one of two machines lost the other goes on; with both lost the run ends with a sentence, and resumes."""
+    out = tmp_path / "out"
+    with machines(0, 1, 1) as (cluster, one, two):
+        how = {"ray": cluster.address, "cpus": 1, "slots": 8, "gate": gate.folder}
+        process = start(out, **how, held_from=FREE * SHARD)
+        process.wait_until(lambda: len(gate.waiting()) == 2 and shards(out), "both workers stand at the gate")
+        kept = inodes(out)
+        cluster.remove_node(one, allow_graceful=False)
+        wait_for(lambda: sum(map(alive, gate.waiting())) == 1, "its worker to die with it")
+        gate.open()
+        assert process.ended() == 0, process.log.read_text()
+        assert_identical(out, undisturbed)
+        assert kept.items() <= inodes(out).items()
+
+        gate.folder.joinpath("closed").touch()
+        again = tmp_path / "again"
+        before = gate.waiting()
+        process = start(again, **how, held_from=FREE * SHARD)
+        process.wait_until(lambda: gate.waiting() - before and shards(again), "its worker stands at the gate")
+        kept = inodes(again)
+        cluster.remove_node(two, allow_graceful=False)
+        assert process.ended() == 2
+        assert "the cluster has lost every machine with 1 CPU for a worker" in process.log.read_text()
+        assert "Traceback" not in process.log.read_text()
+    draw(again)
+    assert_identical(again, undisturbed)
+    assert kept.items() <= inodes(again).items()
 
 
 @contextmanager

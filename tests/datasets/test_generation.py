@@ -118,6 +118,82 @@ def test_control_c_keeps_every_finished_sample(
     assert_identical(out, undisturbed)
 
 
+class Asked:
+    """Says stop when asked the nth time."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def test_a_run_that_is_stopped_has_begun_the_next_in_order_and_finishes_them(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    whole = torch.cat(list(fs.inspect_dataset(undisturbed).samples()))
+    base, begun, before = flow(), set[int](), 0
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        begun.update(row.tolist())
+        return base.network(x, time, row)
+
+    for times in (20, 25):  # the second begins with a fair prefix, and ends with a longer one
+        dataset = draw(tmp_path, lambda: replace(base, network=network), stop=Asked(times))
+        assert begun == set(range(dataset.fair))
+        assert before < dataset.fair == dataset.in_order == dataset.manifest["costs"]["samples"] < COUNT
+        assert dataset.manifest["runs"][-1]["drawn"] == dataset.fair - before
+        assert torch.equal(torch.cat(list(dataset.samples())), whole[: dataset.fair])
+        assert len(shards(tmp_path)) == -(-dataset.fair // SHARD)  # no empty one
+        before = dataset.fair
+        assert fs.inspect_dataset(tmp_path).fair == before
+    assert draw(tmp_path, stop=lambda: False).fair == COUNT
+    assert_identical(tmp_path, undisturbed)
+
+
+def test_a_run_stopped_before_it_begins_leaves_no_shard(tmp_path: Path) -> None:
+    dataset = draw(tmp_path, stop=lambda: True)
+    assert not shards(tmp_path)
+    assert list(dataset.samples()) == []
+    assert dataset.law is None
+
+
+def test_a_run_that_goes_on_behind_a_cut_one_is_fair_only_when_complete(tmp_path: Path) -> None:
+    """Which samples the first has left is a matter of how quick they were, whatever the second does."""
+
+    class Cut(Exception):
+        pass
+
+    def cut(status: Status) -> None:
+        if status.samples > 100:
+            raise Cut
+
+    with pytest.raises(Cut):
+        draw(tmp_path / "one", slots=1, progress=cut)
+    alone = fs.inspect_dataset(tmp_path / "one")  # a prefix, whose next sample took too long
+    assert alone.fair == 0 < alone.in_order == alone.manifest["costs"]["samples"]
+    with pytest.raises(Cut):
+        draw(tmp_path, progress=cut)
+    assert fs.inspect_dataset(tmp_path).fair == 0
+    dataset = draw(tmp_path, stop=Asked(20))
+    assert dataset.fair == 0 < dataset.in_order < COUNT
+    with pytest.warns(UserWarning, match="the first 0 are known to be fair"):
+        dataset.samples()
+    assert draw(tmp_path).fair == COUNT
+
+
+def test_a_lost_shard_behind_fair_samples_leaves_them_fair(undisturbed: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    (out / "shard-00002.safetensors").unlink()
+    assert fs.inspect_dataset(out).fair == 2 * SHARD
+
+
+def test_workers_on_ray_are_not_stopped_fairly(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leave out stop"):
+        draw(tmp_path, ray="auto", stop=lambda: False)
+
+
 def test_an_error_of_the_target_keeps_every_finished_sample(undisturbed: Path, tmp_path: Path) -> None:
     base, calls = flow(), 0
 

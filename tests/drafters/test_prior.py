@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import foresample as fs
 from foresample.core.round import Padded
@@ -24,6 +25,25 @@ def test_a_prior_saves_calls() -> None:
         fs.sample(target, 200, window=20, seed=2, drafter=fs.Replay(prior=p)).report for p in (None, prior)
     )
     assert warm.calls_mean < 0.9 * cold.calls_mean
+
+
+def test_pilots_are_nobody_elses_samples() -> None:
+    """A prior that knows how its own sample ends would break the law (tests/law/test_warm_starts.py)."""
+    base, starts = mixture().flow(4, 0.1), []
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        starts.extend(x[time == time_of_start].tolist())
+        return base.network(x, time, row)
+
+    assert base.chain.time is not None
+    time_of_start = base.chain.time[0]
+    target = replace(base, network=network)
+    fs.fit_prior(target, window=2, pilots=8)
+    pilots = {tuple(x) for x in starts}
+    starts.clear()
+    fs.sample(target, 8, window=2, look=False)
+    assert len(pilots) >= 8
+    assert not pilots & {tuple(x) for x in starts}
 
 
 def test_the_first_round_drafts_from_the_prior_and_a_cold_one_has_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Who leaves a slot, and when: a broken sample at once, before it costs another call."""
+"""Who leaves a slot, and when: a broken sample at once, before it costs another call; and who gets none any more."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 
 import foresample as fs
 from foresample.core.noise import seeds_of
+from foresample.engine.slots import in_order
 from foresample.faults import NO_FAULT
 from tests.engine.test_engine import broken, engine, kinds
+from tests.small_chains import flow
 
 
 @kinds
@@ -39,3 +41,26 @@ def test_a_broken_sample_makes_room_for_the_next(kind: str) -> None:
     assert [part.index.tolist() for part in parts] == [[0], [1], [2]]
     assert [bool(part.fault != NO_FAULT) for part in parts] == [True, False, False]
     assert int(parts[0].calls) <= 3
+
+
+@kinds
+def test_when_no_more_are_to_be_begun_those_under_way_are_finished(kind: str) -> None:
+    """They are the first of all, and each is what it would have been."""
+    target, seeds = flow(), seeds_of(0, 40)
+    whole = engine(target, kind, window=5, slots=40).sample(seeds)
+    begun: set[int] = set()
+    now = 0
+
+    def observe(commit: fs.Commit) -> None:
+        nonlocal now
+        begun.update(commit.sample.tolist())
+        now += 1
+
+    made = engine(target, kind, window=5, slots=4)
+    parts = [(torch.arange(n, n + 10), seeds[n : n + 10]) for n in range(0, 40, 10)]
+    done = in_order(list(made.draw(parts, observe, stop=lambda: now >= 15)))
+    assert 4 < len(begun) < 40
+    assert begun == set(range(len(begun)))
+    assert done.index.tolist() == sorted(begun)
+    assert torch.equal(done.x, whole.samples[: len(begun)])
+    assert list(made.draw(parts, stop=lambda: True)) == []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.order import first, stopped, uneven
+from benchmarks.order import ended, first, stopped, uneven
 from tests.law.test_law import SHARES, SUITE_LEVEL
 
 pytestmark = pytest.mark.law
@@ -53,3 +53,11 @@ def test_of_a_stopped_run_those_begun_early_enough_are_a_fair_sample(right: floa
     assert found["those begun N rounds before"].isfinite().all()  # all of them were done
     assert p_value(found["those begun N rounds before"], right) > SUITE_LEVEL / SHARES
     assert p_value(found["all that are finished"], right) < SUITE_LEVEL / SHARES
+
+
+def test_a_run_that_begins_no_more_and_finishes_those_under_way_is_a_fair_sample(right: float) -> None:
+    """Even after as few rounds as here, where only the quick ones are done."""
+    kept = torch.cat([ended(SEED + run, 6) for run in range(RUNS)])
+    assert p_value(kept, right) > SUITE_LEVEL / SHARES
+    cut = torch.cat([stopped(SEED + run, 6)["all that are finished"] for run in range(RUNS)])
+    assert p_value(cut, right) < SUITE_LEVEL / SHARES
