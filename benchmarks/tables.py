@@ -30,6 +30,7 @@ from benchmarks.results import (
     Latency,
     Memory,
     Order,
+    Packages,
     Policy,
     PolicyWarm,
     Quality,
@@ -180,6 +181,34 @@ def policy() -> str:
         cells.append([row.label, f"{row.calls:.1f}", *behaviour, f"{row.batch_1.ms:.0f}{inside}"])
     heads = ["policy", "network calls a plan", "distance to the nearest demonstration"]
     heads += ["distance to the goal at the end", "ms a plan, batch 1 (in the network)"]
+    return _table(heads, cells)
+
+
+def other_packages() -> str:
+    """Samplers of other packages at a thousand steps."""
+    saved = load(Packages, "packages")
+    cells = []
+    for row in saved.rows:
+        law = (
+            ""
+            if row.smallest_p is None
+            else f"{row.checked} samples, {row.tests} tests, smallest p {row.smallest_p:.3f}"
+        )
+        error = "" if row.calls_error is None else f" ± {row.calls_error:.1f}"
+        cells.append(
+            [
+                row.name,
+                f"{row.window}",
+                f"{row.calls:.1f}{error} of {row.steps}",
+                f"{row.steps / row.calls:.0f}×",
+                f"{row.evaluations:.0f}",
+                f"{row.seconds:.1f}",
+                f"{row.sequential_seconds:.1f}",
+                law,
+            ]
+        )
+    heads = ["sampler", "window", "calls a sample", "fewer", "states evaluated a sample"]
+    heads += [f"seconds for {saved.rows[0].count} samples", "sequential", "law"]
     return _table(heads, cells)
 
 
@@ -739,6 +768,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "quality": quality,
     "agreement": agreement,
     "policy": policy,
+    "other_packages": other_packages,
     "policy_warm": policy_warm,
     "robot_clock": robot_clock,
     "robot_clock_float32": robot_clock_float32,
