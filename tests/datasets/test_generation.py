@@ -153,8 +153,9 @@ def test_a_run_that_is_stopped_has_begun_the_next_in_order_and_finishes_them(
 
 
 def test_a_run_stopped_before_it_begins_leaves_no_shard(tmp_path: Path) -> None:
-    dataset = draw(tmp_path, stop=lambda: True)
-    assert not shards(tmp_path)
+    out = tmp_path / "made" / "on the way"
+    dataset = draw(out, stop=lambda: True)
+    assert not shards(out)
     assert list(dataset.samples()) == []
     assert dataset.law is None
 
