@@ -58,6 +58,7 @@ TESTS = {
     ],
     "drafters": ["tests/drafters", "tests/core/test_round.py", "tests/engine/test_sampling.py"],
     "engine/tuning.py": ["tests/engine/test_tuning.py"],
+    "engine/throughput.py": ["tests/engine/test_throughput.py"],
     "engine/priors.py": ["tests/drafters/test_prior.py", "tests/engine/test_engine.py"],
     "engine": ["tests/engine/test_leaving.py", "tests/engine/test_engine.py", "tests/engine/test_sampling.py"],
     "datasets": ["tests/datasets"],

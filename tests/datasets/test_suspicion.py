@@ -254,6 +254,10 @@ for _ in range(100):
         (changed(0, "settings", "shard"), r"settings.shard is 0, not a whole number from 1"),
         (changed("x", "settings", "count"), r"settings.count is 'x', not a whole number"),
         (changed(10**60, "settings", "count"), r"settings.count is 1"),
+        (
+            changed(2**53 + 1, "settings", "count"),
+            r"settings.count is 9007199254740993, not a whole number from 1",
+        ),
         (changed(None, "settings"), "settings is None, not an object"),
         (changed(-1, "settings", "seed"), "settings.seed is -1, not"),
         (changed([], "settings", "labels"), r"settings.labels is \[\], not a list with something in it"),
