@@ -5,7 +5,8 @@ conditional VP-SDE U-Net of 9 million parameters that comes with its weights,
 
     pip install --no-deps 21cmPSDenoiser==1.0.2 einops
 
-Here is its sampler as a target: Euler–Maruyama in 1000 steps. The network returns −σ(t)·score at times 0 … 999.
+The package solves the probability-flow ODE. Here is the reverse SDE its network was trained for as a target,
+Euler–Maruyama in 1000 steps. The network returns −σ(t)·score at times 0 … 999.
 
     python examples/power_spectrum.py --picture out.png
 """
@@ -40,12 +41,12 @@ def load_network() -> tuple[torch.nn.Module, Path]:
 
 
 def noisy_spectrum(folder: Path, seed: int = 0) -> Tensor:
-    """A spectrum as one simulation measures it, [1, 32, 16] in the network's units: a typical mean, with the scatter of
-    the few Fourier modes in each bin."""
+    """A spectrum as one simulation measures it, [1, 32, 16] in the network's units: a power law, 30 mK² at k = 0.5/Mpc,
+    with the scatter of the few Fourier modes in each bin."""
     constants = np.load(folder / "constants.npz")
-    typical = 10 ** (constants["mean_mean"] + 0.5 * constants["mean_std"])
+    k = np.hypot(constants["kperp"][:, None], constants["kpar"])
     modes = np.maximum(constants["Nmodes"], 1)
-    measured = typical * np.random.default_rng(seed).gamma(modes, 1 / modes)
+    measured = 30 * (k / 0.5) ** 0.8 * np.random.default_rng(seed).gamma(modes, 1 / modes)
     unit = (np.log10(measured) - constants["noisy_mean"]) / constants["noisy_std"]
     return torch.from_numpy(2 * unit - 1).float().view(1, 32, 16)
 
@@ -72,8 +73,9 @@ def main(
     if picture is not None:
         from PIL import Image
 
-        tiles = torch.cat([spectrum, *run.samples.cpu().squeeze(1).unsqueeze(1)]).clamp(-1, 1)
-        strip = ((torch.cat(list(tiles), 1) + 1) * 127.5).byte().numpy()
+        tiles = torch.cat([spectrum, run.samples.cpu()[:, 0]])
+        low, high = spectrum.min(), spectrum.max()
+        strip = ((torch.cat(list(tiles), 1) - low) / (high - low) * 255).clamp(0, 255).byte().numpy()
         Image.fromarray(strip).resize((strip.shape[1] * 8, strip.shape[0] * 8), 0).save(picture)
     return run
 

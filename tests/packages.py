@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 
 class _Placeholder(ModuleType):
     """A module that has every name; what it gives is a class that does nothing."""
@@ -43,7 +41,7 @@ def load(module: str, *, without: tuple[str, ...] = ()) -> Any:
     package = module.partition(".")[0]
     found = importlib.util.find_spec(package)
     if found is None or found.submodule_search_locations is None:
-        pytest.fail(f"{package} is not installed: pip install --no-deps -r tests/packages.txt")
+        raise ModuleNotFoundError(f"{package} is not installed: pip install --no-deps -r tests/packages.txt")
     # Of the package itself what is named is left out anyhow: it takes long to import.
     missing = [name for name in without if name.startswith(f"{package}.") or not _importable(name)]
     sys.modules.update({name: _Placeholder(name) for name in missing})

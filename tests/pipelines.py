@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
 from torch import Tensor
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+)
+
+WIDTHS = (4, 8)
+"""Channels of the networks: thousands of latents of 4×4×4 are drawn with them."""
 
 
 def tokenizer(folder: Path) -> CLIPTokenizer:
@@ -56,15 +68,15 @@ def autoencoder(channels: int = 4) -> diffusers.AutoencoderKL:
 
 def unet(**more: Any) -> diffusers.UNet2DConditionModel:
     return diffusers.UNet2DConditionModel(
-        block_out_channels=(8, 16),
+        block_out_channels=WIDTHS,
         layers_per_block=1,
         sample_size=4,
         in_channels=more.pop("in_channels", 4),
         out_channels=more.pop("out_channels", 4),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        down_block_types=more.pop("down", ("DownBlock2D", "CrossAttnDownBlock2D")),
+        up_block_types=more.pop("up", ("CrossAttnUpBlock2D", "UpBlock2D")),
         norm_num_groups=4,
-        attention_head_dim=4,
+        attention_head_dim=2,
         **more,
     )
 
@@ -168,7 +180,7 @@ def with_text(folder: Path, kind: Any, scheduler: Any, **more: Any) -> Any:
         "text_encoder": CLIPTextModel(text_config()),
         "tokenizer": tokenizer(folder),
         "unet": more.pop("unet", None) or unet(cross_attention_dim=16),
-        "scheduler": scheduler or diffusers.DDPMScheduler(clip_sample=False, steps_offset=1),
+        "scheduler": scheduler or diffusers.DDPMScheduler(clip_sample=True, steps_offset=1),
     }
     known = inspect.signature(kind.__init__).parameters
     if "requires_safety_checker" in known:
@@ -183,13 +195,13 @@ def with_text(folder: Path, kind: Any, scheduler: Any, **more: Any) -> Any:
 def controlnet(**more: Any) -> diffusers.ControlNetModel:
     """With outputs of some size: as built, they would be zero."""
     net = diffusers.ControlNetModel(
-        block_out_channels=(8, 16),
+        block_out_channels=WIDTHS,
         layers_per_block=1,
         in_channels=4,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         conditioning_embedding_out_channels=(4, 4),
         norm_num_groups=4,
-        attention_head_dim=4,
+        attention_head_dim=2,
         cross_attention_dim=16,
         **more,
     )
@@ -203,7 +215,7 @@ def controlnet(**more: Any) -> diffusers.ControlNetModel:
 def animatediff(folder: Path, scheduler: Any = None) -> Any:
     torch.manual_seed(0)
     adapter = diffusers.MotionAdapter(
-        block_out_channels=(8, 16),
+        block_out_channels=WIDTHS,
         motion_layers_per_block=1,
         motion_norm_num_groups=4,
         motion_num_attention_heads=2,
@@ -237,7 +249,7 @@ def dit(scheduler: Any = None) -> Any:
     with torch.no_grad():
         for value in transformer.parameters():
             value.add_(0.1 * torch.randn_like(value))
-    scheduler = scheduler or diffusers.DDPMScheduler(clip_sample=False)
+    scheduler = scheduler or diffusers.DDPMScheduler(clip_sample=True)
     return _quiet(diffusers.DiTPipeline(transformer, autoencoder(), scheduler))
 
 
@@ -261,8 +273,82 @@ def kandinsky(scheduler: Any = None, kind: Any = None, channels: int = 4) -> Any
         norm_num_groups=4,
         vq_embed_dim=4,
     )
-    scheduler = scheduler or diffusers.DDPMScheduler(clip_sample=False, thresholding=False)
+    scheduler = scheduler or diffusers.DDPMScheduler(clip_sample=True)
     return _quiet((kind or diffusers.KandinskyV22Pipeline)(unet=net, scheduler=scheduler, movq=movq))
+
+
+def kandinsky_prior(folder: Path) -> Any:
+    """Kandinsky 2.2's prior: the state is an embedding."""
+    torch.manual_seed(0)
+    vision = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        projection_dim=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+    )
+    net = diffusers.PriorTransformer(
+        num_attention_heads=2, attention_head_dim=8, embedding_dim=16, num_layers=1, num_embeddings=16
+    )
+    pipe = diffusers.KandinskyV22PriorPipeline(
+        prior=net,
+        image_encoder=CLIPVisionModelWithProjection(vision),
+        text_encoder=CLIPTextModelWithProjection(text_config(projection_dim=16)),
+        tokenizer=tokenizer(folder),
+        scheduler=diffusers.UnCLIPScheduler(
+            variance_type="fixed_small_log", prediction_type="sample", clip_sample_range=5.0
+        ),
+        image_processor=None,
+    )
+    return _quiet(pipe)
+
+
+def cogvideox() -> Any:
+    """A video pipeline whose scheduler looks back."""
+    torch.manual_seed(0)
+    transformer = diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        in_channels=4,
+        out_channels=4,
+        time_embed_dim=2,
+        text_embed_dim=16,
+        num_layers=1,
+        sample_width=4,
+        sample_height=4,
+        sample_frames=5,
+        patch_size=2,
+        max_text_seq_length=5,
+    )
+    vae = diffusers.AutoencoderKLCogVideoX(
+        down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4,
+        block_out_channels=(4,) * 4,
+        latent_channels=4,
+        layers_per_block=1,
+        norm_num_groups=2,
+    )
+    scheduler = diffusers.CogVideoXDPMScheduler()
+    return _quiet(
+        diffusers.CogVideoXPipeline(
+            tokenizer=None, text_encoder=None, vae=vae, transformer=transformer, scheduler=scheduler
+        )
+    )
+
+
+def unconditional(kind: str, scheduler: Any) -> Any:
+    torch.manual_seed(0)
+    net = diffusers.UNet2DModel(
+        sample_size=4,
+        block_out_channels=WIDTHS,
+        layers_per_block=1,
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D",) * 2,
+        up_block_types=("UpBlock2D",) * 2,
+    )
+    return _quiet(getattr(diffusers, kind)(net, scheduler))
 
 
 def wan(two: bool = False, scheduler: Any = None, **more: Any) -> Any:
@@ -336,22 +422,415 @@ SIZE = {"num_inference_steps": 12, "height": 8, "width": 8, "output_type": "late
 PROMPTS = {"prompt": ["a cat", "dog"], "negative_prompt": ["x", "y z"], "num_images_per_prompt": 2} | SIZE
 DDIM = {"clip_sample": False, "steps_offset": 1, "set_alpha_to_one": False}
 DPM = {"algorithm_type": "sde-dpmsolver++"}
-PIPELINES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "stable diffusion, DDPM": (stable_diffusion, PROMPTS),
-    "stable diffusion, DDIM": (
-        lambda folder: stable_diffusion(folder, diffusers.DDIMScheduler(**DDIM)),
-        PROMPTS | {"eta": 1.0},
+
+# ------------------------------------------------------------------ the table: what is exact, what is refused
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table in docs/diffusers.md, and a test."""
+
+    pipeline: str
+    scheduler: str
+    build: Callable[[Path], Any]
+    arguments: Callable[[int], dict[str, Any]]
+    """For so many images."""
+    note: str = ""
+    refused: str | None = None
+    """What the sentence says, if it is refused."""
+    steps: int = 6
+    """Enough that drafts are kept, for the two-sample tests."""
+    draws: int = 400
+    """For the two-sample tests."""
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}, {self.scheduler}{', ' + self.note if self.note else ''}"
+
+
+def random(*shape: int, seed: int = 0, unit: bool = False) -> Tensor:
+    draw = torch.rand if unit else torch.randn
+    return draw(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def mask() -> Tensor:
+    """The right half is to be painted."""
+    half = torch.zeros(1, 1, 8, 8)
+    half[..., 4:] = 1
+    return half
+
+
+def prompts(count: int, **more: Any) -> dict[str, Any]:
+    """Two prompts for an even number of images."""
+    words = ["a cat"] if count % 2 else ["a cat", "dog"]
+    told = {"prompt": words, "num_images_per_prompt": count // len(words)}
+    return told | {"num_inference_steps": 12, "output_type": "latent"} | more
+
+
+def sized(count: int, **more: Any) -> dict[str, Any]:
+    return prompts(count, height=8, width=8, **more)
+
+
+def pictured(count: int, size: int = 8, **more: Any) -> dict[str, Any]:
+    """A picture for each prompt: what pipelines draw for a picture (its latents, noise), they draw once."""
+    words = ["a cat", "dog"] * (count // 2) + ["a cat"] * (count % 2)
+    pictures = {"image": random(1, 3, size, size, unit=True).repeat(count, 1, 1, 1)}
+    return pictures | {"prompt": words, "num_inference_steps": 12, "output_type": "latent"} | more
+
+
+def inpainting(count: int, **more: Any) -> dict[str, Any]:
+    return pictured(count, mask_image=mask(), height=8, width=8, **more)
+
+
+def embedded(count: int, **more: Any) -> dict[str, Any]:
+    return SIZE | embeddings(count) | negative(count) | more
+
+
+def video(count: int, **more: Any) -> dict[str, Any]:
+    words = {"prompt_embeds": random(count, 5, 16), "negative_prompt_embeds": random(count, 5, 16, seed=1)}
+    sizes = {"height": 16, "width": 16, "num_frames": 5, "num_inference_steps": 12, "output_type": "latent"}
+    return words | sizes | more
+
+
+def embedded_pictures(count: int, **more: Any) -> dict[str, Any]:
+    told = pictured(count, height=8, width=8, **more) | embeddings(count)
+    return {name: value for name, value in told.items() if name != "prompt"}
+
+
+def plain(count: int, **more: Any) -> dict[str, Any]:
+    return {"batch_size": count, "num_inference_steps": 12, "output_type": "np"} | more
+
+
+def vectors(count: int, **more: Any) -> dict[str, Any]:
+    words = {"image_embeds": random(count, 16), "negative_image_embeds": random(count, 16, seed=1)}
+    return words | SIZE | more
+
+
+def sd(kind: str = "StableDiffusionPipeline", scheduler: Any = None, channels: int = 4, **more: Any) -> Any:
+    """Builds a pipeline of the Stable Diffusion family; parts are made anew each time."""
+
+    def build(folder: Path) -> Any:
+        torch.manual_seed(0)
+        parts = {name: part() for name, part in more.items() if name != "unet"}
+        net = unet(cross_attention_dim=16, in_channels=channels, **more.get("unet", {}))
+        return with_text(folder, getattr(diffusers, kind), scheduler and scheduler(), unet=net, **parts)
+
+    return build
+
+
+def a_scheduler(name: str, **config: Any) -> Callable[[], Any]:
+    return lambda: getattr(diffusers, name)(**config)
+
+
+def sibling(kind: str, of: Any, **more: Any) -> Callable[[Path], Any]:
+    """Another pipeline of the parts of one."""
+
+    def build(folder: Path) -> Any:
+        made = getattr(diffusers, kind)
+        known = inspect.signature(made.__init__).parameters
+        parts = {k: v for k, v in of(folder).components.items() if k in known}
+        return _quiet(made(**parts, **more))
+
+    return build
+
+
+def adapter() -> Any:
+    return diffusers.T2IAdapter(in_channels=3, channels=list(WIDTHS), num_res_blocks=1, downscale_factor=2)
+
+
+CONTROL = random(1, 3, 8, 8, unit=True)
+EULER = a_scheduler("EulerAncestralDiscreteScheduler")
+MULTISTEP = a_scheduler("DPMSolverMultistepScheduler", **DPM)
+INPAINT_4 = "StableDiffusionInpaintPipeline"
+
+EXACT = [
+    Case(
+        "DDPMPipeline", "DDPM", lambda folder: unconditional("DDPMPipeline", diffusers.DDPMScheduler()), plain
     ),
-    "stable diffusion, DPM++ 2M SDE": (
-        lambda folder: stable_diffusion(folder, diffusers.DPMSolverMultistepScheduler(**DPM)),
-        PROMPTS,
+    Case(
+        "DDIMPipeline",
+        "DDIM",
+        lambda folder: unconditional("DDIMPipeline", diffusers.DDIMScheduler()),
+        lambda n: plain(n, eta=1.0),
+        "`eta=1`",
     ),
-    "stable diffusion, rescaled guidance": (stable_diffusion, PROMPTS | {"guidance_rescale": 0.5}),
-    "stable diffusion, no guidance": (stable_diffusion, PROMPTS | {"guidance_scale": 1.0}),
-    "stable diffusion XL, Euler ancestral": (stable_diffusion_xl, PROMPTS),
-    "stable diffusion 3, flow": (
+    Case("StableDiffusionPipeline", "DDPM", sd(), sized, draws=1000),
+    Case(
+        "StableDiffusionPipeline", "DDPM", sd(), lambda n: sized(n, guidance_rescale=0.5), "rescaled guidance"
+    ),
+    Case("StableDiffusionPipeline", "DDPM", sd(), lambda n: sized(n, guidance_scale=1.0), "no guidance"),
+    Case(
+        "StableDiffusionPipeline",
+        "DDIM",
+        sd(scheduler=a_scheduler("DDIMScheduler", **DDIM)),
+        lambda n: sized(n, eta=1.0),
+        "`eta=1`",
+    ),
+    Case(
+        "StableDiffusionPipeline",
+        "DDPM parallel",
+        sd(scheduler=a_scheduler("DDPMParallelScheduler", clip_sample=True, steps_offset=1)),
+        sized,
+    ),
+    Case(
+        "StableDiffusionPipeline",
+        "DDIM parallel",
+        sd(scheduler=a_scheduler("DDIMParallelScheduler", **DDIM)),
+        lambda n: sized(n, eta=1.0),
+        "`eta=1`",
+    ),
+    Case("StableDiffusionPipeline", "Euler ancestral", sd(scheduler=EULER), sized),
+    Case("StableDiffusionPipeline", "DPM-Solver++ SDE", sd(scheduler=MULTISTEP), sized),
+    Case(
+        "StableDiffusionPipeline",
+        "DPM-Solver++ SDE singlestep",
+        sd(
+            scheduler=a_scheduler(
+                "DPMSolverSinglestepScheduler", solver_order=1, final_sigmas_type="sigma_min", **DPM
+            )
+        ),
+        sized,
+        "order 1",
+    ),
+    Case(
+        "StableDiffusionPipeline",
+        "EDM DPM-Solver++ SDE",
+        sd(scheduler=a_scheduler("EDMDPMSolverMultistepScheduler", **DPM)),
+        sized,
+    ),
+    Case("StableDiffusionPipeline", "LCM", sd(scheduler=a_scheduler("LCMScheduler")), sized),
+    Case(
+        "LatentConsistencyModelPipeline",
+        "LCM",
+        sd("LatentConsistencyModelPipeline", a_scheduler("LCMScheduler"), unet={"time_cond_proj_dim": 8}),
+        sized,
+    ),
+    Case(
+        "StableDiffusionPipeline",
+        "TCD",
+        sd(scheduler=a_scheduler("TCDScheduler")),
+        lambda n: sized(n, eta=0.3),
+        "`eta=0.3`",
+    ),
+    Case(
+        "StableDiffusionImg2ImgPipeline",
+        "DDPM",
+        sd("StableDiffusionImg2ImgPipeline"),
+        lambda n: pictured(n, strength=0.6),
+        steps=12,
+    ),
+    Case(INPAINT_4, "DDPM", sd(INPAINT_4), inpainting, "4 channels"),
+    Case(INPAINT_4, "DPM-Solver++ SDE", sd(INPAINT_4, MULTISTEP), inpainting, "4 channels"),
+    Case(INPAINT_4, "Euler ancestral", sd(INPAINT_4, EULER), inpainting, "4 channels", steps=8),
+    Case(INPAINT_4, "DDPM", sd(INPAINT_4, channels=9), inpainting, "9 channels"),
+    Case(
+        "StableDiffusionInstructPix2PixPipeline",
+        "Euler ancestral",
+        sd("StableDiffusionInstructPix2PixPipeline", EULER, channels=8),
+        pictured,
+    ),
+    Case(
+        "StableDiffusionUpscalePipeline",
+        "DDPM",
+        sd(
+            "StableDiffusionUpscalePipeline",
+            channels=7,
+            low_res_scheduler=diffusers.DDPMScheduler,
+            unet={"num_class_embeds": 400},
+        ),
+        lambda n: pictured(n, size=4),
+    ),
+    Case(
+        "StableDiffusionControlNetPipeline",
+        "DDPM",
+        sd("StableDiffusionControlNetPipeline", controlnet=controlnet),
+        lambda n: prompts(n, image=CONTROL),
+    ),
+    Case(
+        "StableDiffusionControlNetPipeline",
+        "DDPM",
+        sd("StableDiffusionControlNetPipeline", controlnet=controlnet),
+        lambda n: prompts(n, image=CONTROL, guess_mode=True),
+        "guess mode",
+    ),
+    Case(
+        "StableDiffusionControlNetPipeline",
+        "DDPM",
+        sd("StableDiffusionControlNetPipeline", controlnet=lambda: [controlnet(), controlnet()]),
+        lambda n: prompts(n, image=[CONTROL, CONTROL]),
+        "two of them",
+    ),
+    Case(
+        "StableDiffusionControlNetImg2ImgPipeline",
+        "DDPM",
+        sd("StableDiffusionControlNetImg2ImgPipeline", controlnet=controlnet),
+        lambda n: pictured(n, control_image=CONTROL),
+        steps=9,
+    ),
+    Case(
+        "StableDiffusionControlNetInpaintPipeline",
+        "DDPM",
+        sd("StableDiffusionControlNetInpaintPipeline", controlnet=controlnet),
+        lambda n: inpainting(n, control_image=CONTROL),
+        "4 channels",
+    ),
+    Case(
+        "StableDiffusionAdapterPipeline",
+        "DDPM",
+        sd(
+            "StableDiffusionAdapterPipeline",
+            adapter=adapter,
+            unet={"down": ("CrossAttnDownBlock2D", "DownBlock2D"), "up": ("UpBlock2D", "CrossAttnUpBlock2D")},
+        ),
+        lambda n: pictured(n, height=8, width=8),
+    ),
+    Case(
+        "AnimateDiffPipeline",
+        "Euler ancestral",
+        animatediff,
+        lambda n: {
+            "prompt": ["a cat"] * n,
+            "num_frames": 3,
+            "height": 8,
+            "width": 8,
+            "num_inference_steps": 12,
+            "output_type": "latent",
+        },
+        draws=100,
+    ),
+    Case("StableDiffusionXLPipeline", "Euler ancestral", stable_diffusion_xl, sized),
+    Case(
+        "StableDiffusionXLInpaintPipeline",
+        "Euler ancestral",
+        sibling("StableDiffusionXLInpaintPipeline", stable_diffusion_xl, add_watermarker=False),
+        inpainting,
+        "4 channels",
+        steps=9,
+    ),
+    Case(
+        "StableDiffusionXLImg2ImgPipeline",
+        "Euler ancestral",
+        sibling("StableDiffusionXLImg2ImgPipeline", stable_diffusion_xl, add_watermarker=False),
+        lambda n: pictured(n, strength=0.6),
+        steps=12,
+    ),
+    Case("StableDiffusion3Pipeline", "flow matching", lambda folder: stable_diffusion_3(), embedded),
+    Case(
+        "StableDiffusion3Pipeline",
+        "flow matching LCM",
+        lambda folder: stable_diffusion_3(diffusers.FlowMatchLCMScheduler()),
+        embedded,
+    ),
+    Case(
+        "StableDiffusion3Img2ImgPipeline",
+        "flow matching",
+        sibling("StableDiffusion3Img2ImgPipeline", lambda folder: stable_diffusion_3()),
+        lambda n: embedded_pictures(n, strength=0.6) | negative(n),
+        steps=12,
+    ),
+    Case("FluxPipeline", "flow matching", lambda folder: flux(), lambda n: SIZE | embeddings(n)),
+    Case(
+        "FluxImg2ImgPipeline",
+        "flow matching",
+        sibling("FluxImg2ImgPipeline", lambda folder: flux()),
+        lambda n: embedded_pictures(n, strength=0.6),
+        steps=12,
+    ),
+    Case(
+        "FluxInpaintPipeline",
+        "flow matching",
+        sibling("FluxInpaintPipeline", lambda folder: flux()),
+        lambda n: embedded_pictures(n, mask_image=mask(), strength=1.0),
+    ),
+    Case(
+        "KandinskyV22PriorPipeline",
+        "UnCLIP",
+        kandinsky_prior,
+        lambda n: prompts(n, output_type="pt"),
+        "fixed variance",
+    ),
+    Case("KandinskyV22Pipeline", "DDPM", lambda folder: kandinsky(), vectors),
+    Case(
+        "DiTPipeline",
+        "DDPM",
+        lambda folder: dit(),
+        lambda n: {"class_labels": list(range(n)), "num_inference_steps": 12, "output_type": "pt"},
+        "with guidance",
+    ),
+    Case("WanPipeline", "flow matching", lambda folder: wan(), video, "one network"),
+    Case("WanPipeline", "flow matching", lambda folder: wan(two=True), video, "two networks"),
+    Case(
+        "CogVideoXPipeline",
+        "CogVideoX DPM",
+        lambda folder: cogvideox(),
+        lambda n: video(n, max_sequence_length=5),
+    ),
+]
+"""Tested for their law against the sequential pipeline."""
+
+REFUSED = [
+    Case(
+        "WanPipeline",
+        "flow matching",
+        lambda folder: wan(two=True),
+        lambda n: video(n, guidance_scale_2=2.0),
+        "two networks, another `guidance_scale_2`",
+        "what the pipeline makes of its network's output (guidance) is another at step 6",
+    ),
+    Case(
+        "StableDiffusion3Pipeline",
+        "flow matching",
         lambda folder: stable_diffusion_3(),
-        SIZE | embeddings(4) | negative(4),
+        lambda n: embedded(n, skip_guidance_layers=[0]),
+        "`skip_guidance_layers`",
+        "at step 1 the pipeline calls its transformer where at step 0 it called the scheduler",
     ),
-    "flux, flow": (lambda folder: flux(), SIZE | embeddings(4)),
+    Case(
+        "StableDiffusionControlNetPipeline",
+        "DDPM",
+        sd("StableDiffusionControlNetPipeline", controlnet=controlnet),
+        lambda n: prompts(n, image=CONTROL, control_guidance_end=0.5),
+        "`control_guidance_end`",
+        "at step 6 the pipeline calls its controlnet with another conditioning_scale than at step 0",
+    ),
+    Case(
+        "StableDiffusionPAGPipeline",
+        "DDPM",
+        sd("StableDiffusionPAGPipeline"),
+        sized,
+        "",
+        "the pipeline's loop cannot take a batch of drafted states",
+    ),
+    Case(
+        "KandinskyV22Pipeline",
+        "DDPM",
+        lambda folder: kandinsky(diffusers.DDPMScheduler(variance_type="learned_range")),
+        vectors,
+        "learned variance",
+        "a learned variance (variance_type='learned_range') is not served inside of a pipeline's",
+    ),
+    Case(
+        "DiTPipeline",
+        "Euler ancestral",
+        lambda folder: dit(diffusers.EulerAncestralDiscreteScheduler()),
+        lambda n: {"class_labels": list(range(n)), "num_inference_steps": 12, "output_type": "pt"},
+        "",
+        "changes the latents between step 0 and step 1",
+    ),
+    *(
+        Case("StableDiffusionPipeline", label, sd(scheduler=a_scheduler(name)), sized, "", sentence)
+        for label, name, sentence in (
+            ("UniPC", "UniPCMultistepScheduler", "adds no noise"),
+            ("Euler", "EulerDiscreteScheduler", "adds no noise"),
+            ("EDM Euler", "EDMEulerScheduler", "adds no noise"),
+            ("RePaint", "RePaintScheduler", "jumps back to earlier noise levels"),
+            ("KDPM2 ancestral", "KDPM2AncestralDiscreteScheduler", "takes two network calls a step"),
+            ("DDIM", "DDIMScheduler", "adds no noise"),
+        )
+    ),
+]
+"""Refused with these sentences, before an image comes out."""
+
+FAMILIES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline", "FluxPipeline")
+PIPELINES: dict[str, tuple[Any, dict[str, Any]]] = {
+    str(case): (case.build, case.arguments(4)) for case in EXACT if case.pipeline in FAMILIES
 }

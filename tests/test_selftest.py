@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from foresample.selftest import (
     samples_law,
 )
 from foresample.targets import Chain, ChainTarget
-from tests.small_chains import CHAINS, LooksAhead, flow
+from tests.small_chains import CHAINS, LooksAhead, flow, mixture
 
 
 def with_network(target: ChainTarget, network: Callable[[Tensor, Tensor, Tensor], Tensor]) -> ChainTarget:
@@ -167,3 +168,25 @@ def test_a_sample_that_comes_in_parts_is_tested_like_a_whole_one(sizes: tuple[in
         test.add(part)
     assert test.count == len(other)
     assert test.p_value() == pytest.approx(ks_two_sample(held, other), abs=1e-12)
+
+
+@pytest.mark.parametrize("said", ["x0", "eps", "v", "score"])
+@pytest.mark.parametrize("returned", ["x0", "score"])
+def test_a_network_that_returns_something_else_is_doubted(said: Any, returned: str) -> None:
+    """It is sampled exactly all the same, and its samples are worth nothing."""
+    grid = torch.linspace(0.02, 0.98, 12, dtype=torch.float64)
+
+    def network(x: Tensor, level: Tensor, row: Tensor) -> Tensor:
+        alpha, sigma = level.sqrt(), (1 - level).sqrt()
+        x0 = mixture().denoise(x, alpha, sigma)
+        return x0 if returned == "x0" else -(x - alpha[:, None] * x0) / sigma[:, None] ** 2
+
+    target = fs.targets.vp(network, grid, (2,), predicts=said, dtype=torch.float64)
+    result = fs.check(target, window=5, samples=300)
+    assert result.passed
+    doubts = [finding.detail for finding in result.findings if finding.note]
+    if returned == said:
+        assert not doubts
+    elif (returned, said) != ("x0", "v"):  # which are too much alike here
+        assert f"does it return {said}, as was said?" in doubts[0]
+        assert "note  network: noise put into finished samples" in str(result)

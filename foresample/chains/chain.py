@@ -83,6 +83,8 @@ class Chain:
     """Std of the Gaussian the chain starts from."""
     start_added: float = 0.0
     """Std of the noise to be added to given start states, for chains that start at a churned state."""
+    levels: Levels | None = None
+    """What the states are, where they are noised data."""
     predicts: str = "prediction"
     """What the network returns, in a word."""
     reuse: str = "prediction"
@@ -109,7 +111,8 @@ class Chain:
 
     def since(self, start: int) -> Chain:
         """The same from a later step on."""
-        return replace(self, **{name: value[start:] for name, value in self._coefficients().items()})
+        left = {name: value[start:] for name, value in self._coefficients().items()}
+        return replace(self, **left, levels=None if self.levels is None else self.levels.since(start))
 
     def _coefficients(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -204,6 +207,11 @@ class Levels:
     norm: Tensor | float = 1.0
     """√(α² + σ²), for v on states whose variance is not preserved."""
 
+    def since(self, start: int) -> Levels:
+        """The same from a later step on."""
+        norm = self.norm[start:] if isinstance(self.norm, Tensor) else self.norm
+        return replace(self, alpha=self.alpha[start:], sigma=self.sigma[start:], norm=norm)
+
     def kind(self, name: str) -> tuple[Tensor, Tensor]:
         """(c, d) with which a quantity is c·x + d·x0: the table of the module."""
         if name == "x0":
@@ -258,6 +266,7 @@ def denoising_chain(
         scale=scale,
         limit=limit,
         start_scale=start_scale,
+        levels=levels,
         predicts=predicts,
         reuse=reuse,
     )

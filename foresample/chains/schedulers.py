@@ -262,6 +262,7 @@ def _edm_dpm(scheduler: Any, options: Options) -> Chain:
         state_weight=chain.state_weight * grown[1:] / grown[:-1],
         prediction_weight=chain.prediction_weight * grown[1:],
         previous_weight=None if chain.previous_weight is None else chain.previous_weight * grown[1:],
+        levels=Levels(torch.ones_like(here), here),
         scale=1 / norm,
         from_state=spread**2 / norm**2,
         from_output=sign * here * spread / norm,

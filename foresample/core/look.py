@@ -7,7 +7,8 @@ is all it costs.
 
 Where they do not it may be rounding alone, since libraries take other algorithms for calls of other sizes. So nobody is
 blamed for it: the state is evaluated once more, in the same place of a call of the same size, among yet other mates.
-Only if those two answers differ, too, the target is refused, and two or three calls more find out why.
+Only if those two answers differ, too, the target is refused, and two or three calls more find out why. An answer that
+was clipped says nothing about the network's: then two such calls are made halfway through the chain instead.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ class FreeLook:
     runs that warm it up come before.
     """
 
-    def __init__(self, most: int) -> None:
-        """`most`: states of the largest call to come; a look is not larger."""
+    def __init__(self, most: int, asked: Target | None = None) -> None:
+        """`most`: states of the largest call to come; a look is not larger. `asked`: whom to ask, if another."""
         self.states, self.calls, self.done = min(STATES, most), 0, False
+        self.asked = asked
 
     def predict(
         self, target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
@@ -92,7 +94,8 @@ class FreeLook:
         prediction = prediction.clone()  # a captured network answers into the same memory again
         few_extra = None if extra is None else extra[: self.states]
         require_unedited((few_step, few_row), (step, row))
-        self.calls += look(target, few_x, few_step, few_row, prediction[0], few_extra, states=self.states)
+        few = few_x, few_step, few_row, prediction[0], few_extra
+        self.calls += look(self.asked or target, *few, states=self.states)
         self.done = True
         return prediction
 
@@ -122,8 +125,11 @@ def look(
         return 0
     place = torch.arange(states, device=x.device).clamp(max=len(x) - 1)
     few = x[place], step[place], row[place], None if extra is None else extra[place]
+    clipped = _clipped(prediction)
+    if clipped:
+        few = few[0], torch.full_like(few[1], len(target.std) // 2), *few[2:]
     there = _among(target, *few, _MATES[0])
-    if change(prediction, there) <= DIFFERS:
+    if not clipped and change(prediction, there) <= DIFFERS:
         return 1
     elsewhere = _among(target, *few, _MATES[1])
     if change(there, elsewhere) <= DIFFERS:
@@ -167,6 +173,19 @@ def compare(
     there, elsewhere = (_among(target, x, step, row, extra, mates) for mates in _MATES)
     found = change(there, elsewhere)
     return found, None if found <= DIFFERS else explain(target, x, step, row, extra, there, elsewhere)
+
+
+def _clipped(prediction: Tensor) -> bool:
+    """Whether most of an answer lies on one bound, whatever the network said.
+
+    Noisy states have denoised estimates far outside of where data are, so a chain that clips them answers ±1.
+    """
+    size = prediction.abs()
+    return bool(
+        (size == 1).all()
+        if size.numel() == 1
+        else size.max() > 0 and (size == size.max()).sum() > size.numel() / 2
+    )
 
 
 def change(one: Tensor, two: Tensor) -> float:

@@ -88,7 +88,8 @@ class Engine:
         round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
         noise = "recycled" if recycle else "fresh"
         self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
-        self.look = FreeLook(self.slots * (window + 1)) if look else None
+        asked = getattr(target, "unrecorded", None)  # what is only looked at is no part of a record
+        self.look = FreeLook(self.slots * (window + 1), asked) if look else None
         self._under_way: LooseSlots | FixedSlots | None = None
 
     def finished(self, seeds: Tensor, observe: Observer | None = None, *, first: int = 0) -> Iterator[Finished]:

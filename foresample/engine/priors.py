@@ -46,7 +46,7 @@ class RecordingTarget:
         self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
         self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
         self.chain, self.calls_per_step = getattr(target, "chain", None), calls_per_step(target)
-        self.steps, self._predict = steps, target.predict
+        self.steps, self.unrecorded, self._predict = steps, target, target.predict
         self.states = target.std.new_zeros(
             (samples, steps + 1, *target.shape)
         )  # the last place is for all others
@@ -83,7 +83,7 @@ def fit_prior(
     steps, size = len(target.std), target.shape.numel()
     matrix = size <= MATRIX_ELEMENTS
     recorded = RecordingTarget(target, pilots, steps if matrix else min(window + 1, steps))
-    # A look's call would be recorded as well; the runs the prior is for look for themselves.
+    # The runs the prior is for look for themselves.
     engine = Engine(recorded, window=window, slots=slots or pilots, look=False)
     seeds = seeds_of(_SEED + seed, pilots)
     engine.sample(seeds)

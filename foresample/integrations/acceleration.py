@@ -36,6 +36,7 @@ def accelerate(
     executed: int | None = None,
     pilots: int | None = None,
     trace: bool = True,
+    look: bool = True,
 ) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
     """From now on a pipeline, a policy or a package's sampler draws speculatively: the same law, fewer calls.
 
@@ -68,13 +69,26 @@ def accelerate(
         pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
         trace: watch three steps of the untouched loop first (of a pipeline, once per configuration: `foresample_trace`
             tells what that took), and refuse what the chain does not explain.
+        look: as for `sample`, at the first use of a configuration; a pipeline's look is a state more in a call.
     """
     if window != "auto":
         window = at_least_one("window", window)
     block = None if block is None else at_least_one("block", block)
     if is_policy(served):
         return accelerate_policy(
-            served, window, drafter, block, recycle, batch_pad, graph, prior, warm, executed, pilots, trace
+            served,
+            window,
+            drafter,
+            block,
+            recycle,
+            batch_pad,
+            graph,
+            prior,
+            warm,
+            executed,
+            pilots,
+            trace,
+            look,
         )
     if is_pipeline(served) or is_package(served):
         for name, given in (("batch_pad", batch_pad), ("graph", graph), ("prior", prior), ("warm", warm)):
@@ -83,9 +97,9 @@ def accelerate(
     if is_package(served):
         if window == "auto":
             raise ValueError("a package's sampler is given its window as a number, 16 say")
-        return accelerate_package(served, window, drafter, block, recycle)
+        return accelerate_package(served, window, drafter, block, recycle, look)
     if is_pipeline(served):
-        return accelerate_pipeline(served, window, drafter, block, recycle, trace)
+        return accelerate_pipeline(served, window, drafter, block, recycle, trace, look)
     raise _unknown(served)
 
 

@@ -43,13 +43,13 @@ def is_package(served: Any) -> bool:
 
 
 def accelerate_package(
-    served: Any, window: int, drafter: Drafter | None, block: int | None, recycle: bool
+    served: Any, window: int, drafter: Drafter | None, block: int | None, recycle: bool, look: bool
 ) -> AcceleratedPackage:
     """See `foresample.accelerate`."""
     if drafter is not None:
         require_drafter(drafter)
     restore_package(served)
-    how = {"window": window, "drafter": drafter, "block": block, "recycle": recycle}
+    how = {"window": window, "drafter": drafter, "block": block, "recycle": recycle, "look": look}
     if _is_inferer(served):
         _monai_chain(served.scheduler)  # refuses what cannot work before anything is drawn
         served.sample = InfererSample(served, served.sample, how)

@@ -55,13 +55,14 @@ def accelerate_pipeline(
     block: int | None,
     recycle: bool,
     trace: bool,
+    look: bool,
 ) -> AcceleratedPipeline:
     """See `foresample.accelerate`."""
     drafter = Replay() if drafter is None else drafter
     require_drafter(drafter)
     _require_supported(pipe.scheduler)
     restore_pipeline(pipe)
-    handle = AcceleratedPipeline(pipe, window, drafter, block, recycle, trace)
+    handle = AcceleratedPipeline(pipe, window, drafter, block, recycle, trace, look)
     pipe._foresample = handle
     return handle
 
@@ -85,14 +86,16 @@ class AcceleratedPipeline:
         block: int | None,
         recycle: bool,
         trace: bool,
+        look: bool,
     ) -> None:
         self.pipe, self.scheduler, self.networks = pipe, pipe.scheduler, _networks(pipe)
-        self.window, self.drafter, self.block, self.recycle, self.trace = window, drafter, block, recycle, trace
+        self.window, self.drafter, self.block, self.recycle = window, drafter, block, recycle
+        self.trace, self.look = trace, look
         self.session: Session | Watch | None = None
         self.traces: dict[Any, Trace] = {}
         """What was watched, for each configuration."""
-        self.looked: set[Any] = set()
-        """Configurations whose first drafted call was looked at."""
+        self.drawn: set[Any] = set()
+        """Configurations that were drawn before: traced and looked at."""
         self.windows: dict[Any, int | None] = {}
         """What `window="auto"` found, for each configuration; None: no window is faster than the pipeline itself."""
         self._pipeline_class = type(pipe)
@@ -109,6 +112,7 @@ class AcceleratedPipeline:
             name: getattr(self.scheduler, name) for name in _PATCHED if hasattr(self.scheduler, name)
         }
         self._stand_ins: dict[str, Any] = {}
+        self._positional = 0  # arguments by position in the loop's call of a network under way
         self._install()
 
     def __enter__(self) -> Any:
@@ -129,8 +133,8 @@ class AcceleratedPipeline:
         name, kind = self._pipeline_class.__name__, self._pipeline_class
         self.pipe.__class__ = type(name, (kind,), {"__call__": __call__})
         # A network is watched at its call, outside of whatever hooks or compilers do to its `forward`.
-        for name, network in self.networks.items():
-            object.__setattr__(network, "__class__", _watched(type(network), name, self))
+        for name in self.networks:
+            self._watch_network(name)
         replacements: dict[str, Callable[..., Any]] = {
             "step": self._step,
             "set_timesteps": self._set_timesteps,
@@ -145,9 +149,8 @@ class AcceleratedPipeline:
     def _remove(self) -> None:
         """Put back what was there. What somebody put over ours in the meantime stays: ours lets all pass then."""
         self.pipe.__class__ = self._pipeline_class
-        for network in self.networks.values():
-            if getattr(type(network), "_foresample_handle", None) is self:
-                object.__setattr__(network, "__class__", type(network).__bases__[0])
+        for name in self.networks:
+            self._leave_network(name)
         for name, stand_in in self._stand_ins.items():
             if vars(self.scheduler).get(name) is stand_in:
                 delattr(self.scheduler, name)
@@ -158,16 +161,34 @@ class AcceleratedPipeline:
         for name in ("foresample_report", "foresample_trace"):
             vars(self.pipe).pop(name, None)
 
+    def _watch_network(self, name: str) -> None:
+        network = self.networks[name]
+        object.__setattr__(network, "__class__", _watched(type(network), name, self))
+
+    def _leave_network(self, name: str) -> None:
+        network = self.networks[name]
+        if getattr(type(network), "_foresample_handle", None) is self:
+            object.__setattr__(network, "__class__", type(network).__bases__[0])
+
+    def _require_same_networks(self) -> None:
+        """Those that were there, or compiled since: then what was compiled is watched instead, at its own call."""
+        for name, network in _networks(self.pipe).items():
+            known = self.networks.get(name)
+            if known is not None and getattr(network, "_orig_mod", None) is known:
+                self._leave_network(name)
+                self.networks[name] = network
+                self._watch_network(name)
+            elif known is not network:
+                raise RuntimeError(
+                    f"the pipeline's {name} was replaced: call foresample.accelerate(pipe) again"
+                )
+
     # ------------------------------------------------------------ one call of the pipeline
 
     def _run(self, bound: inspect.BoundArguments) -> Any:
         if self.pipe.scheduler is not self.scheduler:
             raise RuntimeError("the pipeline's scheduler was replaced: call foresample.accelerate(pipe) again")
-        for name, network in _networks(self.pipe).items():
-            if self.networks.get(name) is not network:
-                raise RuntimeError(
-                    f"the pipeline's {name} was replaced: call foresample.accelerate(pipe) again"
-                )
+        self._require_same_networks()
         arguments = bound.arguments
         if type(self.scheduler).__name__.startswith("DDIM") and not arguments.get("eta"):
             scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
@@ -189,10 +210,12 @@ class AcceleratedPipeline:
     ) -> Any:
         settings = Settings(window, self.drafter, self.block, self.recycle)
         seeds = _stream_seeds(bound.arguments.get("generator"))
-        new = self.trace and key not in self.looked
+        new = key not in self.drawn
         networks = {name: self._caller(network) for name, network in self.networks.items()}
-        session = Session(self.pipe, settings, seeds, callback, self._states_class, networks, look=new)
-        if new:
+        session = Session(
+            self.pipe, settings, seeds, callback, self._states_class, networks, look=new and self.look
+        )
+        if new and self.trace:
             session.explain = functools.partial(self._explain, session)
         self.session = session
         try:
@@ -208,7 +231,7 @@ class AcceleratedPipeline:
             ) from error
         finally:
             self.session = None
-        self.looked.add(key)
+        self.drawn.add(key)
         self.pipe.foresample_report = session.report
         if key in self.traces:
             self.pipe.foresample_trace = self.traces[key]
@@ -277,15 +300,16 @@ class AcceleratedPipeline:
         return session.add_noise(original, dict(inspect.signature(original).bind(*args, **kwargs).arguments))
 
     def _caller(self, network: Any) -> Callable[[dict[str, Any]], Any]:
-        """Calls a network with arguments by their names, as bound."""
+        """Calls a network with arguments by their names, as many of them by position as the loop's own call had."""
 
         def call(arguments: dict[str, Any]) -> Any:
-            bound = inspect.BoundArguments(
-                signature, {k: arguments[k] for k in signature.parameters if k in arguments}
-            )
-            return network(*bound.args, **bound.kwargs)
+            ordered = {k: arguments[k] for k in parameters if k in arguments}
+            more: dict[str, Any] = ordered.pop(others, {}) if others is not None else {}
+            values = list(ordered.values())[: self._positional]
+            return network(*values, **dict(list(ordered.items())[self._positional :]), **more)
 
-        signature = _signature(network)
+        parameters = _signature(network).parameters
+        others = next((k for k, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
         return call
 
     def _evaluate(self, name: str, network: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -294,7 +318,7 @@ class AcceleratedPipeline:
             session.calls += session.turning
         if not isinstance(session, Session) or not session.inside:
             return call(*args, **kwargs)
-        signature = _signature(network)
+        signature, self._positional = _signature(network), len(args)
         bound = signature.bind(*args, **kwargs)
         return session.evaluate(name, dict(bound.arguments), list(signature.parameters))
 

@@ -73,6 +73,7 @@ class PlanSettings:
     """Actions executed of a plan before the next is drawn."""
     pilots: int
     trace: bool
+    look: bool
 
 
 class Planner:
@@ -156,6 +157,7 @@ class Planner:
             block=self.how.block,
             recycle=self.how.recycle,
             graph=self.how.graph,
+            look=self.how.look,
         ).window
 
     def _engine(self, window: int) -> Engine:
@@ -180,6 +182,7 @@ class Planner:
             block=how.block,
             recycle=how.recycle,
             graph=how.graph,
+            look=how.look and how.window != "auto",  # else `tune` has looked
         )
 
     def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ def accelerate_policy(
     executed: int | None,
     pilots: int | None,
     trace: bool,
+    look: bool,
 ) -> AcceleratedPolicy:
     """See `foresample.accelerate`."""
     if drafter is not None:
@@ -86,6 +87,7 @@ def accelerate_policy(
         executed=executed,
         pilots=0 if pilots is None else max(2, at_least_one("pilots", pilots)),
         trace=trace,
+        look=look,
     )
     known = Prior.load(prior) if isinstance(prior, (str, Path)) else prior
     restore_policy(policy)
@@ -124,6 +126,8 @@ class Plans:
     """One for each kind of request: engines, captured rounds, the last plans."""
     pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Paths of the first plans, until there are enough to fit a prior."""
+    known: set[tuple] = field(default_factory=set)
+    """Kinds of requests that were planned before: traced and looked at."""
 
     def forget(self) -> None:
         for planner in self.planners.values():
@@ -197,10 +201,12 @@ class SpeculativeMethod:
         free = request.free
         if not free.any():
             return request.data.clone()
-        planner = self._planner(request, free, bound)
+        kind = self._kind(request, free)
+        planner = self._planner(kind, request, free, bound)
         if planner.window is None:  # nothing gains here
             return self.original(*args, **kwargs)
         plans, run = planner.plan(request, _seeds(len(request.data), request.generator))
+        self.plans.known.add(kind)
         self._learn(planner)
         self._report(run.report)
         return plans
@@ -209,17 +215,17 @@ class SpeculativeMethod:
         for owner in (self.model, self.policy):
             owner.foresample_report = report
 
-    def _planner(self, request: Request, free: Tensor, bound: inspect.BoundArguments) -> Planner:
+    def _planner(self, kind: tuple, request: Request, free: Tensor, bound: inspect.BoundArguments) -> Planner:
         """The planner of such requests, made when the first one comes."""
-        key = self._kind(request, free)
-        planner = self.plans.planners.get(key)
+        planner = self.plans.planners.get(kind)
         if planner is None:
             chain = self._chain(request)
-            if self.how.trace:
+            how = replace(self.how, trace=False, look=False) if kind in self.plans.known else self.how
+            if how.trace:
                 name = "unet" if _is_lerobot(self.model) else "model"
                 require_same_chain(self.model, name, self.original, bound, request, free, chain)
-            how = self.how if self.plans.prior is None else replace(self.how, pilots=0)
-            planner = self.plans.planners[key] = Planner(request, free, chain, how, self.plans.prior)
+            how = how if self.plans.prior is None else replace(how, pilots=0)
+            planner = self.plans.planners[kind] = Planner(request, free, chain, how, self.plans.prior)
         return planner
 
     def _kind(self, request: Request, free: Tensor) -> tuple:

@@ -15,7 +15,7 @@ import foresample as fs
 from foresample.core.look import STATES, Difference, look
 from foresample.core.noise import START, normal, seeds_of
 from foresample.core.round import Packed, Padded
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import Chain, ChainTarget, from_scheduler
 from tests.small_chains import CHAINS, flow
 
 Network = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -111,6 +111,22 @@ def test_a_whole_network_in_eval_mode_passes() -> None:
     for module in (nn.BatchNorm1d(32), nn.Dropout(0.2)):
         run = fs.sample(of_vectors(perceptron(module).eval()), 5, window=3)
         assert run.report.look_calls == 1
+
+
+@pytest.mark.parametrize("shape", [(SIZE,), (1,)])
+def test_what_is_clipped_hides_nothing(shape: tuple[int, ...]) -> None:
+    """A chain that clips answers ±1 at its noisy steps, whatever the network says; the look is made halfway then."""
+    scheduler = pytest.importorskip("diffusers").DDPMScheduler(20, beta_schedule="squaredcos_cap_v2")
+    scheduler.set_timesteps(20)
+    for mixes, calls in ((0.0, 2), (0.1, None)):
+        target = from_scheduler(scheduler, lambda x, t, row, m=mixes: 0.5 * x + m * x.mean(0), shape)
+        first = target.predict(torch.ones(3, *shape), torch.zeros(3).long(), torch.arange(3))
+        assert (first.abs() == 1).all()
+        if calls is None:
+            with pytest.raises(ValueError, match="the target mixes rows"):
+                fs.sample(target, 5, window=3)
+        else:
+            assert fs.sample(target, 5, window=3).report.look_calls == calls
 
 
 # ------------------------------------------------------------------ what it costs

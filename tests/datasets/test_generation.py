@@ -57,6 +57,11 @@ def test_the_size_of_shards_changes_the_files_and_not_the_samples(undisturbed: P
     assert torch.equal(one, other)
 
 
+def test_one_sample_in_one_shard_of_its_own(tmp_path: Path) -> None:
+    assert fs.generate(flow(), 1, out=tmp_path, window=1, shard=1).fair == 1
+    assert fs.inspect_dataset(tmp_path).complete
+
+
 def test_a_finished_dataset_is_left_alone(undisturbed: Path, tmp_path: Path) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "out")
     before = inodes(out)

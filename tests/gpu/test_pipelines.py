@@ -12,7 +12,7 @@ import foresample as fs
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
-from tests.pipelines import PIPELINES, generators
+from tests.pipelines import EXACT, Case, generators
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,16 +20,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_a_gpu_draws_the_same(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_a_gpu_draws_the_same(case: Case, tmp_path: Path) -> None:
     """Fused rounds there, plain ones here: the same streams, so the same latents up to rounding."""
-    build, arguments = PIPELINES[name]
-    pipe, drawn, calls = build(tmp_path), [], []
+    pipe, arguments, drawn, calls = case.build(tmp_path), case.arguments(4), [], []
     for device in ("cpu", "cuda"):
         pipe.to(device)
         told = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
         with fs.accelerate(pipe, window=5):
-            drawn.append(pipe(**told, generator=generators(4)).images.cpu())
+            drawn.append(pipe(**told, generator=generators(4))[0].cpu())
             calls.append(pipe.foresample_report.calls_mean)
     assert calls[0] == calls[1]
     torch.testing.assert_close(drawn[1], drawn[0], rtol=1e-3, atol=1e-3 * float(drawn[0].abs().max()))

@@ -74,7 +74,7 @@ def walk(
 
     def draw(call: Callable[..., Any]) -> Tensor:
         torch.manual_seed(seed)
-        return call(pipe, **arguments, generator=torch.Generator().manual_seed(seed))[result]
+        return torch.as_tensor(call(pipe, **arguments, generator=torch.Generator().manual_seed(seed))[result])
 
     kind = type(pipe)
     with fs.accelerate(pipe, window=window):

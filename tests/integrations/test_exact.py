@@ -1,0 +1,188 @@
+"""The table of docs/diffusers.md: every row is a test of a real pipeline with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample.integrations import turns
+from foresample.integrations.turns import Refused
+from foresample.selftest import ks_two_sample
+
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+from tests.integrations.forced import walk  # noqa: E402
+from tests.pipelines import EXACT, REFUSED, Case, generators, inpainting, sd, video, wan  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+diffusers.logging.set_verbosity_error()
+PAGE = Path(__file__).parent.parent.parent / "docs" / "diffusers.md"
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_the_untouched_pipeline_agrees_with_every_step(case: Case, tmp_path: Path) -> None:
+    """The innovations of an accelerated run, by the untouched pipeline's own means. False alarm 1e-4."""
+    run = walk(case.build(tmp_path), case.arguments(4))
+    run.require_exact(1e-4 / len(EXACT))
+    assert run.calls < 12
+
+
+def two_sample(case: Case, folder: Path) -> list[float]:
+    """P-values, of as many latents from the untouched pipeline and from the accelerated one."""
+    pipe, count = case.build(folder), case.draws
+    arguments = case.arguments(count) | {"num_inference_steps": case.steps}
+
+    def draw(seed: int) -> Tensor:
+        torch.manual_seed(seed)  # some pipelines do not pass their generator on
+        return torch.as_tensor(pipe(**arguments, generator=torch.Generator().manual_seed(seed))[0])
+
+    theirs = draw(0).flatten(1).double()
+    with fs.accelerate(pipe, window=case.steps // 3):
+        ours = draw(1).flatten(1).double()
+        assert pipe.foresample_report.accepted > 10
+    assert len(ours) == count
+    size = ours.shape[1]
+    directions = torch.randn(size, 8, generator=torch.Generator().manual_seed(0)).double()
+    statistics: list[tuple[Tensor, Tensor]] = [
+        *zip((ours @ directions).T, (theirs @ directions).T, strict=True),
+        (ours.norm(dim=1), theirs.norm(dim=1)),
+    ]
+    statistics += [(ours[:, i], theirs[:, i]) for i in range(0, size, 9)]
+    return [ks_two_sample(a.numpy(), b.numpy()) for a, b in statistics]
+
+
+@pytest.mark.law
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_the_law_of_the_latents_is_the_pipeline_s_own(case: Case, tmp_path: Path) -> None:
+    """Two-sample tests on projections, norms and single coordinates. False alarm 1e-4."""
+    p_values = two_sample(case, tmp_path)
+    assert min(p_values) > 1e-4 / len(EXACT) / len(p_values)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_what_cannot_be_exact_is_refused_before_an_image_comes_out(case: Case, tmp_path: Path) -> None:
+    pipe = case.build(tmp_path)
+    with pytest.raises((ValueError, Refused)) as error, fs.accelerate(pipe, window=5):
+        pipe(**case.arguments(4), generator=generators(4))
+    assert case.refused is not None
+    assert case.refused in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------ the tests can fail
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("check", "build", "arguments"),
+    [
+        ("_require_same_guidance", lambda: wan(two=True), lambda: video(4, guidance_scale_2=1.5)),
+        (
+            "_argument",
+            lambda: next(case for case in REFUSED if "guidance_end" in case.note).build,
+            lambda: next(case for case in REFUSED if "guidance_end" in case.note).arguments(4),
+        ),
+    ],
+)
+def test_without_a_check_another_law_is_noticed(
+    check: str, build: Any, arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken twins: a guard that is switched off, and the step that the loop does otherwise."""
+    pipe = build()
+    pipe = pipe(tmp_path) if not hasattr(pipe, "scheduler") else pipe
+    original = getattr(turns.Session, check)
+
+    def careless(self: Any, *args: Any) -> Any:
+        try:
+            return original(self, *args)
+        except Refused:
+            return args[2] if check == "_argument" else None
+
+    monkeypatch.setattr(turns.Session, check, careless)
+    with pytest.raises(AssertionError):
+        walk(pipe, arguments()).require_exact()
+
+
+@pytest.mark.law
+@pytest.mark.slow
+def test_the_two_sample_tests_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken twin: a tenth more of the guided output."""
+    settle = turns.Session._settle
+    monkeypatch.setattr(turns.Session, "_settle", lambda self, x, output: settle(self, x, 1.1 * output))
+    case = next(case for case in EXACT if case.pipeline == "FluxPipeline")
+    p_values = two_sample(case, tmp_path)
+    assert min(p_values) < 1e-4 / len(EXACT) / len(p_values)
+
+
+# ------------------------------------------------------------------ a known region
+
+KNOWN = [case for case in EXACT if "Inpaint" in case.pipeline and case.note != "9 channels"]
+
+
+def known_error(case: Case, pipe: Any) -> float:
+    """How far the left half, which is known, comes out from the picture's own latents."""
+    told = case.arguments(16)
+    images = pipe(**told, generator=torch.Generator().manual_seed(0))[0]
+    if images.ndim == 3:  # packed
+        images = pipe._unpack_latents(images, 8, 8, pipe.vae_scale_factor)
+    with torch.no_grad():
+        mean = pipe.vae.encode(2 * told["image"] - 1).latent_dist.mean * pipe.vae.config.scaling_factor
+    return float((images - mean)[..., :2].square().mean().sqrt())
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=str)
+def test_the_known_region_comes_out_as_it_does_without(case: Case, tmp_path: Path) -> None:
+    """What error it has is the picture's own, whose latents are drawn."""
+    pipe = case.build(tmp_path)
+    theirs = known_error(case, pipe)
+    with fs.accelerate(pipe, window=4):
+        ours = known_error(case, pipe)
+    assert theirs > 0
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_callback_is_refused_where_a_region_is_overwritten(tmp_path: Path) -> None:
+    pipe = sd("StableDiffusionInpaintPipeline")(tmp_path)
+    with fs.accelerate(pipe, window=4), pytest.raises(Refused, match="known region is not yet overwritten"):
+        pipe(**inpainting(2), callback_on_step_end=lambda p, i, t, k: k)
+
+
+# ------------------------------------------------------------------ the page
+
+
+def table() -> str:
+    lines = [
+        f"Tested with diffusers {diffusers.__version__}.",
+        "",
+        "| pipeline | scheduler | |",
+        "|---|---|---|",
+    ]
+    order = list(dict.fromkeys(case.pipeline for case in EXACT))
+    for case in (*sorted(EXACT, key=lambda case: order.index(case.pipeline)), *REFUSED):
+        name = f"`{case.pipeline}`" + (f", {case.note}" if case.note else "")
+        lines.append(
+            f"| {name} | {case.scheduler} | {f'refused: “… {case.refused} …”' if case.refused else 'exact'} |"
+        )
+    return "\n".join(lines)
+
+
+def test_the_table_of_the_page_is_that_of_the_tests() -> None:
+    """`python -m tests.integrations.test_exact` writes it."""
+    assert written(PAGE.read_text()) == PAGE.read_text()
+
+
+def written(text: str) -> str:
+    begin, end = "<!-- table: pipelines -->\n", "<!-- end -->"
+    before, rest = text.split(begin)
+    return before + begin + table() + "\n" + end + rest.split(end, 1)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

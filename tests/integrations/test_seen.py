@@ -1,0 +1,329 @@
+"""What `accelerate` once got silently wrong, or failed at inside torch: each is right or refused in one sentence.
+
+Inpainting, ControlNet, Wan and all others that are a pipeline and a scheduler are in `test_exact`.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foresample as fs
+from foresample.integrations.turns import Refused
+
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+from tests.integrations.forced import walk  # noqa: E402
+from tests.pipelines import EXACT, PROMPTS, Case, generators, stable_diffusion, unconditional, unet  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Any:
+    return stable_diffusion(tmp_path)
+
+
+def draw(pipe: Any, **more: Any) -> Tensor:
+    told = PROMPTS | more
+    prompts = 1 if isinstance(told["prompt"], str) else len(told["prompt"])
+    return pipe(**told, generator=generators(prompts * told["num_images_per_prompt"])).images
+
+
+# ------------------------------------------------------------------ networks: compiled, replaced, hooked
+
+
+@pytest.mark.parametrize("when", ["before", "after", "in place before", "in place after"])
+def test_a_compiled_network_draws_the_same(when: str, pipe: Any) -> None:
+    """torch.compile's own modules, but for the compilation; that of one is below."""
+    with fs.accelerate(pipe, window=5):
+        plain = draw(pipe)
+    kind = type(pipe.unet)
+
+    def compiled() -> None:
+        if when.startswith("in place"):
+            pipe.unet.compile(disable=True)
+        else:
+            pipe.unet = torch.compile(pipe.unet, disable=True)
+
+    if when.endswith("before"):
+        compiled()
+    with fs.accelerate(pipe, window=5):
+        if when.endswith("after"):
+            draw(pipe)
+            compiled()
+        ours = draw(pipe)
+        assert pipe.foresample_report.calls_mean < 12
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
+    assert type(getattr(pipe.unet, "_orig_mod", pipe.unet)) is kind
+    assert not hasattr(type(pipe.unet), "_foresample_handle")
+
+
+@pytest.mark.slow
+def test_a_network_that_is_really_compiled() -> None:
+    """Compiled after: our watch must not be traced."""
+    pipe = unconditional("DDPMPipeline", diffusers.DDPMScheduler())
+
+    def images() -> Any:
+        return pipe(batch_size=2, num_inference_steps=4, output_type="np", generator=generators(2)).images
+
+    with fs.accelerate(pipe, window=2):
+        plain = images()
+        pipe.unet = torch.compile(pipe.unet, backend="eager", dynamic=True)
+        assert images() == pytest.approx(plain, abs=1e-4)
+
+
+def test_a_replaced_network_is_noticed(pipe: Any) -> None:
+    with fs.accelerate(pipe):
+        pipe.unet = unet(cross_attention_dim=16).eval()
+        with pytest.raises(RuntimeError, match=r"unet was replaced: call foresample\.accelerate\(pipe\) again"):
+            draw(pipe)
+        fs.accelerate(pipe)
+        assert draw(pipe).isfinite().all()
+
+
+def test_what_others_put_over_ours_stays_and_works(pipe: Any) -> None:
+    """Hooks that come after `accelerate`, on the network and on the scheduler, are there after `restore`."""
+    before, seen = draw(pipe), list[str]()
+    fs.accelerate(pipe, window=5)
+
+    def hooked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            seen.append(name)
+            return function(*args, **kwargs)
+
+        return hook
+
+    pipe.unet.forward = hooked("forward", pipe.unet.forward)
+    pipe.scheduler.step = hooked("step", pipe.scheduler.step)
+    handle = pipe.unet.register_forward_pre_hook(lambda module, args: seen.append("pre"))
+    hooks = pipe.unet.forward, pipe.scheduler.step
+    draw(pipe)
+    assert set(seen) == {"forward", "step", "pre"}
+    fs.restore(pipe)
+    assert (vars(pipe.unet)["forward"], vars(pipe.scheduler)["step"]) == hooks
+    seen.clear()
+    assert torch.equal(draw(pipe), before)  # through the hooks, and through ours below them
+    assert [seen.count(name) for name in ("forward", "step", "pre")] == [12, 12, 12]
+    handle.remove()
+
+
+# ------------------------------------------------------------------ callbacks
+
+
+@pytest.mark.parametrize("name", ["_guidance_scale", "_guidance_rescale"])
+def test_a_callback_that_changes_guidance_is_refused(name: str, pipe: Any) -> None:
+    def callback(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if step == 6:
+            setattr(pipe, name, 1.5)
+        return kwargs
+
+    with (
+        fs.accelerate(pipe, window=4),
+        pytest.raises(Refused, match=rf"changed pipe\.{name}.*beyond step 6; call foresample\.restore"),
+    ):
+        draw(pipe, callback_on_step_end=callback)
+
+
+# ------------------------------------------------------------------ what is told of a run
+
+
+def test_the_bar_ends_at_its_end(pipe: Any) -> None:
+    shown = io.StringIO()
+    pipe.set_progress_bar_config(disable=False, file=shown)
+    with fs.accelerate(pipe, window=5):
+        draw(pipe)
+    *_, last = shown.getvalue().replace("\n", "").split("\r")
+    assert "12/12" in last
+    assert shown.getvalue().count("0/12") == 1  # what is watched first shows no bar
+
+
+def test_a_report_counts_over_images_and_prints_for_one(pipe: Any) -> None:
+    with fs.accelerate(pipe, window=5):
+        draw(pipe)
+        report = pipe.foresample_report
+        assert report.rounds == round(4 * report.calls_mean)  # a sum over images, as documented
+        assert report.accepted + report.rounds == 4 * 12
+        draw(pipe, prompt="a cat", negative_prompt="x", num_images_per_prompt=1)
+        alone = pipe.foresample_report
+    assert alone.count == 1
+    assert "calls a sample" in str(alone)
+    assert "nan" not in str(alone)
+
+
+# ------------------------------------------------------------------ the free look
+
+
+def spoiled(pipe: Any, change: Callable[..., Any]) -> None:
+    """The pipeline's network with another forward: change(forward, sample, timestep, **arguments)."""
+    forward = pipe.unet.forward
+
+    @functools.wraps(forward)
+    def other(sample: Tensor, timestep: Tensor, **arguments: Any) -> Any:
+        return change(forward, sample, timestep, **arguments)
+
+    pipe.unet.forward = other
+
+
+def mixing(forward: Any, sample: Tensor, timestep: Tensor, **arguments: Any) -> Any:
+    return forward(sample + 0.01 * sample.mean(0, keepdim=True), timestep, **arguments)
+
+
+def one_timestep(forward: Any, sample: Tensor, timestep: Tensor, **arguments: Any) -> Any:
+    return forward(sample, timestep.flatten()[0], **arguments)
+
+
+def random(forward: Any, sample: Tensor, timestep: Tensor, **arguments: Any) -> Any:
+    return forward(nn.functional.dropout(sample, 0.2), timestep, **arguments)
+
+
+class Remembering:
+    last = 0.0
+
+    def __call__(self, forward: Any, sample: Tensor, timestep: Tensor, **arguments: Any) -> Any:
+        shifted, self.last = sample + 0.01 * self.last, float(sample.mean()) + 1
+        return forward(shifted, timestep, **arguments)
+
+
+WITHOUT_LAW: dict[str, tuple[Callable[[], Any], str]] = {
+    "mixes rows": (lambda: mixing, "mixes rows: with other batch-mates"),
+    "one timestep for all": (lambda: one_timestep, "mixes rows: with other batch-mates"),
+    "dropout": (lambda: random, "draws random numbers: asked the same twice"),
+    "memory": (Remembering, "keeps state between calls: asked the same twice"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_LAW)
+def test_a_network_without_a_law_is_refused_unless_nobody_looks(name: str, pipe: Any) -> None:
+    make, said = WITHOUT_LAW[name]
+    spoiled(pipe, make())
+    sentence = rf"the pipeline's unet {said}, .* of its size, the mean of step 0 by .* std \(.*look=False"
+    with fs.accelerate(pipe, window=5):
+        for _ in range(2):  # a refused configuration is not a known one
+            with pytest.raises(Refused, match=sentence):
+                draw(pipe)
+    with fs.accelerate(pipe, window=5, look=False):
+        assert draw(pipe).isfinite().all()
+
+
+def test_a_side_network_is_looked_at_too(tmp_path: Path) -> None:
+    case = next(case for case in EXACT if case.pipeline == "StableDiffusionControlNetPipeline")
+    pipe = case.build(tmp_path)
+    forward = pipe.controlnet.forward
+
+    @functools.wraps(forward)
+    def other(sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return forward(sample - 0.01 * sample.mean(0, keepdim=True), *args, **kwargs)
+
+    pipe.controlnet.forward = other
+    with fs.accelerate(pipe, window=5), pytest.raises(Refused, match="the pipeline's controlnet mixes rows"):
+        pipe(**case.arguments(4), generator=generators(4))
+
+
+KINDS = ("StableDiffusion", "StableDiffusionControlNet", "AnimateDiff", "Flux", "Wan", "CogVideoX")
+LOOKED = {case.pipeline: case for case in EXACT if case.pipeline in [f"{kind}Pipeline" for kind in KINDS]}
+
+
+@pytest.mark.parametrize("case", LOOKED.values(), ids=str)
+def test_the_look_costs_no_call_and_one_state(case: Case, tmp_path: Path) -> None:
+    """The same calls, images and report; one state more in the first drafted call of a configuration."""
+    pipe, rows = case.build(tmp_path), list[int]()
+    for name in ("unet", "transformer", "transformer_2"):
+        if getattr(pipe, name, None) is not None:
+            getattr(pipe, name).register_forward_pre_hook(
+                lambda module, args, kwargs: rows.append(len([*args, *kwargs.values()][0])), with_kwargs=True
+            )
+    runs, calls = [], []
+    for look in (True, False):
+        with fs.accelerate(pipe, window=4, trace=False, look=look):
+            for _ in range(2):
+                rows.clear()
+                torch.manual_seed(0)
+                runs.append(pipe(**case.arguments(2), generator=generators(2))[0])
+                calls.append((list(rows), pipe.foresample_report))
+    assert all(report.look_calls == 0 for _, report in calls)
+    assert len({report.calls_mean for _, report in calls}) == 1
+    first, *others = [rows for rows, _ in calls]
+    assert others[0] == others[1] == others[2]
+    assert len(first) == len(others[0])
+    more = [a - b for a, b in zip(first, others[0], strict=True) if a != b]
+    assert 0 < len(more) <= 2  # networks, or one that is called twice a step
+    assert all(0 < states <= 4 for states in more)
+    for run in runs[1:]:
+        torch.testing.assert_close(run, runs[0], rtol=1e-3, atol=1e-3 * float(runs[0].abs().max()))
+
+
+def test_rounding_is_no_dependence(pipe: Any) -> None:
+    """A network whose answers depend on the size of its call, as libraries' do: two calls more, of four rows."""
+
+    def rounding(forward: Any, sample: Tensor, timestep: Tensor, **arguments: Any) -> Any:
+        return forward(sample * (1 + 1e-3 * (len(sample) > 8)), timestep, **arguments)
+
+    spoiled(pipe, rounding)
+    rows: list[int] = []
+    pipe.unet.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    with fs.accelerate(pipe, window=5, trace=False):
+        draw(pipe)
+        assert pipe.foresample_report.look_calls == 2
+        assert rows[2:4] == [4, 4]
+        draw(pipe)
+        assert pipe.foresample_report.look_calls == 0
+
+
+# ------------------------------------------------------------------ window="auto"
+
+
+def test_a_window_is_chosen_once_for_each_configuration(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest of those tried; the clock is ours here."""
+    seconds = {2: 3.0, 4: 2.0, 8: 1.0, 16: 1.2, 32: 9.0}
+    drawn: list[int] = []
+    original = type(fs.accelerate(pipe))._draw
+    fs.restore(pipe)
+
+    def clocked(self: Any, bound: Any, window: int, callback: Any, key: Any) -> Any:
+        drawn.append(window)
+        result = original(self, bound, window, callback, key)
+        self.pipe.foresample_report.seconds = seconds[window]
+        return result
+
+    monkeypatch.setattr("foresample.integrations.pipelines.AcceleratedPipeline._draw", clocked)
+    monkeypatch.setattr(
+        "foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(9.0 * len(self.clock))
+    )
+    with fs.accelerate(pipe, window=8):
+        fixed = draw(pipe)
+    drawn.clear()
+    with fs.accelerate(pipe, window="auto"):
+        one = draw(pipe)
+        assert drawn == [2, 4, 8, 16, 32, 8]
+        assert torch.equal(draw(pipe), one)
+        assert drawn == [2, 4, 8, 16, 32, 8, 8]
+        assert pipe.foresample_report.window == 8
+        drawn.clear()
+        draw(pipe, num_inference_steps=6)  # another configuration
+        assert len(drawn) > 1
+    assert torch.equal(one, fixed)  # trying used none of the generators' numbers
+
+
+def test_where_no_window_gains_the_pipeline_draws_by_itself(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = draw(pipe)
+    monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
+    with fs.accelerate(pipe, window="auto"):
+        assert torch.equal(draw(pipe), before)
+
+
+@pytest.mark.law
+def test_a_chosen_window_is_exact(pipe: Any) -> None:
+    """False alarm 1e-4. Choosing looks at the clock and at other noise than the images'."""
+    with fs.accelerate(pipe, window="auto"):
+        draw(pipe)
+        chosen = pipe._foresample.windows.values()
+    walk(pipe, PROMPTS, window=next(iter(chosen)) or 4).require_exact()
