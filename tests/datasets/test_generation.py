@@ -189,6 +189,19 @@ def test_a_run_that_goes_on_behind_a_cut_one_is_fair_only_when_complete(tmp_path
     assert draw(tmp_path).fair == COUNT
 
 
+def test_the_first_sample_of_a_shard_may_be_the_one_that_breaks(tmp_path: Path) -> None:
+    base = flow()
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        return torch.where((row == SHARD).unsqueeze(1), torch.nan, base.network(x, time, row))
+
+    dataset = draw(tmp_path, lambda: replace(base, network=network))
+    found = fs.inspect_dataset(tmp_path)
+    assert [f.index for f in dataset.failures] == [f.index for f in found.failures] == [SHARD]
+    assert found.unsound == {}
+    assert found.in_order == SHARD
+
+
 def test_a_lost_shard_behind_fair_samples_leaves_them_fair(undisturbed: Path, tmp_path: Path) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "out")
     (out / "shard-00002.safetensors").unlink()
