@@ -288,6 +288,16 @@ def test_a_manifest_is_one_or_a_sentence(
     assert path.read_bytes() == before
 
 
+def test_other_settings_are_told_in_a_sentence_however_long_they_are(out: Path) -> None:
+    path = out / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["settings"] |= {"method": "x" * 5000, "y" * 5000: 1, **{f"more {i}": i for i in range(99)}}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="other settings .method 'xxx") as raised:
+        draw(out)
+    assert len(str(raised.value)) < 1500
+
+
 def test_deep_nesting(out: Path) -> None:
     for text in ('{"settings": ' + "[" * 100_000, '{"settings": ' * 100_000):
         (out / "manifest.json").write_text(text)
