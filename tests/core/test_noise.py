@@ -194,3 +194,5 @@ def test_seeds_of_any_whole_type_become_numbers_of_64_bits() -> None:
         seeds = noise.as_seeds(some)
         assert seeds.dtype == torch.int64
         assert seeds.tolist() == [3, 5]
+    with pytest.raises(ValueError, match="a seed must be a whole number"):
+        noise.as_seeds(torch.tensor([[3, 5], [7, 9]]))
