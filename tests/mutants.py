@@ -10,8 +10,8 @@ in a copy. A process that has imported torch forks once a mutant, so nobody wait
 
 A mutant that hangs counts as noticed. What survives is either a missing test, or has its reason in `SPARED`.
 
-Last run by hand: all nasty ones, of which 4 survived at first, and 63 at random in the four rooms, of which 17 did; each
-is killed by a test, gone with code that was not needed, or spared with a reason.
+Last run by hand: all nasty ones, of which 4 survived at first, and 63 at random in the four rooms, of which 17 did;
+each is killed by a test, gone with code that was not needed, or spared with a reason.
 """
 
 from __future__ import annotations
