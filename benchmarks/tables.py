@@ -126,8 +126,6 @@ def quality() -> str:
 
 def agreement() -> str:
     """Labels that the classifier sees, and what the size of a call does to the network's answers."""
-    if not (RESULTS / "fashion_mnist-agreement.json").exists():
-        return "Not drawn yet."
     saved = load(Agreement, "fashion_mnist-agreement")
     settings, cells = saved.settings, []
     for row in saved.rows:
@@ -138,6 +136,13 @@ def agreement() -> str:
     apart = ", ".join(
         f"{100 * d:+.2f} ± {100 * e:.2f} % in {network}" for network, (d, e) in saved.differences().items()
     )
+    told = (
+        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{_table(heads, cells)}\n\n"
+        f"Speculative less sequential, with its standard error: {apart}. That this is 0 has the p-value "
+        f"{saved.p_value:.2f}."
+    )
+    if not saved.calls:
+        return told
     sizes = [
         [
             row.network,
@@ -149,11 +154,8 @@ def agreement() -> str:
         for row in saved.calls
     ]
     return (
-        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{_table(heads, cells)}\n\n"
-        f"Speculative less sequential, with its standard error: {apart}. That both are 0 has the p-value "
-        f"{saved.p_value:.3f} (χ², two degrees of freedom).\n\nThe network's answers, of root mean square "
-        f"{saved.calls[0].answer:.2f}, to the same {max(row.states for row in saved.calls)} states, against those "
-        "in calls of one state:\n\n"
+        f"{told}\n\nThe network's answers, of root mean square {saved.calls[0].answer:.2f}, to the same "
+        f"{max(row.states for row in saved.calls)} states, against those in calls of one state:\n\n"
         + _table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
     )
 

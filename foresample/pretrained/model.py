@@ -107,7 +107,7 @@ class Recipe:
 
     def names(self) -> list[str]:
         """The names of all classes, none for a network without."""
-        return _labels(self.path, _read_json(self.path / "unet" / "config.json"))
+        return _labels(self.path, _read_json(self.path / "unet" / "config.json", NetworkNumbers))
 
     def about(self) -> dict[str, Any]:
         """What decides on the samples beside the chain: the network's weights and how they are used."""
@@ -262,7 +262,7 @@ def _blamed_on(file: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[No
     except but:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or ["without a word"])[0]
+        first = (str(error).strip().splitlines() or ["without a word"])[0][:300]
         raise ValueError(f"{file} makes no network or schedule ({type(error).__name__}: {first})") from None
 
 
