@@ -161,6 +161,11 @@ def load(
     with _blamed_on(settings, but=ValueError):
         scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         chain = scheduler_chain(scheduler)  # refuses what has no exact coupling, before the weights are read
+    if scheduler.config.variance_type == "learned_range":
+        raise ValueError(
+            f"{settings}: this loader's networks return as many channels as they take and have no learned variance: "
+            "use variance_type='fixed_small', or foresample.targets.from_scheduler with your own network"
+        )
     if not torch.isfinite(chain.std).all():
         raise ValueError(
             f"{settings}: its betas give a noise that is NaN or infinite; they must be between 0 and 1"
