@@ -27,6 +27,7 @@ def test_every_command_is_there_and_helps() -> None:
         "check",
         "bench",
         "report",
+        "policy-server",
         "doctor",
         "demo",
     }

@@ -84,11 +84,11 @@ def test_what_the_chain_does_not_contain_is_refused(family: str, name: str) -> N
 
 
 @families
-def test_it_takes_three_network_calls_and_the_look_two_small_ones_once_for_each_kind(family: str) -> None:
+def test_it_takes_four_network_calls_and_the_look_two_small_ones_once_for_each_kind(family: str) -> None:
     """Two, because these chains clip: at the first step their predictions are ±1 (`core.look`)."""
     make, plan = FAMILIES[family]
 
-    def rows(**how: bool) -> list[list[int]]:
+    def rows(**how: Any) -> list[list[int]]:
         """States of each network call, of four plans: two of a kind, another kind, and the first again."""
         policy, made = make(), []
         model = getattr(policy, "diffusion", policy)
@@ -104,7 +104,8 @@ def test_it_takes_three_network_calls_and_the_look_two_small_ones_once_for_each_
     traced, looked = rows(look=False), rows(trace=False)
     for which, count in enumerate((2, 2, 3, 2)):
         first = which in (0, 2)
-        assert traced[which] == [count] * 3 * first + bare[which]
+        together = [3]  # one state of each, in one call
+        assert traced[which] == ([count] * 3 + together) * first + bare[which]
         assert looked[which] == bare[which][:1] + [4] * 2 * first + bare[which][1:]
 
 
