@@ -23,6 +23,8 @@
 # Needs `pip install 'foresample[models,cli]'`.
 
 # %%
+from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
 
 import matplotlib.pyplot as plt
@@ -98,3 +100,37 @@ plt.show()
 with fs.accelerate(policy, window=window, warm=True):
     warm = draw(0, seed=0)
 print(f"warm         {sum(warm[1][1:]) / (plans - 1):6.1f} calls a plan")
+
+# %% [markdown]
+# ## LeRobot's own class
+#
+# With `lerobot` installed, and in a checkout of this repository, whose assets hold a small `DiffusionPolicy` trained on
+# tasks of Meta-World. An action that needs no new plan comes from the queue; this one needs one. The observation is all
+# zeros, the average of what the policy was trained on, in its own units.
+
+# %%
+places = [place / "assets" / "metaworld_policy" for place in (Path.cwd(), *Path.cwd().parents)]
+folder = next((place for place in places if place.exists()), None)
+lerobot_calls = None
+if find_spec("lerobot") and folder is not None:
+    from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+
+    robot = DiffusionPolicy.from_pretrained(folder)
+    observation = {
+        name: torch.zeros(1, *feature.shape) for name, feature in robot.config.input_features.items()
+    }
+
+    def act() -> float:
+        """Milliseconds until the first action of a new plan."""
+        robot.reset()
+        began = perf_counter()
+        robot.select_action(observation)
+        return 1000 * (perf_counter() - began)
+
+    print(f"sequential   {robot.diffusion.num_inference_steps:6.1f} calls a plan, {act():6.1f} ms")
+    with fs.accelerate(robot, window=window):
+        act()  # watches the policy's own loop
+        clocked, lerobot_calls = act(), robot.foresample_report.rounds
+    print(f"speculative  {lerobot_calls:6.1f} calls a plan, {clocked:6.1f} ms")
+else:
+    print("no lerobot here, or no checkout: left out")

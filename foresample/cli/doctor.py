@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -93,8 +93,8 @@ def doctor_command(
         "CUDA": torch.version.cuda or "none",
         "system": platform.platform(),
     }
-    found, tests = [look_at(name) for name in device_names()], []
-    optional = packages()
+    found, optional = [look_at(name) for name in device_names()], packages()
+    tests: list[Tested] = []
     if not as_json:
         _show(versions, found, optional)
     if test:
@@ -103,11 +103,8 @@ def doctor_command(
                 say(f"testing {device.name}")
                 tests += self_test(device, samples)
     if as_json:
-        parts = {"devices": found, "packages": optional, "tests": tests}
-        told = {"versions": versions} | {
-            name: [asdict(one) for one in values] for name, values in parts.items()
-        }
-        print(json.dumps(told, indent=1))
+        told: dict[str, Any] = {"versions": versions, "devices": found, "packages": optional, "tests": tests}
+        print(json.dumps(told, default=asdict, indent=1))
     for one in () if as_json else tests:
         verdict = "ok  " if one.passed else "FAIL"
         print(f"{verdict}  {one.round} rounds on {one.device}: {one.detail} ({one.seconds:.1f} s)")

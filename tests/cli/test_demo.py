@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +111,32 @@ def test_numbers() -> None:
     assert read_numbers("window=8&steps=50&count=6&seed=0&label=-1", LIMITS)["label"] == -1
     with pytest.raises(ValueError, match="shape is a whole number from 0 to 3"):
         read_numbers("window=8&shape=4&seed=0&plans=1", PEN)
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_interrupted(folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "foresample",
+        "demo",
+        "--model",
+        str(folder),
+        "--port",
+        "0",
+        "--no-browser",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        found = re.match(r"foresample demo: http://127\.0\.0\.1:(\d+)/ \(on this machine only", told)
+        assert found, told
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=120)
+        connection.request("GET", "/")
+        assert "coat</option>" in connection.getresponse().read().decode()
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 0
 
 
 # ------------------------------------------------------------------ what it tells

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import lerobots
 
 plt = pytest.importorskip("matplotlib.pyplot")
 
@@ -41,6 +44,7 @@ def execute(name: str, small: dict[str, int]) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
     plt.switch_backend("Agg")
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
 
@@ -68,13 +72,15 @@ def test_the_format(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_it_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if name in ("first_steps", "robot_plan"):
+    if name == "first_steps":
         pytest.importorskip("diffusers")
-    names = execute(name, SMALL[name])
+    with lerobots.importing() if name == "robot_plan" else nullcontext():
+        names = execute(name, SMALL[name])
     told = capsys.readouterr().out
     if "run" in names:
         assert names["run"].speedup > 1
         assert "ok    law" in told
     else:
         assert all(max(one[1]) < 60 for one in names["speculative"])
+        assert names["lerobot_calls"] < 60
     assert not plt.get_fignums()

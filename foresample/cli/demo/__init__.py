@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -41,4 +42,5 @@ def demo_command(
         print(f"foresample demo: {address} (on this machine only; Ctrl-C ends it)", flush=True)
         if browser:
             threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
-        server.serve_forever()
+        with suppress(KeyboardInterrupt):  # the way it ends
+            server.serve_forever()

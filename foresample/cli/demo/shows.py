@@ -43,6 +43,7 @@ class Shows:
             )
         self.model = model
         self.policy = handwriting.load()
+        self._fast: tuple[int, handwriting.LasaPolicy] | None = None
 
     def about(self) -> dict[str, Any]:
         """What the page offers to choose from."""
@@ -110,8 +111,8 @@ class Shows:
         return actions, policy.config.num_train_timesteps if report is None else report.rounds
 
     def _accelerated(self, window: int) -> handwriting.LasaPolicy:
-        """The same policy in a second object; one window is kept."""
-        if getattr(self, "_fast", None) is None or self._fast[0] != window:
+        """The same policy in a second object; the last window's is kept."""
+        if self._fast is None or self._fast[0] != window:
             policy = handwriting.load()
             foresample.accelerate(policy, window=window)
             self._fast = window, policy
