@@ -70,45 +70,25 @@ class Shows:
             painter = Painter(name, asked["count"], chain.shape, send)
             run = drawn(painter)
             painter.paint(run.samples.cpu())
-            send({"kind": "clocking", "of": name})
-            seconds = drawn(None).report.seconds
+            pulse = Pulse({"kind": "clocking", "of": name}, send)
+            # On a GPU rounds that are watched wait for the host: there nobody may look, not even whether to go on.
+            seconds = drawn(pulse if chain.std.device.type == "cpu" else None).report.seconds
             cost = {"calls": run.report.calls_mean, "evaluations": run.report.evaluations_mean}
             send({"kind": "done", "of": name, "seconds": seconds, **cost})
 
     def plan(self, asked: Mapping[str, int], send: Send) -> None:
         """Two pens draw a shape in closed loop, plan by plan in turns, each from where it is."""
-        shape, policy = torch.tensor([asked["shape"]]), self.policy
-        generators = {
-            name: torch.Generator().manual_seed(asked["seed"]) for name in ("sequential", "speculative")
-        }
         start = torch.tensor([handwriting.STARTS[asked["shape"]]])
-        pens = {name: (start, torch.zeros(1, 2)) for name in generators}
-        # Once for nothing: what a first plan compiles, traces and looks at is not a plan's latency.
-        for name in generators:
-            self._plan(name, asked["window"], start, torch.zeros(1, 2), shape, torch.Generator().manual_seed(0))
-        send({"kind": "begin", **asked, "start": start[0].tolist(), "steps": policy.config.num_train_timesteps})
+        policies = {"sequential": self.policy, "speculative": self._accelerated(asked["window"])}
+        pens = {name: Pen(policy, start, asked["shape"], asked["seed"]) for name, policy in policies.items()}
+        for (
+            policy
+        ) in policies.values():  # what a first plan compiles, traces and looks at is not a plan's latency
+            Pen(policy, start, asked["shape"], 0).plan()
+        send({"kind": "begin", **asked, "start": start[0].tolist()})
         for _ in range(asked["plans"]):
-            for name, (position, velocity) in pens.items():
-                began = perf_counter()
-                actions, calls = self._plan(name, asked["window"], position, velocity, shape, generators[name])
-                seconds = perf_counter() - began
-                path = position + actions[0].cumsum(0)
-                pens[name] = path[-1:], actions[:, -1]
-                send({"kind": "plan", "of": name, "path": path.tolist(), "calls": calls, "ms": 1000 * seconds})
-
-    def _plan(
-        self,
-        name: str,
-        window: int,
-        position: Tensor,
-        velocity: Tensor,
-        shape: Tensor,
-        generator: torch.Generator,
-    ) -> tuple[Tensor, int]:
-        policy = self._accelerated(window) if name == "speculative" else self.policy
-        actions = policy.predict_action_chunk(position, velocity, shape, generator)
-        report = getattr(policy, "foresample_report", None)
-        return actions, policy.config.num_train_timesteps if report is None else report.rounds
+            for name, pen in pens.items():
+                send({"kind": "plan", "of": name, **pen.plan()})
 
     def _accelerated(self, window: int) -> handwriting.LasaPolicy:
         """The same policy in a second object; the last window's is kept."""
@@ -117,6 +97,26 @@ class Shows:
             foresample.accelerate(policy, window=window)
             self._fast = window, policy
         return self._fast[1]
+
+
+class Pen:
+    """Draws a shape: where it is, how it moves, and what plans for it."""
+
+    def __init__(self, policy: handwriting.LasaPolicy, start: Tensor, shape: int, seed: int) -> None:
+        self.policy, self.shape = policy, torch.tensor([shape])
+        self.position, self.velocity = start, torch.zeros_like(start)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def plan(self) -> dict[str, Any]:
+        """Plan and execute: the points it comes by, and what the plan took."""
+        began = perf_counter()
+        actions = self.policy.predict_action_chunk(self.position, self.velocity, self.shape, self.generator)
+        seconds = perf_counter() - began
+        report = getattr(self.policy, "foresample_report", None)
+        calls = self.policy.config.num_train_timesteps if report is None else report.rounds
+        path = self.position + actions[0].cumsum(0)
+        self.position, self.velocity = path[-1:], actions[:, -1]
+        return {"path": path.tolist(), "calls": calls, "ms": 1000 * seconds}
 
 
 class Painter:
@@ -142,6 +142,20 @@ class Painter:
         """The pictures as they are, and the rounds since the last time."""
         rounds, self.rounds = self.rounds, []
         self.send({"kind": "round", "of": self.name, "calls": self.calls, "rounds": rounds, "png": png(states)})
+
+
+class Pulse:
+    """Says the same now and then, so that a run ends where nobody listens; costs a run nothing else."""
+
+    def __init__(self, event: dict[str, Any], send: Send) -> None:
+        self.event, self.send = event, send
+        send(event)
+        self.due = perf_counter() + 0.5
+
+    def __call__(self, commit: Commit) -> None:
+        if perf_counter() >= self.due:
+            self.send(self.event)
+            self.due = perf_counter() + 0.5
 
 
 def png(states: Tensor) -> str:
