@@ -43,7 +43,7 @@ def torn(case: dict[str, Any], seed: int) -> dict[str, Any]:
         ("target_mean", 1, 1e200),
         ("draft_mean", 2, torch.inf),
     ):
-        case[name][kind == broken, 1] = value
+        case[name][..., 1][kind == broken] = value
     return case
 
 
