@@ -607,6 +607,24 @@ class Policy(Result):
     calls_by_steps: dict[str, Positive]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyWarmRow:
+    """Calls of a plan in closed loop, by what its first window and its slopes come from."""
+
+    window: AtLeastOne
+    warm: bool
+    prior: bool
+    calls: Positive
+    error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyWarm(Result):
+    """The handwriting policy started warm (`benchmarks.robots handwriting`)."""
+
+    rows: Some[PolicyWarmRow]
+
+
 # ------------------------------------------------------------------ packages
 
 
@@ -707,12 +725,33 @@ class RobotClockRow:
     """A full-width round, replayed."""
     network_ms: Positive | None = None
     """The network alone on as many states, replayed."""
+    auto: bool = False
+    """Whether the window was found by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotClockSettings:
+    """The policy and where it ran."""
+
+    policy: str
+    parameters: AtLeastOne
+    device: str
+    threads: AtLeastOne
+    steps: AtLeastOne
+    pilots: Count
+    """Plans the prior was fitted on; 0: none."""
+    clocked_episodes: AtLeastOne
+    tf32: bool = False
+    """And cuDNN's benchmarking, as LeRobot's scripts set them."""
+    failed: list[str] = field(default_factory=list)
+    """What could not be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobotClock(Result):
     """LeRobot's diffusion policy on recorded observations (`benchmarks.robots clock`)."""
 
+    settings: RobotClockSettings
     rows: Some[RobotClockRow]
 
 
@@ -733,9 +772,26 @@ class SuccessRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SuccessSettings:
+    """The policy and its trials."""
+
+    policy: str
+    parameters: AtLeastOne
+    count: AtLeastOne
+    """Episodes a task."""
+    window: AtLeastOne
+    pilots: Count
+    seed: int
+    device: str
+    longest: AtLeastOne
+    """Steps of an episode, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RobotSuccess(Result):
     """Meta-World in closed loop (`benchmarks.robots success`)."""
 
+    settings: SuccessSettings
     rows: Some[SuccessRow]
     plan_ms: dict[str, Positive]
     """Of each method, a plan at batch 1."""
@@ -936,6 +992,7 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "policy": Policy,
     "packages": Packages,
     "order": Order,
+    "policy-warm": PolicyWarm,
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,
     "generate-overhead": GenerateOverhead,

@@ -31,8 +31,13 @@ from benchmarks.results import (
     Memory,
     Order,
     Policy,
+    PolicyWarm,
     Quality,
     QualityCost,
+    RobotClock,
+    RobotClockRow,
+    RobotSuccess,
+    SuccessRow,
     Throughput,
     Training,
     Warm,
@@ -176,6 +181,101 @@ def policy() -> str:
     heads = ["policy", "network calls a plan", "distance to the nearest demonstration"]
     heads += ["distance to the goal at the end", "ms a plan, batch 1 (in the network)"]
     return _table(heads, cells)
+
+
+def robot_clock() -> str:
+    """LeRobot's full-size policy on a GPU."""
+    return _robot_clock("robot-clock")
+
+
+def robot_clock_float32() -> str:
+    """The same, trained less and run without TF32: all windows."""
+    return _robot_clock("robot-clock-float32")
+
+
+def _robot_clock(name: str) -> str:
+    saved = load(RobotClock, name)
+    settings = saved.settings
+    about = (
+        f"{settings.parameters / 1e6:.0f} million parameters, {settings.device}, "
+        f"{'TF32 and cuDNN benchmarking as in LeRobot’s scripts' if settings.tf32 else 'float32'}, "
+        f"{settings.steps} steps, batch 1, up to {max(row.plans for row in saved.rows)} plans of each kind on recorded "
+        "observations:"
+    )
+    return f"{about}\n\n{_robot_table(saved.rows)}"
+
+
+def robot_clock_cpu() -> str:
+    """The shipped policy on one core."""
+    saved = load(RobotClock, "robot-clock-cpu")
+    about = (
+        f"{saved.settings.parameters / 1e6:.1f} million parameters, {saved.settings.threads} core of an x86 CPU, "
+        f"{saved.settings.steps} steps, batch 1:"
+    )
+    return f"{about}\n\n{_robot_table(saved.rows)}"
+
+
+def _robot_table(rows: Sequence[RobotClockRow]) -> str:
+    sequential = {row.run: row.ms.median for row in rows if row.method == "sequential"}
+    strict, eager = min(sequential.values()), sequential["eager"]
+    order = {"eager": 0, "compiled": 1, "graph": 2, "compiled + graph": 3}
+    cells = []
+    for row in sorted(
+        rows, key=lambda r: (r.method == "accelerated", order[r.run], not r.warm, not r.prior, r.window or 0)
+    ):
+        how = [f"window {row.window}{' (auto)' * row.auto}"] if row.window else ["LeRobot's loop"]
+        if row.window:
+            how += [name for name, on in (("warm", row.warm), ("prior", row.prior)) if on] or ["cold"]
+        share = (
+            ""
+            if not row.round_ms or not row.network_ms
+            else f"{max(0.0, 1 - row.network_ms / row.round_ms):.1%}"
+        )
+        cells.append(
+            [
+                ", ".join(how),
+                row.run,
+                f"{row.ms.median:.1f} / {row.ms.p99:.1f} / {row.ms.most:.1f}",
+                f"{row.calls.mean:.1f} / {row.calls.p99:.0f} / {row.calls.most:.0f}",
+                f"{strict / row.ms.median:.1f}×",
+                f"{eager / row.ms.median:.1f}×",
+                share.replace("%", " %"),
+            ]
+        )
+    heads = ["plan", "run", "ms: median / 99th percentile / most", "calls: mean / 99th percentile / most"]
+    heads += ["against the fastest sequential", "against eager", "of a round not network"]
+    return _table(heads, cells)
+
+
+def robot_success() -> str:
+    """Closed loop on Meta-World."""
+    saved = load(RobotSuccess, "robot-success")
+    methods = list(saved.plan_ms)
+    tasks = list(dict.fromkeys(row.task for row in saved.rows))
+
+    def cell(row: SuccessRow) -> str:
+        return f"{row.successes} of {row.episodes} ({100 * row.low:.0f} to {100 * row.high:.0f} %)"
+
+    cells = [[task, *(cell(_row(saved.rows, task=task, method=m)) for m in methods)] for task in tasks]
+    per = {m: [row for row in saved.rows if row.method == m] for m in methods}
+    cells.append(["network calls a plan", *(f"{per[m][0].calls:.1f}" for m in methods)])
+    share = {m: sum(r.successes for r in per[m]) / sum(r.episodes for r in per[m]) for m in methods}
+    apart = ", ".join(f"{m} {100 * (share[m] - share['DDPM']):+.1f}" for m in methods if m != "DDPM")
+    together = f"All tasks together: {100 * share['DDPM']:.1f} % with DDPM; against it, in points: {apart}."
+    return f"{_table(['task', *methods], cells)}\n\n{together}"
+
+
+def policy_warm() -> str:
+    """The handwriting policy, by what its plans start from."""
+    saved = load(PolicyWarm, "policy-warm")
+    cells = []
+    for window in dict.fromkeys(row.window for row in saved.rows):
+        found = [_row(saved.rows, window=window, warm=w, prior=p) for w, p in _STARTS]
+        cells.append([f"{window}", *(f"{row.calls:.2f} ± {row.error:.2f}" for row in found)])
+    return _table(["window", "cold", "warm", "prior", "warm and prior"], cells)
+
+
+_STARTS = ((False, False), (True, False), (False, True), (True, True))
 
 
 def latency() -> str:
@@ -700,6 +800,11 @@ FIGURES: dict[str, Callable[[], str]] = {
     "quality": quality,
     "agreement": agreement,
     "policy": policy,
+    "policy_warm": policy_warm,
+    "robot_clock": robot_clock,
+    "robot_clock_float32": robot_clock_float32,
+    "robot_clock_cpu": robot_clock_cpu,
+    "robot_success": robot_success,
     "quality_cost": quality_cost,
     "quality_cost_policy": quality_cost_policy,
     "curves_missing": curves_missing,

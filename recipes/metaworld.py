@@ -16,8 +16,9 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,8 +42,8 @@ SHAKEN = (
 )
 HAND, OBJECTS, GOAL = slice(0, 4), slice(4, 18), slice(36, 39)  # in Meta-World's 39 numbers
 NARROWEST = 0.02  # a coordinate that varies less is scaled as if it varied so much
-SIZES = {"small": (64, 128, 256), "full": (512, 1024, 2048)}
-"""Channels of the network, LeRobot's `down_dims`; `full` is its default."""
+SIZES = {"tiny": (16, 32), "small": (64, 128, 256), "full": (512, 1024, 2048)}
+"""Channels of the network, LeRobot's `down_dims`; `full` is its default, `tiny` is for tests."""
 
 
 # ---------------------------------------------------------------- demonstrations
@@ -112,8 +113,8 @@ def observe(observation: np.ndarray, task: int, tasks: int = len(TASKS)) -> dict
     }
 
 
-def environments(task: str, seed: int, count: int) -> Iterator[Callable[[], tuple[Any, np.ndarray]]]:
-    """`count` situations of a task: each gives, when called, an environment in it and the first observation.
+def situations(task: str, seed: int, count: int) -> list[Callable[[Any], tuple[Any, np.ndarray]]]:
+    """`count` situations of a task; each takes an environment (None: a new one) and gives it, there, and what is seen.
 
     Meta-World draws 50 situations (where objects and goals are) from a seed; more come from the seeds after it.
     """
@@ -121,29 +122,28 @@ def environments(task: str, seed: int, count: int) -> Iterator[Callable[[], tupl
         import metaworld
     except ImportError:
         raise DataError("Meta-World is not installed: `pip install metaworld==3.1.1 packaging`.") from None
-    made = 0
-    while made < count:
-        benchmark = metaworld.MT1(task, seed=seed + made)
-        environment = benchmark.train_classes[task]()
-        for situation in benchmark.train_tasks[: count - made]:
+    found: list[Callable[[Any], tuple[Any, np.ndarray]]] = []
+    while len(found) < count:
+        benchmark = metaworld.MT1(task, seed=seed + len(found))
+        found += [partial(_begin, benchmark.train_classes[task], one) for one in benchmark.train_tasks]
+    return found[:count]
 
-            def begin(environment: Any = environment, situation: Any = situation) -> tuple[Any, np.ndarray]:
-                environment.set_task(situation)
-                return environment, environment.reset()[0]
 
-            made += 1
-            yield begin
+def _begin(make: Callable[[], Any], situation: Any, environment: Any) -> tuple[Any, np.ndarray]:
+    environment = make() if environment is None else environment
+    environment.set_task(situation)
+    return environment, environment.reset()[0]
 
 
 def record(tasks: tuple[str, ...] = TASKS, count: int = 100, seed: int = 0) -> Demonstrations:
-    """`count` successful episodes of each task. Situations come from seeds 0, 50, …: others are for trials."""
+    """`count` successful episodes of each task. Trials have other situations."""
     from metaworld.policies import ENV_POLICY_MAP
 
     hands, scenes, actions, episodes, number = [], [], [], [], 0
     for which, task in enumerate(tasks):
-        rng, kept = np.random.default_rng([seed, which]), 0
-        for begin in environments(task, 1000 * seed, 4 * count):
-            environment, observation = begin()
+        rng, kept, environment = np.random.default_rng([seed, which]), 0, None
+        for begin in situations(task, 1000 * seed, 2 * count):
+            environment, observation = begin(environment)
             expert, left, episode = ENV_POLICY_MAP[task](), None, []
             for _ in range(LONGEST):
                 action = np.clip(expert.get_action(observation), -1, 1)
@@ -217,7 +217,7 @@ def _define_vision_operators() -> None:
     _LIBRARY.append(library)
 
 
-def build(size: str, tasks: int = len(TASKS), device: str = "cpu") -> Any:
+def build(size: str, tasks: int = len(TASKS), device: str = "cpu", steps: int = 100) -> Any:
     """LeRobot's policy with its defaults, but for states in and ENV normalised as STATE is."""
     policy_class = lerobot_class()
     from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
@@ -231,6 +231,7 @@ def build(size: str, tasks: int = len(TASKS), device: str = "cpu") -> Any:
         output_features={"action": PolicyFeature(FeatureType.ACTION, (4,))},
         normalization_mapping=dict.fromkeys(("STATE", "ENV", "ACTION"), NormalizationMode.MIN_MAX),
         down_dims=SIZES[size],
+        num_train_timesteps=steps,
         device=device,
     )
     return policy_class(config)
@@ -340,7 +341,7 @@ def train(
 
     `seconds` sets the number of steps by the speed of the first ones (after a checkpoint it is known already).
     """
-    run = checkpoint.Run(f"metaworld-{size}", seed, batch, 3e-4 if size == "small" else 1e-4, 200, steps)
+    run = checkpoint.Run(f"metaworld-{size}", seed, batch, 5e-4 if size == "small" else 1e-4, 200, steps)
     began, state, path = time.monotonic(), None, checkpoint.latest(out)
     if path is not None:
         run, state = checkpoint.load(path)
@@ -399,7 +400,7 @@ def train(
         if seconds is not None and time.monotonic() - began > 1.1 * seconds:
             break
     run.seconds += time.monotonic() - began
-    if size == "small" or run.step < (run.total or 0):  # a finished full-size run needs no 4 GB of moments
+    if size != "full" or run.step < (run.total or 0):  # a finished full-size run needs no 4 GB of moments
         checkpoint.save(out, run, checkpoint.flatten(policy, averaged, optimizer))
     last = [loss for _, loss in run.history[-20:]]
     facts = {

@@ -338,15 +338,16 @@ def cogvideox() -> Any:
     )
 
 
-def unconditional(kind: str, scheduler: Any) -> Any:
+def unconditional(kind: str, scheduler: Any, blocks: int = 2) -> Any:
     torch.manual_seed(0)
     net = diffusers.UNet2DModel(
         sample_size=4,
-        block_out_channels=WIDTHS,
+        block_out_channels=WIDTHS[:blocks],
         layers_per_block=1,
         norm_num_groups=4,
-        down_block_types=("DownBlock2D",) * 2,
-        up_block_types=("UpBlock2D",) * 2,
+        add_attention=blocks > 1,
+        down_block_types=("DownBlock2D",) * blocks,
+        up_block_types=("UpBlock2D",) * blocks,
     )
     return _quiet(getattr(diffusers, kind)(net, scheduler))
 

@@ -308,9 +308,16 @@ ALLOWED: dict[str, dict[str, str]] = {
         "1.99": "published (draft-tree papers)",
         "2.14": "published (draft-tree papers)",
     },
-    "diffusers.md": {"0.42": "version of diffusers", "0.35": "version of diffusers"},
+    "diffusers.md": {"0.42": "version of diffusers"},
     "models.md": {"0.9995": "constant of the recipes"},
     "policies.md": {"±1": "scale of the data"},
+    "robots.md": {
+        "2.7": "version of torch",
+        "2.11": "version of torch",
+        "2.13": "version of torch",
+        "0.42": "version of diffusers",
+        "0.4": "version of LeRobot",
+    },
     "theory.md": {"1.2": "constant of a formula", "8.5": "constant of a formula"},
 }
 """Numbers on a page that are no results of ours, and what they are."""

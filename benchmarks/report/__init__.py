@@ -1,6 +1,6 @@
 """The page about this repository's evidence: `make report`, or `python -m benchmarks.report`.
 
-    calls, clock, quality, published, exactness     what it says; a section without its results is left out
+    calls, clock, robots, quality, published, exactness     what it says; a section without its results is left out
     headlines       the figures at its head
     evidence        what the law suite tests
     recording       the real run that the animation plays (run.js, run.css), and storyboard, its still picture
@@ -22,6 +22,7 @@ from benchmarks.report.exactness import exactness
 from benchmarks.report.headlines import headlines
 from benchmarks.report.published import published
 from benchmarks.report.quality import quality, sheets
+from benchmarks.report.robots import robots
 from benchmarks.results import RESULTS, read
 from foresample.provenance import __version__
 from foresample.results import Results
@@ -72,6 +73,7 @@ def sections(results: Results, pictures: Path) -> list[Section]:
         calls(results),
         growth(results),
         clock(results),
+        robots(results, pictures),
         quality(results),
         sheets(results, pictures),
         published(results),

@@ -53,7 +53,7 @@ def frontier(
 ) -> list[Tuning]:
     """A tuning for each number of slots; `how` is as for `tune`."""
     say = progress or (lambda what: None)
-    found = []
+    found: list[Tuning] = []
     for count in sorted({at_least_one("slots", count) for count in slots}):
         found.append(
             tune(
@@ -69,7 +69,7 @@ def frontier(
 
 def points(tunings: Iterable[Tuning]) -> list[Point]:
     """Every way to sample that was measured."""
-    found = []
+    found: list[Point] = []
     for tuning in tunings:
         seconds = tuning.steps * tuning.step_seconds
         throughput = tuning.slots / seconds

@@ -51,8 +51,9 @@ def accelerate(
 
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
-            DiffusionPolicy (or its `.diffusion`), or a policy of the diffusion_policy family;
-            denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's AtomDiffusion.
+            DiffusionPolicy (or its `.diffusion`) or multi-task DiT, or a policy of diffusion_policy, robomimic or
+            ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's
+            AtomDiffusion.
         window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
             "auto": the first calls are drawn with several, and the fastest is kept.
         drafter: as for `sample`.
@@ -119,7 +120,7 @@ def _unknown(served: Any) -> TypeError:
     return TypeError(
         f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
-        "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), "
-        "denoising-diffusion-pytorch's GaussianDiffusion, MONAI's DiffusionInferer or boltz's AtomDiffusion, or make a "
-        "target with foresample.targets"
+        "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), one of "
+        "robomimic or ManiSkill, denoising-diffusion-pytorch's GaussianDiffusion, MONAI's DiffusionInferer or boltz's "
+        "AtomDiffusion, or make a target with foresample.targets"
     )

@@ -13,7 +13,7 @@ law of the plan given the observation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -24,8 +24,11 @@ from foresample.contracts import Drafter
 from foresample.core.report import Run
 from foresample.drafters import Prior, Replay
 from foresample.engine import Engine, tune
-from foresample.engine.priors import RecordingTarget
+from foresample.engine.priors import RecordingTarget, prior_of_paths
 from foresample.targets import ChainTarget
+
+KEPT = 4
+"""Kinds of requests whose planners are kept: each holds memory, on a GPU that of its captured rounds."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,10 @@ class Planner:
             self.last.states.copy_(states)
             self.last.predictions.copy_(predictions)
 
+    def close(self) -> None:
+        """Let the engine go, and with it the memory of its captured rounds: at once, not when garbage is collected."""
+        vars(self).pop("engine", None)
+
     def paths(self) -> tuple[Tensor, Tensor]:
         """States and predictions of the last plans at every step, [R, N, F] both, where pilots are asked for."""
         assert self.recorded is not None
@@ -206,6 +213,59 @@ class Planner:
         return data.flatten(1).index_copy(1, self.index, x).view_as(data)
 
 
+@dataclass(eq=False)
+class Plans:
+    """What is kept between the plans of one policy."""
+
+    how: PlanSettings
+    prior: Prior | None
+    """Given, or fitted on the first plans."""
+    planners: dict[tuple, Planner] = field(default_factory=dict)
+    """One for each kind of request, the last used last: engines, captured rounds, the last plans."""
+    pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Paths of the first plans, until there are enough to fit a prior."""
+    known: set[tuple] = field(default_factory=set)
+    """Kinds of requests that were planned before: traced and looked at."""
+
+    def planner(self, kind: tuple, make: Callable[[PlanSettings, Prior | None], Planner]) -> Planner:
+        """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
+        planner = self.planners.pop(kind, None)
+        if planner is None:
+            how = self.how if self.prior is None else replace(self.how, pilots=0)
+            planner = make(replace(how, trace=False, look=False) if kind in self.known else how, self.prior)
+            if len(self.planners) >= KEPT:
+                self.planners.pop(next(iter(self.planners))).close()
+        self.planners[kind] = planner
+        return planner
+
+    def draw(self, kind: tuple, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
+        """Plans, and what they cost; a prior is fitted once there are pilots enough, and used from the next plan on."""
+        planner = self.planners[kind]
+        plans, run = planner.plan(request, seeds)
+        self.known.add(kind)
+        if planner.how.pilots:
+            self.pilots.append(planner.paths())
+            if sum(len(states) for states, _ in self.pilots) >= self.how.pilots:
+                states, predictions = (torch.cat(parts) for parts in zip(*self.pilots, strict=True))
+                assert planner.window is not None
+                self.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
+                self.pilots.clear()
+                self.clear()
+        return plans, run
+
+    def forget(self) -> None:
+        for planner in self.planners.values():
+            planner.forget()
+
+    def clear(self) -> None:
+        for planner in self.planners.values():
+            planner.close()
+        self.planners.clear()
+
+    def __deepcopy__(self, memo: dict) -> Plans:
+        return Plans(self.how, self.prior)  # a copied policy captures and remembers for itself
+
+
 def _shift(free: Tensor, executed: int) -> Tensor:
     """[F]: for each free coordinate the one `executed` actions later; behind the plan's end its last action's.
 
@@ -235,3 +295,25 @@ def _padded(values: Tensor, states: int, window: int) -> Tensor:
             f"least {window + 1} for each plan of a batch"
         )
     return torch.cat([values, values[-1:].expand(states - len(values), *values.shape[1:])])
+
+
+def seeds_from(generator: torch.Generator | None, count: int) -> Tensor:
+    """One seed a plan, from the generator that would have drawn its noise."""
+    device = "cpu" if generator is None else generator.device
+    return torch.randint(2**63 - 1, (count,), generator=generator, device=device)
+
+
+def require_eval(model: Any) -> None:
+    if getattr(model, "training", False):
+        raise ValueError("the policy is in training mode; call policy.eval() before planning")
+
+
+def require_fixed_network(network: Any) -> None:
+    """Refuse a network that draws or mixes rows: its transitions have no law of their own."""
+    random = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    modules = network.modules() if isinstance(network, torch.nn.Module) else ()
+    for module in modules:
+        if module.training and isinstance(module, random) and getattr(module, "p", 1) > 0:
+            raise ValueError(
+                f"the policy's network is in training mode and has {type(module).__name__}; call policy.eval()"
+            )

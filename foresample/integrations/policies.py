@@ -3,7 +3,7 @@
 Both families draw a plan of actions in one method, `conditional_sample`, which walks a diffusers scheduler
 with a network. `accelerate` puts another one in its place on that one instance, which draws from the
 same law with fewer sequential network calls. Nothing is imported from either project: a policy is known by
-its method's arguments and the attributes it walks with.
+its method's arguments and the attributes it walks with. Families whose method does more than draw are in `loops`.
 
     LeRobot            conditional_sample(batch_size, global_cond, generator, noise), unet, config
     diffusion_policy   conditional_sample(condition_data, condition_mask, local_cond, global_cond, generator,
@@ -19,7 +19,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -29,19 +30,26 @@ from torch import Tensor
 
 from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import Drafter, at_least_one, require_drafter
-from foresample.core.report import Report
 from foresample.drafters import Prior
-from foresample.engine.priors import prior_of_paths
+from foresample.integrations.loops import SpeculativeLoop, find_loop
 from foresample.integrations.networks import require_fixed_variance
-from foresample.integrations.plans import Planner, PlanSettings, Request
-from foresample.integrations.policy_trace import require_same_chain
+from foresample.integrations.plans import (
+    Planner,
+    Plans,
+    PlanSettings,
+    Request,
+    require_eval,
+    require_fixed_network,
+    seeds_from,
+)
+from foresample.integrations.policy_trace import require_same_chain, standing_in
 
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `scheduler_chain`
 
 
 def is_policy(served: Any) -> bool:
     """Whether this is a policy of a family known here."""
-    return _find_model(served) is not None
+    return _find_model(served) is not None or find_loop(served) is not None
 
 
 def accelerate_policy(
@@ -70,8 +78,10 @@ def accelerate_policy(
         )
     if batch_pad is not True and batch_pad is not False:
         at_least_one("batch_pad", batch_pad)
-    model = _model_of(policy)
-    if graph and next(iter(_parameters(model)), torch.empty(0)).device.type != "cuda":
+    model, loop = _find_model(policy), find_loop(policy)
+    walked = model if loop is None else loop.network
+    require_eval(walked)
+    if graph and next(iter(_parameters(walked)), torch.empty(0)).device.type != "cuda":
         raise ValueError(
             "graph=True needs a policy on a CUDA device: move it there first, or leave graph=True out"
         )
@@ -89,52 +99,45 @@ def accelerate_policy(
         trace=trace,
         look=look,
     )
-    known = Prior.load(prior) if isinstance(prior, (str, Path)) else prior
+    plans = Plans(how, Prior.load(prior) if isinstance(prior, (str, Path)) else prior)
     restore_policy(policy)
-    _refuse_early(model)
-    replaced = vars(model).get("conditional_sample")
-    method = SpeculativeMethod(model, policy, model.conditional_sample, replaced, how, Plans(known))
-    model.conditional_sample = method
+    undo: list[tuple[Any, str, Any]] = []
+    if loop is None:
+        _refuse_early(model.noise_scheduler, model.num_inference_steps, model)
+        own = model.conditional_sample
+        _put(model, "conditional_sample", SpeculativeMethod(model, policy, own, plans, undo), undo)
+    else:
+        _refuse_early(loop.scheduler, None, None)
+        own = getattr(loop.owner, loop.method)
+        ours = SpeculativeLoop(loop, policy, own, plans, undo)
+        for name in [loop.method, *(n for n, v in vars(loop.owner).items() if n != loop.method and v == own)]:
+            _put(loop.owner, name, ours, undo)
     if callable(getattr(policy, "reset", None)):
-        policy.reset = ForgettingReset(method.plans, policy.reset, vars(policy).get("reset"))
-    return AcceleratedPolicy(policy, method.plans)
+        _put(policy, "reset", ForgettingReset(plans, policy.reset), undo)
+    return AcceleratedPolicy(policy, plans)
 
 
 def restore_policy(policy: Any) -> None:
-    """Give a policy its own `conditional_sample` back; nothing happens to one that was not accelerated."""
-    model = _model_of(policy)
-    method = vars(model).get("conditional_sample")
-    if not isinstance(method, SpeculativeMethod):
+    """Give a policy its own methods back; nothing happens to one that was not accelerated."""
+    loop = find_loop(policy)
+    owner, name = (_model_of(policy), "conditional_sample") if loop is None else (loop.owner, loop.method)
+    method = vars(owner).get(name)
+    if not isinstance(method, (SpeculativeMethod, SpeculativeLoop)):
         return
-    for owner, name in ((model, "conditional_sample"), (method.policy, "reset")):
-        ours = vars(owner).get(name)
-        if isinstance(ours, (SpeculativeMethod, ForgettingReset)):
+    for owner, name, mine in method.undo:
+        if isinstance(vars(owner).get(name), (SpeculativeMethod, SpeculativeLoop, ForgettingReset)):
             delattr(owner, name)
-            if ours.replaced is not None:
-                setattr(owner, name, ours.replaced)
-    for owner in (model, method.policy):
+            if mine is not None:
+                setattr(owner, name, mine)
+    method.plans.clear()
+    for owner in (method.owner, method.policy):
         vars(owner).pop("foresample_report", None)
 
 
-@dataclass(eq=False)
-class Plans:
-    """What is kept between the plans of one policy."""
-
-    prior: Prior | None
-    """Given, or fitted on the first plans."""
-    planners: dict[tuple, Planner] = field(default_factory=dict)
-    """One for each kind of request: engines, captured rounds, the last plans."""
-    pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Paths of the first plans, until there are enough to fit a prior."""
-    known: set[tuple] = field(default_factory=set)
-    """Kinds of requests that were planned before: traced and looked at."""
-
-    def forget(self) -> None:
-        for planner in self.planners.values():
-            planner.forget()
-
-    def __deepcopy__(self, memo: dict) -> Plans:
-        return Plans(self.prior)  # a copied policy captures and remembers for itself
+def _put(owner: Any, name: str, ours: Any, undo: list[tuple[Any, str, Any]]) -> None:
+    """Ours in place of an attribute; what was there of the instance, not of its class, is noted."""
+    undo.append((owner, name, vars(owner).get(name)))
+    setattr(owner, name, ours)
 
 
 @dataclass(frozen=True)
@@ -168,8 +171,6 @@ class ForgettingReset:
 
     plans: Plans
     original: Callable[..., Any]
-    replaced: Callable[..., Any] | None
-    """`original` where it was an attribute of the instance, not of its class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.plans.forget()
@@ -180,62 +181,66 @@ class ForgettingReset:
 class SpeculativeMethod:
     """The method that stands in for a policy's `conditional_sample`, with its arguments and its law."""
 
-    model: Any
+    owner: Any
     """What the method belongs to."""
     policy: Any
     """What the user passed: the model itself or what holds it."""
     original: Callable[..., Tensor]
-    replaced: Callable[..., Tensor] | None
-    """`original` where it was an attribute of the instance, not of its class."""
-    how: PlanSettings
     plans: Plans
+    undo: list[tuple[Any, str, Any]] = field(repr=False)
+    """Owner, name and own value of every attribute that was replaced."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
-        if getattr(self.model, "training", False):
-            raise ValueError("the policy is in training mode; call policy.eval() before planning")
-        read = _lerobot_request if _is_lerobot(self.model) else _diffusion_policy_request
-        request = read(self.model, bound.arguments)
-        _require_fixed_network(request.network)
+        require_eval(self.owner)
+        read = _lerobot_request if _is_lerobot(self.owner) else _diffusion_policy_request
+        request = read(self.owner, bound.arguments)
+        require_fixed_network(request.network)
         free = request.free
         if not free.any():
             return request.data.clone()
         kind = self._kind(request, free)
-        planner = self._planner(kind, request, free, bound)
+        planner = self.plans.planner(kind, partial(self._make, request, free, bound))
         if planner.window is None:  # nothing gains here
             return self.original(*args, **kwargs)
-        plans, run = planner.plan(request, _seeds(len(request.data), request.generator))
-        self.plans.known.add(kind)
-        self._learn(planner)
-        self._report(run.report)
+        plans, run = self.plans.draw(kind, request, seeds_from(request.generator, len(request.data)))
+        for owner in (self.owner, self.policy):
+            owner.foresample_report = run.report
         return plans
 
-    def _report(self, report: Report) -> None:
-        for owner in (self.model, self.policy):
-            owner.foresample_report = report
+    def _make(
+        self,
+        request: Request,
+        free: Tensor,
+        bound: inspect.BoundArguments,
+        how: PlanSettings,
+        prior: Prior | None,
+    ) -> Planner:
+        chain = self._chain(request)
+        if how.trace:
+            network = "unet" if _is_lerobot(self.owner) else "model"
 
-    def _planner(self, kind: tuple, request: Request, free: Tensor, bound: inspect.BoundArguments) -> Planner:
-        """The planner of such requests, made when the first one comes."""
-        planner = self.plans.planners.get(kind)
-        if planner is None:
-            chain = self._chain(request)
-            how = replace(self.how, trace=False, look=False) if kind in self.plans.known else self.how
-            if how.trace:
-                name = "unet" if _is_lerobot(self.model) else "model"
-                require_same_chain(self.model, name, self.original, bound, request, free, chain)
-            how = how if self.plans.prior is None else replace(how, pilots=0)
-            planner = self.plans.planners[kind] = Planner(request, free, chain, how, self.plans.prior)
-        return planner
+            def run(generator: torch.Generator) -> Tensor:
+                again = inspect.BoundArguments(
+                    bound.signature,
+                    {**bound.arguments, "generator": generator},
+                )
+                return self.original(*again.args, **again.kwargs)
+
+            name = f"{type(self.owner).__name__}.{getattr(self.original, '__name__', 'conditional_sample')}"
+            instead = partial(standing_in, self.owner, network)
+            require_same_chain(name, run, request.network, instead, request, free, chain)
+        return Planner(request, free, chain, how, prior)
 
     def _kind(self, request: Request, free: Tensor) -> tuple:
         """All that a planner is made for: another network, scheduler, shape or place in memory needs another one."""
-        scheduler = self.model.noise_scheduler
+        scheduler = self.owner.noise_scheduler
         tensors = {"data": request.data, "noise": request.noise, **request.conditions}
         return (
             id(request.network),
-            tuple(weight.data_ptr() for weight in _parameters(self.model)) if self.how.graph else None,
-            self.model.num_inference_steps,
+            tuple(weight.data_ptr() for weight in _parameters(self.owner)) if self.plans.how.graph else None,
+            self.owner.num_inference_steps,
             type(scheduler).__name__,
             repr(sorted(scheduler.config.items())),
             repr(sorted(request.step_options.items())),
@@ -244,8 +249,8 @@ class SpeculativeMethod:
         )
 
     def _chain(self, request: Request) -> Chain:
-        scheduler = self.model.noise_scheduler
-        scheduler.set_timesteps(self.model.num_inference_steps)
+        scheduler = self.owner.noise_scheduler
+        scheduler.set_timesteps(self.owner.num_inference_steps)
         if (
             request.mask is not None
             and bool(request.mask.any())
@@ -260,18 +265,6 @@ class SpeculativeMethod:
             eta=request.step_options.get("eta", 0.0),
             use_clipped=request.step_options.get("use_clipped_model_output", False),
         )
-
-    def _learn(self, planner: Planner) -> None:
-        """Fit a prior once there are pilots enough; from the next plan on it is used."""
-        if not planner.how.pilots or planner.window is None:
-            return
-        self.plans.pilots.append(planner.paths())
-        if sum(len(states) for states, _ in self.plans.pilots) < self.how.pilots:
-            return
-        states, predictions = (torch.cat(parts) for parts in zip(*self.plans.pilots, strict=True))
-        self.plans.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
-        self.plans.pilots.clear()
-        self.plans.planners.clear()
 
 
 def _model_of(policy: Any) -> Any:
@@ -308,22 +301,25 @@ def _arguments(model: Any) -> set[str]:
     return set(inspect.signature(method).parameters)
 
 
-def _refuse_early(model: Any) -> None:
+def _refuse_early(scheduler: Any, steps: int | None, model: Any) -> None:
     """Read the scheduler once, on a copy, so that what cannot work is refused before the first plan."""
-    scheduler = copy.deepcopy(model.noise_scheduler)
+    scheduler = copy.deepcopy(scheduler)
     options = getattr(model, "kwargs", None) or {}
     if type(scheduler).__name__ == "DDIMScheduler" and not options.get("eta", 0.0) > 0:
-        instead = (
-            "set policy.diffusion.noise_scheduler = DDPMScheduler.from_config(policy.diffusion.noise_scheduler"
-            ".config)"
-            if _is_lerobot(model)
-            else "use DDPMScheduler, or give the policy eta=1.0 for scheduler.step"
-        )
+        instead = "use DDPMScheduler"
+        if _is_lerobot(model):
+            instead = (
+                "set policy.diffusion.noise_scheduler = DDPMScheduler.from_config(policy.diffusion.noise_scheduler"
+                ".config)"
+            )
+        elif model is not None:
+            instead += ", or give the policy eta=1.0 for scheduler.step"
         raise ValueError(
             "this policy runs DDIMScheduler with eta=0, which adds no noise, so there is nothing to speculate "
             f"on; {instead}"
         )
-    scheduler.set_timesteps(model.num_inference_steps)
+    if steps is not None:
+        scheduler.set_timesteps(steps)
     require_fixed_variance(scheduler_chain(scheduler, eta=options.get("eta", 0.0)))
 
 
@@ -384,10 +380,11 @@ def _observed_width(model: Any) -> int | None:
 
 def _executed(policy: Any, model: Any) -> int:
     """Actions the policy executes of a plan; 0, nothing known, leaves the last plan where it was."""
-    for owner in (model, policy, getattr(model, "config", None)):
-        number = getattr(owner, "n_action_steps", None)
-        if isinstance(number, int):
-            return number
+    for owner in (model, policy, getattr(policy, "config", None), getattr(model, "config", None)):
+        for name in ("n_action_steps", "act_horizon"):
+            number = getattr(owner, name, None)
+            if isinstance(number, int):
+                return number
     return 0
 
 
@@ -402,20 +399,3 @@ def _action_dim(config: Any) -> int:
         return feature.shape[0]
     outputs = getattr(config, "output_features", None)
     return outputs["action"].shape[0] if outputs is not None else config.output_shapes["action"][0]
-
-
-def _seeds(count: int, generator: torch.Generator | None) -> Tensor:
-    """One seed a plan, from the generator that would have drawn its noise."""
-    device = "cpu" if generator is None else generator.device
-    return torch.randint(2**63 - 1, (count,), generator=generator, device=device)
-
-
-def _require_fixed_network(network: Any) -> None:
-    """Refuse a network that draws or mixes rows: its transitions have no law of their own."""
-    random = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
-    modules = network.modules() if isinstance(network, torch.nn.Module) else ()
-    for module in modules:
-        if module.training and isinstance(module, random) and getattr(module, "p", 1) > 0:
-            raise ValueError(
-                f"the policy's network is in training mode and has {type(module).__name__}; call policy.eval()"
-            )

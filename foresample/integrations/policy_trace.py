@@ -9,9 +9,8 @@ made up, which costs nothing.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,50 +59,49 @@ class _Watch(nn.Module):
 
 
 def require_same_chain(
-    model: Any,
-    network: str,
-    method: Callable[..., Tensor],
-    arguments: inspect.BoundArguments,
+    name: str,
+    run: Callable[[torch.Generator], Any],
+    network: Callable[..., Tensor],
+    instead: Callable[[nn.Module], AbstractContextManager[Any]],
     request: Request,
     free: Tensor,
     chain: Chain,
+    *,
+    whole: bool = True,
 ) -> None:
     """Refuse a method that does something else than the chain.
 
     Args:
-        model: what the method belongs to.
-        network: the attribute of the model that holds the network.
-        method: the untouched one.
-        arguments: of the call at hand.
+        name: of the method.
+        run: the untouched method on the call at hand, with this generator where it takes one.
+        network: as the method calls it.
+        instead: puts another in its place.
         request: the same call as read here.
         free: [*shape]: the coordinates drawn.
         chain: as read from the scheduler.
+        whole: the method returns the plan, not something made of it.
     """
-    data, watch = request.data, _Watch(request.network)
-    again = inspect.BoundArguments(arguments.signature, dict(arguments.arguments))
-    again.arguments["generator"] = torch.Generator(data.device).manual_seed(_SEED)
+    data, watch = request.data, _Watch(network)
     devices = [data.device] if data.is_cuda else []
-    with torch.random.fork_rng(devices), torch.no_grad(), _in_place_of(model, network, watch):
+    with torch.random.fork_rng(devices), torch.no_grad(), instead(watch):
         torch.manual_seed(_SEED)  # the same numbers for a method that draws from the global generator
-        result = method(*again.args, **again.kwargs)
-    name = f"{type(model).__name__}.{getattr(method, '__name__', 'conditional_sample')}"
+        result = run(torch.Generator(data.device).manual_seed(_SEED))
     chain = chain.to(data.device, torch.promote_types(data.dtype, torch.float32))
-    _compare(name, watch.seen, result, request, free, chain)
+    expected = _compare(name, watch.seen, request, free, chain)
+    if whole:
+        if not isinstance(result, Tensor) or result.shape != data.shape:
+            raise ValueError(_refusal(name, "it returns something else than a plan"))
+        _require_same(name, "what it returns", result, expected, request, free)
+    _compare_together(name, watch.seen[:STEPS], request, chain)
 
 
-def _compare(name: str, seen: list[_Seen], result: Any, request: Request, free: Tensor, chain: Chain) -> None:
+def _compare(name: str, seen: list[_Seen], request: Request, free: Tensor, chain: Chain) -> Tensor:
+    """What the network was shown must be the chain's states; the plan that must come out."""
     data, steps = request.data, len(chain.std)
     noise = torch.Generator(data.device).manual_seed(_SEED)
 
     def draw() -> Tensor:
         return torch.randn(data.shape, generator=noise, dtype=data.dtype, device=data.device).to(chain.std)
-
-    def require_same(what: str, state: Tensor, expected: Tensor) -> None:
-        apart = (state.to(chain.std) - expected).abs().nan_to_num(torch.inf)
-        apart[:, ~free] = (state - data).abs()[:, ~free].to(apart)
-        size = float(apart.max() / state.abs().max().clamp(min=1.0))
-        if size > _ROUNDING.get(data.dtype, 0.1) or bool(apart[:, ~free].any()):
-            raise ValueError(_refusal(name, f"{what} differs by {size:.2g} from the scheduler's chain"))
 
     given = [v for v in request.conditions.values() if v is not None]
     expected = draw() if request.noise is None else request.noise.to(chain.std)
@@ -117,16 +115,43 @@ def _compare(name: str, seen: list[_Seen], result: Any, request: Request, free: 
         if one.sample.shape != data.shape:
             what = f"at step {k} its state has shape {tuple(one.sample.shape)} instead of {tuple(data.shape)}"
             raise ValueError(_refusal(name, what))
-        require_same(f"at step {k} its state", one.sample, expected)
+        _require_same(name, f"at step {k} its state", one.sample, expected, request, free)
         x, step = one.sample.to(chain.std), torch.full((len(data),), k, device=data.device)
         prediction = chain.predict(x, one.output.to(x), step)
         expected = chain.mean(x, prediction, step, previous) + chain.std[k] * draw()
         previous = remember(chain, prediction, previous)
     if len(seen) != steps:
         raise ValueError(_refusal(name, f"it calls its network {len(seen)} times instead of {steps}"))
-    if not isinstance(result, Tensor) or result.shape != data.shape:
-        raise ValueError(_refusal(name, "it returns something else than a plan"))
-    require_same("what it returns", result, expected)
+    return expected
+
+
+def _require_same(
+    name: str, what: str, state: Tensor, expected: Tensor, request: Request, free: Tensor
+) -> None:
+    """Equal to rounding where it is free, exactly the data's elsewhere."""
+    data = request.data
+    apart = (state.to(expected) - expected).abs().nan_to_num(torch.inf)
+    apart[:, ~free] = (state - data).abs()[:, ~free].to(apart)
+    size = float(apart.max() / state.abs().max().clamp(min=1.0))
+    if size > _ROUNDING.get(data.dtype, 0.1) or bool(apart[:, ~free].any()):
+        raise ValueError(_refusal(name, f"{what} differs by {size:.2g} from the scheduler's chain"))
+
+
+def _compare_together(name: str, seen: list[_Seen], request: Request, chain: Chain) -> None:
+    """One call on states at different steps, as rounds make them, must answer what the single ones did."""
+    if chain.time is None:
+        return
+    times = chain.time[: len(seen)].to(request.data.device)
+    conditions = {
+        n: v if v is None else v[:1].expand(len(seen), *v.shape[1:]) for n, v in request.conditions.items()
+    }
+    with torch.no_grad():
+        together = request.network(torch.cat([one.sample[:1] for one in seen]), times, **conditions)
+    for k, one in enumerate(seen):
+        apart = (together[k] - one.output[0]).abs().max() / one.output[0].abs().max().clamp(min=1e-6)
+        if not apart <= _ROUNDING.get(request.data.dtype, 0.1):
+            what = f"where states of a call are at different steps its network's answer changes by {float(apart):.2g}"
+            raise ValueError(_refusal(name, what))
 
 
 def _same_conditions(shown: list[Tensor], given: list[Tensor]) -> bool:
@@ -145,9 +170,16 @@ def _refusal(name: str, what: str) -> str:
 
 
 @contextmanager
-def _in_place_of(model: Any, name: str, other: nn.Module) -> Iterator[None]:
-    """The model with another network for a while."""
-    held = next(d for d in (vars(model).get("_modules", {}), vars(model)) if name in d)
+def standing_in(owner: Any, name: str, other: Any) -> Iterator[None]:
+    """The owner with another attribute of this name for a while; a module's part or any."""
+    held = next((d for d in (vars(owner).get("_modules", {}), vars(owner)) if name in d), None)
+    if held is None:  # the class's
+        setattr(owner, name, other)
+        try:
+            yield
+        finally:
+            delattr(owner, name)
+        return
     mine, held[name] = held[name], other
     try:
         yield

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import torch
@@ -17,26 +19,65 @@ def require_cuda(target: Target) -> None:
 
 
 def capture(work: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of the work, run a few times before (compilers, caches)."""
+    """A CUDA graph of the work, run a few times before (compilers, caches).
+
+    Warm-up and capture share one stream, since libraries keep a workspace for every stream they have seen and must
+    not make one while they are captured. What other threads do meanwhile is their business.
+    """
     graph, aside = torch.cuda.CUDAGraph(), _stream_aside(device)
     with torch.cuda.device(device), torch.no_grad():
-        aside.wait_stream(torch.cuda.current_stream())
+        here = torch.cuda.current_stream()
+        aside.wait_stream(here)
         with torch.cuda.stream(aside):
             for _ in range(3):
                 work()
-        torch.cuda.current_stream().wait_stream(aside)
-        try:
-            with torch.cuda.graph(graph):
-                work()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"the target cannot be captured in a CUDA graph ({str(error).splitlines()[0]}): it must not "
-                "read values back from the device or depend on them; or leave graph=True out"
-            ) from error
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # a graph takes no memory from the common pool
+            with _nothing_collected():
+                _record(graph, work)
+        here.wait_stream(aside)
     return graph
+
+
+def _record(graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
+    """Capture on the current stream; a failure leaves stream and random numbers as they were."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before, failed = generator.clone_state(), None
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        work()
+    except Exception as error:
+        failed = error
+    try:
+        graph.capture_end()
+    except RuntimeError as error:
+        failed = failed or error  # the first says what happened, this one only that something did
+    if failed is not None:
+        with suppress(RuntimeError):
+            generator.graphsafe_set_state(before)  # it takes itself for captured otherwise
+        raise RuntimeError(
+            f"the target cannot be captured in a CUDA graph ({_first_line(failed)}): it must not read values back "
+            "from the device or depend on them; or leave graph=True out"
+        ) from failed
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Without the garbage collector: a graph destroyed while another is captured spoils the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @cache
 def _stream_aside(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all warm-ups: libraries keep a workspace for every stream they have seen."""
+    """One stream for all captures."""
     return torch.cuda.Stream(device)

@@ -189,11 +189,11 @@ def grid(*parts: str) -> str:
 
 
 def picture(path: Path, alt: str, caption: str, *, wide: bool = False) -> str:
-    """A PNG, inside the page."""
+    """A PNG or a GIF, inside the page."""
     data = base64.b64encode(path.read_bytes()).decode()
     return (
         f'<figure class="picture{" wide" if wide else ""}">'
-        f'<img src="data:image/png;base64,{data}" alt="{escape(alt)}">'
+        f'<img src="data:image/{path.suffix[1:]};base64,{data}" alt="{escape(alt)}">'
         f"<figcaption>{escape(caption)} <code>{escape(path.name)}</code></figcaption></figure>"
     )
 

@@ -338,7 +338,8 @@ def _frontier(result: FrontierResult, id: str, title: str) -> Shown:
 
 def frontier_plot(result: FrontierResult, id: str) -> Plot:
     """Samples a second against the wait for one, for both samplers."""
-    sequential, ours = [], []
+    sequential: list[Point] = []
+    ours: list[Point] = []
     for tuning in result.tunings:
         for p in points([tuning]):
             told = f"{p.slots} at a time" + ("" if p.window is None else f", window {p.window}")

@@ -119,7 +119,11 @@ def test_what_is_clipped_hides_nothing(shape: tuple[int, ...]) -> None:
     scheduler = pytest.importorskip("diffusers").DDPMScheduler(20, beta_schedule="squaredcos_cap_v2")
     scheduler.set_timesteps(20)
     for mixes, calls in ((0.0, 2), (0.1, None)):
-        target = from_scheduler(scheduler, lambda x, t, row, m=mixes: 0.5 * x + m * x.mean(0), shape)
+
+        def network(x: Tensor, t: Tensor, row: Tensor, mixes: float = mixes) -> Tensor:
+            return 0.5 * x + mixes * x.mean(0)
+
+        target = from_scheduler(scheduler, network, shape)
         first = target.predict(torch.ones(3, *shape), torch.zeros(3).long(), torch.arange(3))
         assert (first.abs() == 1).all()
         if calls is None:

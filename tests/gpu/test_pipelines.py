@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,15 +21,23 @@ pytestmark = [
 ]
 
 
+def moved(value: Any, device: str) -> Any:
+    if isinstance(value, list):
+        return [moved(item, device) for item in value]
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
 @pytest.mark.parametrize("case", EXACT, ids=str)
-def test_a_gpu_draws_the_same(case: Case, tmp_path: Path) -> None:
+def test_a_gpu_draws_the_same(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused rounds there, plain ones here: the same streams, so the same latents up to rounding."""
-    pipe, arguments, drawn, calls = case.build(tmp_path), case.arguments(4), [], []
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    pipe, drawn, calls = case.build(tmp_path), [], []
     for device in ("cpu", "cuda"):
         pipe.to(device)
-        told = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
+        told = {name: moved(value, device) for name, value in case.arguments(4).items()}
         with fs.accelerate(pipe, window=5):
-            drawn.append(pipe(**told, generator=generators(4))[0].cpu())
+            drawn.append(torch.as_tensor(pipe(**told, generator=generators(4))[0]).cpu())
             calls.append(pipe.foresample_report.calls_mean)
+            assert pipe.foresample_report.look_calls <= 4  # rounding depends on the size of a call there
     assert calls[0] == calls[1]
     torch.testing.assert_close(drawn[1], drawn[0], rtol=1e-3, atol=1e-3 * float(drawn[0].abs().max()))

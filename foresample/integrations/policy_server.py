@@ -1,0 +1,52 @@
+"""LeRobot's asynchronous policy server, its plans drawn speculatively.
+
+The server loads the policy a client asks for; here it is accelerated when it comes. Everything else is LeRobot's: its
+queues, its wire, its client.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from foresample.integrations.acceleration import accelerate
+
+
+def accelerated_server(server: Any, **how: Any) -> Any:
+    """A subclass of LeRobot's `PolicyServer` whose policies are accelerated; `how` goes to `foresample.accelerate`.
+
+    A policy that cannot be is refused, and the client told why.
+    """
+
+    class AcceleratedPolicyServer(server):
+        def SendPolicyInstructions(self, request: Any, context: Any) -> Any:
+            answer = super().SendPolicyInstructions(request, context)
+            if self.policy is not None:
+                accelerate(self.policy, **how)
+            return answer
+
+        def _get_action_chunk(self, observation: dict[str, Any]) -> Any:
+            return super()._get_action_chunk(_remembered(self.policy, observation))
+
+    return AcceleratedPolicyServer
+
+
+def _remembered(policy: Any, observation: dict[str, Any]) -> dict[str, Any]:
+    """The observation, put into the queues that the policy plans from.
+
+    `DiffusionPolicy.select_action` fills them, and LeRobot 0.4's server does not call it: its plans fail without this.
+    """
+    own = type(policy).predict_action_chunk
+    if not hasattr(policy, "_queues") or "populate_queues" in inspect.getsource(own):
+        return observation
+    from lerobot.policies.utils import populate_queues
+
+    seen = {
+        name: value for name, value in observation.items() if name != "action"
+    }  # which LeRobot adds as None
+    if policy.config.image_features:
+        seen["observation.images"] = torch.stack([seen[name] for name in policy.config.image_features], dim=-4)
+    policy._queues = populate_queues(policy._queues, seen)
+    return seen

@@ -1,0 +1,274 @@
+"""ManiSkill's, robomimic's and LeRobot's multi-task DiT policies: their interfaces and documented loops, around a small
+network; none of them can be had from an installed package here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foresample as fs
+
+diffusers = pytest.importorskip("diffusers")
+
+from foresample.integrations.loops import find_loop  # noqa: E402
+from tests.policies import SCHEDULE, Small, law_tests  # noqa: E402
+
+LEVEL = 1e-3
+PLANS = 1200
+
+
+def scheduler() -> Any:
+    return diffusers.DDPMScheduler(**SCHEDULE)
+
+
+class Agent(nn.Module):
+    """ManiSkill: observations in, the actions to execute out; never sets timesteps; a second name for its method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.obs_horizon, self.act_horizon = 1, 2
+        self.noise_pred_net, self.noise_scheduler = Small(4, 2, 3), scheduler()
+        self.get_eval_action = self.get_action
+
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        condition = obs_seq.flatten(1)
+        plan = torch.randn(len(obs_seq), 4, 2)
+        with torch.no_grad():
+            for k in self.noise_scheduler.timesteps:
+                output = self.noise_pred_net(sample=plan, timestep=k, global_cond=condition)
+                plan = self.noise_scheduler.step(model_output=output, timestep=k, sample=plan).prev_sample
+        return plan[:, :2]
+
+
+class Robomimic:
+    """robomimic: no module itself; plans with the average of its networks."""
+
+    def __init__(self) -> None:
+        nets = nn.ModuleDict({"policy": nn.ModuleDict({"noise_pred_net": Small(4, 2, 3)})}).eval()
+        self.nets, self.noise_scheduler = nets, scheduler()
+        self.ema = SimpleNamespace(averaged_model=copy.deepcopy(nets).eval())
+        with torch.no_grad():
+            self.ema.averaged_model["policy"]["noise_pred_net"].outer.mul_(0.9)
+        self.queue: list[Tensor] = []
+
+    def reset(self) -> None:
+        self.queue.clear()
+
+    def _get_action_trajectory(self, obs_dict: dict[str, Tensor], goal_dict: None = None) -> Tensor:
+        condition = obs_dict["obs"].flatten(1)
+        plan = torch.randn(len(condition), 4, 2)
+        self.noise_scheduler.set_timesteps(20)
+        network = self.ema.averaged_model["policy"]["noise_pred_net"]
+        with torch.no_grad():
+            for k in self.noise_scheduler.timesteps:
+                output = network(sample=plan, timestep=k, global_cond=condition)
+                plan = self.noise_scheduler.step(model_output=output, timestep=k, sample=plan).prev_sample
+        return plan[:, :2]
+
+
+class Transformer(Small):
+    """The multi-task DiT's network: its own names, and one timestep a row."""
+
+    def forward(self, x: Tensor, timestep: Tensor, conditioning_vec: Tensor) -> Tensor:  # type: ignore[override]
+        assert timestep.shape == x.shape[:1]
+        self.shapes.append(tuple(x.shape))
+        features = torch.cat([x.flatten(1), timestep[:, None] / 20, conditioning_vec], 1)
+        hidden = torch.tanh((features.unsqueeze(2) * self.inner).sum(1))
+        return 0.6 * x + 0.8 * (hidden.unsqueeze(2) * self.outer).sum(1).view_as(x)
+
+
+class Objective(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise_scheduler = scheduler()
+
+    def conditional_sample(self, model: nn.Module, batch_size: int, conditioning_vec: Tensor) -> Tensor:
+        plan = torch.randn(batch_size, 4, 2)
+        self.noise_scheduler.set_timesteps(20)
+        for t in self.noise_scheduler.timesteps:
+            time = torch.full(plan.shape[:1], int(t))
+            plan = self.noise_scheduler.step(
+                model(plan, time, conditioning_vec=conditioning_vec), t, plan
+            ).prev_sample
+        return plan
+
+
+class MultiTask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(n_action_steps=2)
+        self.noise_predictor, self.objective = Transformer(4, 2, 3), Objective()
+
+    def reset(self) -> None: ...
+
+    def predict_action_chunk(self, observation: Tensor) -> Tensor:
+        with torch.no_grad():
+            found = self.objective.conditional_sample(self.noise_predictor, len(observation), observation)
+        return found[:, :2]
+
+
+def observations(count: int) -> Tensor:
+    return torch.tensor([[0.3, -0.5, 1.0]]).expand(count, 3)
+
+
+FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[Any, int], Tensor]]] = {
+    "ManiSkill": (lambda: Agent().eval(), lambda p, n: p.get_eval_action(observations(n).unsqueeze(1))),
+    "robomimic": (Robomimic, lambda p, n: p._get_action_trajectory({"obs": observations(n)})),
+    "multi_task_dit": (lambda: MultiTask().eval(), lambda p, n: p.predict_action_chunk(observations(n))),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> tuple[Any, Callable[[Any, int], Tensor]]:
+    make, plan = FAMILIES[request.param]
+    torch.manual_seed(11)
+    return make(), plan
+
+
+@pytest.mark.law
+def test_the_law_is_the_sequential_policy_s_with_fewer_calls(family: Any) -> None:
+    policy, plan = family
+    sequential = plan(policy, PLANS)
+    fs.accelerate(policy, window=6, warm=True)
+    cold, warm = plan(policy, PLANS), plan(policy, PLANS)
+    report = policy.foresample_report
+    assert report.calls_mean < 0.7 * 20
+    p_values = law_tests(sequential, cold) + law_tests(sequential, warm)
+    assert min(p_values) > LEVEL / len(p_values)
+    with torch.no_grad():  # the tests would see a network that is a little different
+        loop: Any = find_loop(policy)
+        loop.network.outer.mul_(0.8)
+    other = law_tests(sequential, plan(policy, PLANS))
+    assert min(other) < LEVEL / len(other)
+
+
+def test_restore_leaves_no_trace(family: Any) -> None:
+    policy, plan = family
+    owner = getattr(policy, "objective", policy)
+    torch.manual_seed(1)
+    before, names = plan(policy, 2), [set(vars(policy)), set(vars(owner))]
+    accelerated: Any = fs.accelerate(policy, window=4)
+    torch.manual_seed(1)
+    one = plan(policy, 2)
+    torch.manual_seed(1)
+    assert torch.equal(plan(policy, 2), one)  # the global generator decides
+    assert len(accelerated.plans.planners) == 1
+    assert accelerated.plans.how.executed == (0 if isinstance(policy, Robomimic) else 2)
+    fs.restore(policy)
+    torch.manual_seed(1)
+    assert torch.equal(plan(policy, 2), before)
+    assert [set(vars(policy)), set(vars(owner))] == names
+    assert "step" not in vars(owner.noise_scheduler)
+
+
+def test_a_robomimic_roll_out_policy_is_looked_into() -> None:
+    inner = Robomimic()
+    wrapped = SimpleNamespace(policy=inner)
+    with fs.accelerate(wrapped, window=4):
+        inner._get_action_trajectory({"obs": observations(1)})
+        assert wrapped.foresample_report.count == 1
+    assert "_get_action_trajectory" not in vars(inner)
+
+
+class Guided(Agent):
+    """Two calls a step, mixed."""
+
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        condition, plan = obs_seq.flatten(1), torch.randn(len(obs_seq), 4, 2)
+        with torch.no_grad():
+            for k in self.noise_scheduler.timesteps:
+                output = self.noise_pred_net(plan, k, global_cond=condition) * 1.5
+                plan = self.noise_scheduler.step(output, k, plan).prev_sample
+        return plan
+
+
+class Inpainting(Agent):
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        condition, plan = obs_seq.flatten(1), torch.randn(len(obs_seq), 4, 2)
+        with torch.no_grad():
+            for i, k in enumerate(self.noise_scheduler.timesteps):
+                if i > 10:
+                    plan[:, 0] = 0.0
+                output = self.noise_pred_net(plan, k, global_cond=condition)
+                plan = self.noise_scheduler.step(output, k, plan).prev_sample
+        return plan
+
+
+class Forgetful(Agent):
+    """Other conditions in the second half."""
+
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        condition, plan = obs_seq.flatten(1), torch.randn(len(obs_seq), 4, 2)
+        with torch.no_grad():
+            for i, k in enumerate(self.noise_scheduler.timesteps):
+                output = self.noise_pred_net(plan, k, global_cond=condition if i < 10 else 0 * condition)
+                plan = self.noise_scheduler.step(output, k, plan).prev_sample
+        return plan
+
+
+class Impatient(Agent):
+    """Stops halfway."""
+
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        condition, plan = obs_seq.flatten(1), torch.randn(len(obs_seq), 4, 2)
+        with torch.no_grad():
+            for k in self.noise_scheduler.timesteps[:10]:
+                output = self.noise_pred_net(plan, k, global_cond=condition)
+                plan = self.noise_scheduler.step(output, k, plan).prev_sample
+        return plan
+
+
+class Restless(Agent):
+    """Draws noise of its own: only the trace can see it."""
+
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        condition, plan = obs_seq.flatten(1), torch.randn(len(obs_seq), 4, 2)
+        with torch.no_grad():
+            for k in self.noise_scheduler.timesteps:
+                output = self.noise_pred_net(plan, k, global_cond=condition)
+                plan = self.noise_scheduler.step(output, k, plan).prev_sample
+                torch.randn(1)
+        return plan
+
+
+@pytest.mark.parametrize(
+    ("kind", "trace", "said"),
+    [
+        (Guided, True, "at step 1 its state differs"),
+        (Guided, False, "it changes what its network answers"),
+        (Inpainting, True, "at step 11 its state differs"),
+        (Inpainting, False, "it changes the plan between its scheduler and its network"),
+        (Forgetful, True, "at step 10 it shows its network other conditions"),
+        (Forgetful, False, "other conditions at a later step"),
+        (Impatient, True, "its network 10 times instead of 20"),
+        (Impatient, False, "its network 10 times and its scheduler 10 times instead of 20"),
+        (Restless, True, "at step 2 its state differs"),
+    ],
+)
+def test_a_loop_that_does_more_is_refused(kind: type[Agent], trace: bool, said: str) -> None:
+    policy = kind().eval()
+    with fs.accelerate(policy, window=4, trace=trace), pytest.raises(ValueError, match=said):
+        policy.get_action(observations(2).unsqueeze(1))
+    assert "forward" not in vars(policy.noise_pred_net)
+    assert "step" not in vars(policy.noise_scheduler)
+    assert policy.get_action(observations(2).unsqueeze(1)).shape == (2, 4, 2)
+
+
+def test_what_adds_no_noise_or_trains_is_refused() -> None:
+    flow = MultiTask().eval()
+    del flow.objective.noise_scheduler
+    with pytest.raises(ValueError, match="Objective adds no noise"):
+        fs.accelerate(flow)
+    agent = Agent().eval()
+    agent.noise_scheduler = diffusers.DDIMScheduler(**SCHEDULE)
+    with pytest.raises(ValueError, match=r"eta=0, which adds no noise.*use DDPMScheduler"):
+        fs.accelerate(agent)
+    with pytest.raises(ValueError, match="training mode"):
+        fs.accelerate(Agent())

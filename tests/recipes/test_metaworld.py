@@ -1,0 +1,74 @@
+"""The Meta-World recipe on a few made-up demonstrations: LeRobot's policy trained, resumed, saved and read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes import metaworld
+from recipes.data import DataError
+from tests import lerobots
+
+
+def demonstrations() -> metaworld.Demonstrations:
+    generator = torch.Generator().manual_seed(0)
+    which = torch.nn.functional.one_hot(torch.arange(60) // 12, 5).float()
+    return metaworld.Demonstrations(
+        torch.rand(60, 4, generator=generator),
+        torch.cat([torch.rand(60, 17, generator=generator), which], 1),
+        torch.rand(60, 4, generator=generator) * 2 - 1,
+        torch.arange(60) // 12,
+        metaworld.TASKS,
+    )
+
+
+def test_demonstrations_come_back_as_they_were(tmp_path: Path) -> None:
+    data = demonstrations()
+    data.save(tmp_path / "some.npz")
+    again = metaworld.Demonstrations.load(tmp_path / "some.npz")
+    for name, value in vars(data).items():
+        mine = getattr(again, name)
+        assert mine == value if isinstance(value, tuple) else torch.equal(mine, value)
+    (tmp_path / "some.npz").write_bytes(b"no")
+    with pytest.raises(DataError, match="holds no demonstrations"):
+        metaworld.Demonstrations.load(tmp_path / "some.npz")
+
+
+@pytest.mark.slow
+def test_training_writes_what_lerobot_reads(tmp_path: Path) -> None:
+    data = demonstrations()
+    with lerobots.importing():
+        trained, facts = metaworld.train(data, "tiny", tmp_path, steps=3, batch=8)
+        loaded = metaworld.load(tmp_path)
+        with pytest.raises(DataError, match="holds another training"):
+            metaworld.train(data, "tiny", tmp_path, steps=3, batch=8, seed=1)
+    assert facts["steps"] == 3
+    assert loaded.tasks == metaworld.TASKS
+    for name, value in trained.state_dict().items():
+        torch.testing.assert_close(loaded.policy.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+    seen = {name: value for name, value in data.features().items() if name != "action"}
+    normal = loaded.before(seen)
+    assert float(normal["observation.state"].abs().max()) <= 1 + 1e-5
+    chunk = {name: normal[name][:2].unsqueeze(0) for name in seen}
+    assert loaded.after(loaded.policy.diffusion.generate_actions(chunk)[:, 0]).shape == (1, 4)
+
+
+@pytest.mark.slow
+def test_the_shipped_policy_pushes_on() -> None:
+    """It is small enough, and plans actions within their range."""
+    assert sum(path.stat().st_size for path in metaworld.ASSET.iterdir()) < 20e6
+    with lerobots.importing():
+        loaded = metaworld.load()
+    scene = torch.cat([torch.zeros(1, 17), torch.eye(5)[:1]], 1)
+    seen = loaded.before({"observation.state": torch.zeros(1, 4), "observation.environment_state": scene})
+    chunk = {
+        n: seen[n].unsqueeze(1).expand(1, 2, -1)
+        for n in seen
+        if n.startswith("observation.") and seen[n] is not None
+    }
+    with torch.no_grad():
+        plan = loaded.policy.diffusion.generate_actions(chunk)
+    assert plan.shape == (1, 8, 4)
+    assert float(plan.abs().max()) <= 1 + 1e-4
