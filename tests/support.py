@@ -41,6 +41,11 @@ PACKAGES = {
         "`fs.accelerate(diffusion)`",
         "tests/integrations/test_packages.py::test_boltz_s_loop_with_the_same_noise",
     ),
+    "lerobot": (
+        "`DiffusionPolicy`",
+        "`fs.accelerate(policy)`",
+        "tests/integrations/test_lerobot.py::test_actions_come_as_they_did",
+    ),
     "k-diffusion": (
         "its stochastic samplers, same names and arguments",
         "`fs.samplers`",
@@ -48,6 +53,20 @@ PACKAGES = {
     ),
 }
 """Packages whose sampler a test replays step by step: what is served, how, and the test."""
+
+_LOOPS = "tests/integrations/test_loops.py::test_the_law_is_the_sequential_policy_s_with_fewer_calls"
+_FAMILIES = "tests/integrations/test_policies.py::test_the_law_is_the_sequential_policy_s_with_fewer_calls"
+POLICIES = {
+    "LeRobot's `DiffusionPolicy`": (
+        "the installed class",
+        "tests/integrations/test_lerobot.py::test_the_law_is_lerobot_s_with_fewer_calls",
+    ),
+    "`diffusion_policy`: U-Net and transformer policies": ("its interface and loop", _FAMILIES),
+    "robomimic's diffusion policy, and its `RolloutPolicy`": ("its interface and loop", _LOOPS),
+    "ManiSkill's diffusion policy": ("its interface and loop", _LOOPS),
+    "LeRobot's multi-task DiT, diffusion objective": ("its interface and loop", _LOOPS),
+}
+"""Robot policies, what stands for each in the test of its law, and that test."""
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
@@ -79,6 +98,12 @@ def packages() -> str:
     return _table(["package", "version", "what", "how", "replayed by"], rows)
 
 
+def policies() -> str:
+    """Robot policies, and what was tested."""
+    rows = [[name, what, f"[test](../{test.partition('::')[0]})"] for name, (what, test) in POLICIES.items()]
+    return _table(["policy", "tested with", "law tested by"], rows)
+
+
 def commands() -> str:
     """Every command with its arguments and options."""
     return "\n\n".join(_command(f"foresample {name}", command) for name, command in _leaves(get_command(app)))
@@ -106,7 +131,12 @@ def _command(name: str, command: Any) -> str:
     return f"## {name}\n\n{command.help}\n\n{_table(['option', 'meaning', 'default'], rows)}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"schedulers": schedulers, "packages": packages, "commands": commands}
+TABLES: dict[str, Callable[[], str]] = {
+    "schedulers": schedulers,
+    "packages": packages,
+    "policies": policies,
+    "commands": commands,
+}
 
 
 def filled(text: str) -> str:

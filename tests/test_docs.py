@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 # ------------------------------------------------------------------ every block of every page runs
 
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
-SLOW = {"api.md", "diffusers.md", "drafters.md", "gpus.md", "performance.md"}
+SLOW = {"README.md", "api.md", "diffusers.md", "drafters.md", "gpus.md", "performance.md", "policies.md", "robots.md"}
 """Pages that take more than a second or two."""
 SMALLER = {
     "README.md": {"count=64": "count=2", "steps=100": "steps=10"},
@@ -38,7 +39,9 @@ SMALLER = {
         "count=64": "count=4",
         "fs.check(target, window=20)": "fs.check(target, window=5, samples=50)",
     },
+    "gpus.md": {"steps=20": "steps=6"},
     "performance.md": {"steps=20": "steps=6"},
+    "robots.md": {"graph=True)": "graph=False)"},
 }
 """What a page says for people, and what is run instead: smaller sizes, and the CPU. All else runs as it stands."""
 
@@ -63,17 +66,19 @@ def of_edm(folder: Path) -> dict[str, Any]:
 def of_diffusers(folder: Path) -> dict[str, Any]:
     """A real Stable Diffusion pipeline, tiny and with random weights."""
     from tests.pipelines import stable_diffusion
+    from tests.policies import seeded
 
-    return {"pipe": stable_diffusion(folder), "g1": torch.Generator(), "g2": torch.Generator()}
+    return {"pipe": stable_diffusion(folder), "g1": seeded(1), "g2": seeded(2)}
 
 
 def of_policies(folder: Path) -> dict[str, Any]:
-    """A policy with LeRobot's interface around a small network."""
-    from tests.policies import lerobot, plan_lerobot
+    """LeRobot's real policy, small and untrained."""
+    from tests import lerobots
 
-    policy = lerobot()
-    policy.select_action = lambda observation: plan_lerobot(policy, 1)
-    return {"policy": policy, "observation": {}}
+    policy = lerobots.policy()
+    policy.reset()
+    seen = {name: value[:, 0] for name, value in lerobots.observation(policy).items()}
+    return {"policy": policy, "observation": seen}
 
 
 HAS: dict[str, Callable[[Path], dict[str, Any]]] = {
@@ -81,6 +86,7 @@ HAS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "edm.md": of_edm,
     "diffusers.md": of_diffusers,
     "policies.md": of_policies,
+    "robots.md": of_policies,
 }
 """What the reader of a page has beforehand: small stand-ins, real objects of the real libraries where it is about them."""
 
@@ -182,11 +188,13 @@ def value(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+@cache
 def shown() -> list[str]:
     """What the reference shows."""
     return [path for page in PAGES for path in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)]
 
 
+@cache
 def docstrings() -> set[str]:
     """Names at the top of a module that have a docstring: functions, classes, and values with a string behind them."""
     found = set()
@@ -202,6 +210,7 @@ def docstrings() -> set[str]:
     return found
 
 
+@cache
 def used() -> set[str]:
     """Public names that code of a page uses, as `foresample.x` or `foresample.targets.x`."""
     found = set()
@@ -276,7 +285,7 @@ def test_tables_are_those_of_the_tests(page: Path) -> None:
 
 
 def test_a_package_of_the_table_has_its_test() -> None:
-    for _, _, test in support.PACKAGES.values():
+    for *_, test in (*support.PACKAGES.values(), *support.POLICIES.values()):
         path, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / path).read_text(), test
 
@@ -304,11 +313,14 @@ ALLOWED: dict[str, dict[str, str]] = {
     "README.md": {
         "3.11": "version of Python",
         "2.0": "of the licence",
+    },
+    "comparison.md": {
         "1.96": "published (draft-tree papers)",
         "1.99": "published (draft-tree papers)",
         "2.14": "published (draft-tree papers)",
     },
     "diffusers.md": {"0.42": "version of diffusers"},
+    "support.md": {"3.11": "version of Python", "2.7": "version of torch"},
     "models.md": {"0.9995": "constant of the recipes"},
     "policies.md": {"±1": "scale of the data"},
     "robots.md": {
