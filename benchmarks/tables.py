@@ -759,7 +759,7 @@ def when() -> str:
 
 def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float) -> list[str]:
     gain = base_ms / ms
-    told = f"**{gain:.1f}× faster**" if gain > 1 else f"{1 / gain:.1f}× slower"
+    told = f"**{gain:.1f}×\u00a0faster**" if gain > 1 else f"{1 / gain:.1f}×\u00a0slower"
     return [where, f"{base_calls:.0f}, {calls:.1f}", f"{base_ms:.1f}, {ms:.1f}", told]
 
 

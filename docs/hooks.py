@@ -1,7 +1,7 @@
-"""What mkdocs does not: links that leave `docs/` lead to copies of those files.
+"""What mkdocs does otherwise than a forge, on which these pages are read as well.
 
-Pages are read on a forge, too, where `../benchmarks/results/x.json` leads to the file. The site takes every such file
-along, under `files/`; a folder has no page there, so that of a link to one the text is left.
+A link that leaves `docs/`, such as `../benchmarks/results/x.json`, leads to the file on a forge. The site takes every
+such file along, under `files/`; a folder has no page there, so that of a link to one the text is left.
 """
 
 from __future__ import annotations
@@ -10,10 +10,23 @@ import re
 from pathlib import Path
 from typing import Any
 
+from markdown import Extension, Markdown
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)#\s]+)\)")
+
+
+class Underscores(Extension):
+    """Formulas have underscores, x̂_{i} among them; emphasis has asterisks."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.inlinePatterns.deregister("em_strong2", strict=False)
+
+
+def on_config(config: Any) -> Any:
+    config.markdown_extensions.append(Underscores())
+    return config
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -27,7 +40,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead there. What does not exist stays as it is, and fails a strict build."""
+    """Lead there; what does not exist stays as it is, and fails a strict build. Errors stay beside their numbers."""
 
     def lead(match: re.Match[str]) -> str:
         picture, text, path = match.groups()
@@ -35,4 +48,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
             return text
         return f"{picture}[{text}](files/{path})" if (ROOT / path).exists() else match[0]
 
-    return OUTSIDE.sub(lead, markdown)
+    markdown = OUTSIDE.sub(lead, markdown)
+    in_tables = re.compile(r"^\|.*$", re.MULTILINE)  # a bar in code needs no backslash here
+    return in_tables.sub(lambda row: row[0].replace("\\|", "|").replace(" ± ", "\u00a0±\u00a0"), markdown)
