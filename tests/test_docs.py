@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -252,26 +253,39 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", ["[gone](gone.md)", "[gone](theory.md#gone)", "[gone](../gone.json)", "::: foresample.gone"])
-def test_a_broken_link_fails_the_build(wrong: str, tmp_path: Path) -> None:
-    """Of a site of two pages, with the same settings."""
-    yaml = pytest.importorskip("yaml", reason="needs the extra foresample[docs]")
+def test_what_is_wrong_fails_the_build(tmp_path: Path) -> None:
+    """A site of two pages with the same settings: one that is right, and one with a mistake of every kind."""
     pytest.importorskip("mkdocs", reason="needs the extra foresample[docs]")
     (tmp_path / "docs").mkdir()
-    for name in ("hooks.py", "site.css", "theory.md"):
+    for name in ("hooks.py", "site.css"):
         shutil.copy(ROOT / "docs" / name, tmp_path / "docs" / name)
-    text = (ROOT / "mkdocs.yml").read_text()
-    settings, _, _ = text.partition("\nnav:\n")
-    (tmp_path / "mkdocs.yml").write_text(settings.replace("paths: [.]", f"paths: [{yaml.dump(str(ROOT)).split()[0]}]"))
+    (tmp_path / "docs" / "theory.md").write_text("# Theory\n\n## 3. Block verification\n")
+    settings, _, _ = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    (tmp_path / "mkdocs.yml").write_text(settings.replace("paths: [.]", f'paths: ["{ROOT}"]'))
     page = tmp_path / "docs" / "index.md"
     page.write_text("# Start\n\n[theory](theory.md#3-block-verification)\n")
     assert build_site(tmp_path, tmp_path / "site").returncode == 0
-    page.write_text(f"# Start\n\n{wrong}\n")
+    page.write_text("# Start\n\n[page](lost.md) [anchor](theory.md#lost) [file](../lost.json) ![picture](lost.png)\n")
+    run = build_site(tmp_path, tmp_path / "site")
+    assert run.returncode != 0
+    assert run.stderr.count("WARNING") == 4, run.stderr
+    page.write_text("# Start\n\n::: foresample.lost\n")
     assert build_site(tmp_path, tmp_path / "site").returncode != 0
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lists_read_alike_on_a_forge_and_on_the_site(page: Path) -> None:
+    """Python-Markdown wants an empty line before a list, and four spaces before what belongs to an item."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    item = r"(?:\*|-|\d+\.) "
+    for before, line in pairwise(text.split("\n")):
+        alone = not before or before.startswith("<!--")
+        assert not (alone and re.match(r" {1,3}\S", line)), f"four spaces, please: {line}"
+        assert alone or not re.match(item, line) or re.match(rf" *{item}|  ", before), f"an empty line before: {line}"
+
+
 def build_site(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=root, capture_output=True, text=True, env=quiet)
 
