@@ -754,7 +754,9 @@ def when() -> str:
         times = (1e3 / rate for rate in (row.sequential_samples_per_second, row.samples_per_second))
         base_ms, ours_ms = times
         cells.append(_pair(where, row.steps, base_ms, row.calls, ours_ms))
-    return _table(["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "on the clock"], cells)
+    return _table(
+        ["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "on the clock"], cells
+    )
 
 
 def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float) -> list[str]:

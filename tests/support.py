@@ -123,7 +123,11 @@ def _command(name: str, command: Any) -> str:
         if parameter.name == "help":
             continue
         option = parameter.param_type_name == "option"
-        shown = parameter.opts + parameter.secondary_opts if option else [parameter.metavar or parameter.name.upper()]
+        shown = (
+            parameter.opts + parameter.secondary_opts
+            if option
+            else [parameter.metavar or parameter.name.upper()]
+        )
         default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
         flag = default is None or default is False or callable(default)
         told = "required" if parameter.required else "" if flag else f"`{default}`"

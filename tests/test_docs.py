@@ -28,8 +28,19 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 # ------------------------------------------------------------------ every block of every page runs
 
-BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
-SLOW = {"README.md", "api.md", "diffusers.md", "drafters.md", "gpus.md", "performance.md", "policies.md", "robots.md"}
+BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
+)
+SLOW = {
+    "README.md",
+    "api.md",
+    "diffusers.md",
+    "drafters.md",
+    "gpus.md",
+    "performance.md",
+    "policies.md",
+    "robots.md",
+}
 """Pages that take more than a second or two."""
 SMALLER = {
     "README.md": {"count=64": "count=2", "steps=100": "steps=10"},
@@ -180,7 +191,10 @@ LEFT: dict[str, Callable[[dict[str, Any]], None]] = {
 # ------------------------------------------------------------------ every public name is documented, with an example
 
 MODULES = (fs, fs.targets, fs.chains, fs.samplers, fs.pretrained)
-PUBLIC = sorted({f"{module.__name__}.{name}" for module in MODULES for name in module.__all__} - {m.__name__ for m in MODULES})
+PUBLIC = sorted(
+    {f"{module.__name__}.{name}" for module in MODULES for name in module.__all__}
+    - {m.__name__ for m in MODULES}
+)
 
 
 def value(path: str) -> Any:
@@ -265,7 +279,9 @@ def test_what_is_wrong_fails_the_build(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "index.md"
     page.write_text("# Start\n\n[theory](theory.md#3-block-verification)\n")
     assert build_site(tmp_path, tmp_path / "site").returncode == 0
-    page.write_text("# Start\n\n[page](lost.md) [anchor](theory.md#lost) [file](../lost.json) ![picture](lost.png)\n")
+    page.write_text(
+        "# Start\n\n[page](lost.md) [anchor](theory.md#lost) [file](../lost.json) ![picture](lost.png)\n"
+    )
     run = build_site(tmp_path, tmp_path / "site")
     assert run.returncode != 0
     assert run.stderr.count("WARNING") == 4, run.stderr
@@ -281,7 +297,9 @@ def test_lists_read_alike_on_a_forge_and_on_the_site(page: Path) -> None:
     for before, line in pairwise(text.split("\n")):
         alone = not before or before.startswith("<!--")
         assert not (alone and re.match(r" {1,3}\S", line)), f"four spaces, please: {line}"
-        assert alone or not re.match(item, line) or re.match(rf" *{item}|  ", before), f"an empty line before: {line}"
+        assert alone or not re.match(item, line) or re.match(rf" *{item}|  ", before), (
+            f"an empty line before: {line}"
+        )
 
 
 def build_site(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
