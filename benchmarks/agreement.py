@@ -127,6 +127,13 @@ def main(
     for network in only or list(NETWORKS):
         model = pretrained.load(device=device, dtype=NETWORKS[network])
         target = model.target(steps)
+        if not any(row.network == network for row in calls):
+            sizes = tuple(size for size in SIZES if size <= most)
+            for size in call_sizes(target, network, sizes):
+                print(f"{network}, {size.states} states a call: {size.most:.2e} at most", flush=True)
+                calls.append(size)
+            if rows:
+                save(out / "fashion_mnist-agreement.json", "agreement", settings, rows=rows, calls=calls)
         for name in sampler or ["sequential", "speculative"]:
             if any((row.network, row.sampler) == (network, name) for row in rows):
                 continue
@@ -143,12 +150,6 @@ def main(
             )
             print(f"{network} {name}: {row.agree} of {count}, {row.seconds:.0f} s", flush=True)
             rows.append(row)
-            save(out / "fashion_mnist-agreement.json", "agreement", settings, rows=rows, calls=calls)
-        if not any(row.network == network for row in calls):
-            sizes = tuple(size for size in SIZES if size <= most)
-            for size in call_sizes(target, network, sizes):
-                print(f"{network}, {size.states} states a call: {size.most:.2e} at most", flush=True)
-                calls.append(size)
             save(out / "fashion_mnist-agreement.json", "agreement", settings, rows=rows, calls=calls)
 
 

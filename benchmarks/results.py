@@ -874,11 +874,13 @@ class Agreement(Result):
 
     @property
     def p_value(self) -> float:
-        """One test that samplers agree in both networks: Σ (difference / error)² is χ² of two degrees of freedom."""
-        found = self.differences()
-        if len(found) != 2:
-            raise ValueError(f"the test is of two networks, and there are both sets of {len(found)}")
-        return math.exp(-sum((d / error) ** 2 for d, error in found.values()) / 2)
+        """One test that samplers agree: Σ (difference / error)² over the networks, χ² of as many degrees of freedom."""
+        squares = [(d / error) ** 2 for d, error in self.differences().values()]
+        if len(squares) == 1:
+            return math.erfc(math.sqrt(squares[0] / 2))
+        if len(squares) == 2:
+            return math.exp(-sum(squares) / 2)
+        raise ValueError("the test is of one network or two, and there are both sets of none")
 
 
 # ------------------------------------------------------------------ datasets and training

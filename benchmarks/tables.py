@@ -30,6 +30,7 @@ from benchmarks.results import (
     Latency,
     Memory,
     Order,
+    Packages,
     Policy,
     PolicyWarm,
     Quality,
@@ -125,8 +126,6 @@ def quality() -> str:
 
 def agreement() -> str:
     """Labels that the classifier sees, and what the size of a call does to the network's answers."""
-    if not (RESULTS / "fashion_mnist-agreement.json").exists():
-        return "Not drawn yet."
     saved = load(Agreement, "fashion_mnist-agreement")
     settings, cells = saved.settings, []
     for row in saved.rows:
@@ -137,6 +136,13 @@ def agreement() -> str:
     apart = ", ".join(
         f"{100 * d:+.2f} ± {100 * e:.2f} % in {network}" for network, (d, e) in saved.differences().items()
     )
+    told = (
+        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{_table(heads, cells)}\n\n"
+        f"Speculative less sequential, with its standard error: {apart}. That this is 0 has the p-value "
+        f"{saved.p_value:.2f}."
+    )
+    if not saved.calls:
+        return told
     sizes = [
         [
             row.network,
@@ -148,11 +154,8 @@ def agreement() -> str:
         for row in saved.calls
     ]
     return (
-        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{_table(heads, cells)}\n\n"
-        f"Speculative less sequential, with its standard error: {apart}. That both are 0 has the p-value "
-        f"{saved.p_value:.3f} (χ², two degrees of freedom).\n\nThe network's answers, of root mean square "
-        f"{saved.calls[0].answer:.2f}, to the same {max(row.states for row in saved.calls)} states, against those "
-        "in calls of one state:\n\n"
+        f"{told}\n\nThe network's answers, of root mean square {saved.calls[0].answer:.2f}, to the same "
+        f"{max(row.states for row in saved.calls)} states, against those in calls of one state:\n\n"
         + _table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
     )
 
@@ -180,6 +183,34 @@ def policy() -> str:
         cells.append([row.label, f"{row.calls:.1f}", *behaviour, f"{row.batch_1.ms:.0f}{inside}"])
     heads = ["policy", "network calls a plan", "distance to the nearest demonstration"]
     heads += ["distance to the goal at the end", "ms a plan, batch 1 (in the network)"]
+    return _table(heads, cells)
+
+
+def other_packages() -> str:
+    """Samplers of other packages at a thousand steps."""
+    saved = load(Packages, "packages")
+    cells = []
+    for row in saved.rows:
+        law = (
+            ""
+            if row.smallest_p is None
+            else f"{row.checked} samples, {row.tests} tests, smallest p {row.smallest_p:.3f}"
+        )
+        error = "" if row.calls_error is None else f" ± {row.calls_error:.1f}"
+        cells.append(
+            [
+                row.name,
+                f"{row.window}",
+                f"{row.calls:.1f}{error} of {row.steps}",
+                f"{row.steps / row.calls:.0f}×",
+                f"{row.evaluations:.0f}",
+                f"{row.seconds:.1f}",
+                f"{row.sequential_seconds:.1f}",
+                law,
+            ]
+        )
+    heads = ["sampler", "window", "calls a sample", "fewer", "states evaluated a sample"]
+    heads += [f"seconds for {saved.rows[0].count} samples", "sequential", "law"]
     return _table(heads, cells)
 
 
@@ -802,6 +833,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "quality": quality,
     "agreement": agreement,
     "policy": policy,
+    "other_packages": other_packages,
     "policy_warm": policy_warm,
     "robot_clock": robot_clock,
     "robot_clock_float32": robot_clock_float32,

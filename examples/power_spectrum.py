@@ -51,6 +51,12 @@ def noisy_spectrum(folder: Path, seed: int = 0) -> Tensor:
     return torch.from_numpy(2 * unit - 1).float().view(1, 32, 16)
 
 
+def log_power(x: Tensor, folder: Path, of: str) -> Tensor:
+    """log10 of the power in mK², of a "noisy" spectrum or a "mean" one in the network's units."""
+    constants = np.load(folder / "constants.npz")
+    return (x + 1) / 2 * float(constants[f"{of}_std"][0]) + float(constants[f"{of}_mean"][0])
+
+
 def make_target(
     network: torch.nn.Module, spectrum: Tensor, steps: int, device: str = "cpu"
 ) -> fs.targets.ChainTarget:
@@ -73,8 +79,9 @@ def main(
     if picture is not None:
         from PIL import Image
 
-        tiles = torch.cat([spectrum, run.samples.cpu()[:, 0]])
-        low, high = spectrum.min(), spectrum.max()
+        noisy, clean = log_power(spectrum, folder, "noisy"), log_power(run.samples.cpu()[:, 0], folder, "mean")
+        tiles = torch.cat([noisy, clean])
+        low, high = clean.min(), clean.max()
         strip = ((torch.cat(list(tiles), 1) - low) / (high - low) * 255).clamp(0, 255).byte().numpy()
         Image.fromarray(strip).resize((strip.shape[1] * 8, strip.shape[0] * 8), 0).save(picture)
     return run

@@ -9,6 +9,9 @@ in a copy. A process that has imported torch forks once a mutant, so nobody wait
 (`test_golden`) do not take part: they notice everything and understand nothing.
 
 A mutant that hangs counts as noticed. What survives is either a missing test, or has its reason in `SPARED`.
+
+Last run by hand: all nasty ones, of which 4 survived at first, and 63 at random in the four rooms, of which 17 did;
+each is killed by a test, gone with code that was not needed, or spared with a reason.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ TESTS = {
     ],
     "drafters": ["tests/drafters", "tests/core/test_round.py", "tests/engine/test_sampling.py"],
     "engine/tuning.py": ["tests/engine/test_tuning.py"],
+    "engine/throughput.py": ["tests/engine/test_throughput.py"],
     "engine/priors.py": ["tests/drafters/test_prior.py", "tests/engine/test_engine.py"],
     "engine": ["tests/engine/test_leaving.py", "tests/engine/test_engine.py", "tests/engine/test_sampling.py"],
     "datasets": ["tests/datasets"],
@@ -200,7 +204,44 @@ LEFT_OUT = {
 """Files of which no mutants are made, and why."""
 
 
-SPARED: tuple[tuple[str, str, str, str], ...] = ()
+SPARED: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "engine/priors.py",
+        "MATRIX_ELEMENTS = 128",
+        "'128' → '129'",
+        "a matter of cost; the law depends on no prior",
+    ),
+    (
+        "engine/priors.py",
+        "_SEED = 2**61  # of the pilots, away from those a user draws",
+        "'61' → '62'",
+        "as far away",
+    ),
+    (
+        "core/coupling.py",
+        "narrow = mismatch.clamp(max=SMALL)",
+        "'.clamp(max=SMALL)' → ''",
+        "spares a branch that is not taken from overflow",
+    ),
+    (
+        "core/coupling.py",
+        "near = (level > NEAR) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1)",
+        "'1' → '2'",
+        "where Newton's method starts; it comes to the same root from there",
+    ),
+    (
+        "drafters/replay.py",
+        'telling = (square > torch.finfo(square.dtype).eps * size) & (position < memory["visited"].unsqueeze(1))',
+        "'*' → '/'",
+        "what a drafter learns from is a matter of cost; the law depends on no guess",
+    ),
+    (
+        "datasets/shards.py",
+        'with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:',
+        "'1' → '2'",
+        "two writers would do as well",
+    ),
+)
 """(file, line, change, reason) of survivors that are no missing test."""
 
 

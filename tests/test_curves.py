@@ -255,8 +255,10 @@ def test_agreement_has_wilsons_interval_and_one_test_of_both_networks(tmp_path: 
     squares = [scipy_stats.chi2_contingency(table, correction=False).statistic for table in tables]
     assert both.p_value == pytest.approx(scipy_stats.chi2.sf(sum(squares), 2))
     assert both.differences()["float32"][0] == pytest.approx(0.3)
-    with pytest.raises(ValueError, match="there are both sets of 1"):
-        _ = replace(both, rows=rows[:3]).p_value
+    alone = replace(both, rows=rows[:3])
+    assert alone.p_value == pytest.approx(scipy_stats.chi2.sf(squares[0], 1))
+    with pytest.raises(ValueError, match="there are both sets of none"):
+        _ = replace(both, rows=rows[:1]).p_value
 
 
 @pytest.mark.slow

@@ -356,7 +356,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "models.md": {"0.9995": "constant of the recipes"},
     "policies.md": {"±1": "scale of the data"},
     "robots.md": {
-        "2.7": "version of torch",
         "2.11": "version of torch",
         "2.13": "version of torch",
         "0.42": "version of diffusers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SUITE_LEVEL = 1e-3
-SHARES = 500
+SHARES = 530
 SAMPLES = 5_000
 MANY_SAMPLES = 100_000
 CHAINS = ("flow", "ddpm", "ddim", "langevin", "wells", "interrupted", "multistep", "single precision")

@@ -49,7 +49,7 @@ def robots(results: Results, pictures: Path) -> Section | None:
 
 
 def _label(row: RobotClockRow) -> str:
-    return row.run if row.window is None else f"{row.run}, {_STARTS[row.warm, row.prior]}"
+    return row.run if row.window is None else f"{row.run}, {_STARTS[bool(row.warm), bool(row.prior)]}"
 
 
 def _clock_plot(result: RobotClock) -> Plot:
@@ -106,18 +106,25 @@ def _success_table(result: RobotSuccess) -> str:
     found = {(row.task, row.method): row for row in result.rows}
 
     def cell(task: str, method: str) -> str:
-        row = found[task, method]
-        return f"{row.successes} of {row.episodes} ({100 * row.low:.0f} to {100 * row.high:.0f} %)"
+        row = found.get((task, method))
+        return (
+            ""
+            if row is None
+            else f"{row.successes} of {row.episodes} ({100 * row.low:.0f} to {100 * row.high:.0f} %)"
+        )
 
     rows = [[task, *(cell(task, method) for method in methods)] for task in tasks]
-    rows.append(["calls a plan", *(number(found[next(iter(tasks)), method].calls) for method in methods)])
+    calls = {row.method: row.calls for row in result.rows}
+    rows.append(["calls a plan", *(number(calls.get(method)) for method in methods)])
     return table(["task", *methods], rows, "Episodes that succeeded, the same situations for every method")
 
 
 def _starts_table(result: PolicyWarm) -> str:
     windows = dict.fromkeys(row.window for row in result.rows)
     found = {(row.window, row.warm, row.prior): row.calls for row in result.rows}
-    rows: list[list[str | float]] = [[f"{w}", *(found[(w, *start)] for start in _STARTS)] for w in windows]
+    rows: list[list[str | float | None]] = [
+        [f"{w}", *(found.get((w, *start)) for start in _STARTS)] for w in windows
+    ]
     return table(
         ["window", *_STARTS.values()],
         rows,

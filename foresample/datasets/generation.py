@@ -417,7 +417,9 @@ def _open_manifest(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     theirs = manifest["settings"]
     names = [n for n in {**theirs, **settings} if theirs.get(n) != settings.get(n)]
     if names:
-        told = ", ".join(f"{n} {theirs.get(n)!r} there and {settings.get(n)!r} here" for n in names)
+        told = ", ".join(
+            f"{n:.50} {theirs.get(n)!r:.100} there and {settings.get(n)!r:.100} here" for n in names[:5]
+        )
         raise ValueError(
             f"{folder} holds a dataset with other settings ({told}): give the same ones to go on with it, "
             "or choose another folder"

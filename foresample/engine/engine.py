@@ -147,7 +147,7 @@ class Engine:
         seeds = resolve_seeds(seeds=seeds)
         return self.stream_parts([(torch.arange(len(seeds)), seeds)], ordered=ordered)
 
-    def stream_parts(self, parts: Iterable[tuple[Tensor, Tensor]], *, ordered: bool = True) -> Iterator[Sample]:
+    def stream_parts(self, parts: Iterable[tuple[Tensor, Tensor]], *, ordered: bool) -> Iterator[Sample]:
         """`stream`, of samples 0, 1, … given in parts, (indices, seeds), each asked for when a slot is free for it."""
         seed_of: dict[int, int] = {}  # of the samples begun and the rest of their part
 

@@ -84,7 +84,7 @@ def fit_prior(
     matrix = size <= MATRIX_ELEMENTS
     recorded = RecordingTarget(target, pilots, steps if matrix else min(window + 1, steps))
     # The runs the prior is for look for themselves.
-    engine = Engine(recorded, window=min(window, max(1, steps - 1)), slots=slots or pilots, look=False)
+    engine = Engine(recorded, window=window, slots=slots or pilots, look=False)
     seeds = seeds_of(_SEED + seed, pilots)
     engine.sample(seeds)
     kept = recorded.steps

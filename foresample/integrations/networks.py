@@ -22,11 +22,11 @@ def require_fixed(network: Any) -> None:
 
 
 def require_fixed_variance(chain: Chain) -> None:
-    """Refuse a learned variance in a loop of somebody else's: its extra noise is no part of that loop."""
+    """Refuse a learned variance in a policy: its extra noise is no part of what policies are drawn with."""
     if chain.low_variance is not None:
         raise ValueError(
-            "a learned variance (variance_type='learned_range') is not served inside of a pipeline's or policy's "
-            "loop; use variance_type='fixed_small', or foresample.targets.from_scheduler with the network"
+            "a learned variance (variance_type='learned_range') is not served in a policy; use "
+            "variance_type='fixed_small', or foresample.targets.from_scheduler with the network"
         )
 
 

@@ -3,8 +3,8 @@
 A policy is known by its method's arguments and attributes. A subclass may do something else behind them (guidance,
 a temperature, another order), which the chain read from the scheduler knows nothing of. So before the first plan the
 untouched method runs once with known noise, on the observation at hand: what its network is shown at every step, and
-what comes out, must be what the chain says, to rounding. Its network answers at three steps; from then on answers are
-made up, which costs nothing.
+what comes out, must be what the chain says, to rounding. Its network answers at three steps, and then at a state of
+each together, as it will be called in rounds; answers at later steps are made up, which costs nothing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
-from foresample.integrations.turns import REMEDY, Refused
+from foresample.integrations.turns import REMEDY, Refused, require_shape
 
 STEPS = 3
 
@@ -109,12 +109,7 @@ class Watch:
         chain = chain.to(first.sample.device, torch.float64)
         worst, previous, before = 0.0, no_history(chain, first.sample.double()), first.sample
         for k, seen in enumerate(self.seen):
-            if seen.output.shape != seen.sample.shape:
-                raise Refused(
-                    f"the scheduler is given an output of shape {tuple(seen.output.shape)} for latents of "
-                    f"{tuple(seen.sample.shape)}, so it does more than the chain contains (a learned variance?); "
-                    "use a scheduler with fixed variance"
-                )
+            require_shape(chain, seen.output, seen.sample)
             wrong = broken(seen.output.unsqueeze(1)).flatten().nonzero().flatten().tolist()
             if wrong:
                 raise fault_error(k, wrong[0])
@@ -150,6 +145,8 @@ def replay_scheduler(
     try:
         for k, timestep in enumerate(timesteps.unbind()):
             output = torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
+            if chain.low_variance is not None:
+                output = torch.cat([output, 0.9 * torch.sin(x)], 1)
             own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
             with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
                 result = step(model_output=output, timestep=timestep, sample=x, **told, **own)
@@ -185,14 +182,15 @@ def explained(
     """How far the chain's step k is from the state seen, relative to it; and predictions as the next step sees them."""
     step = torch.full((len(sample),), k, device=sample.device)
     x = sample.double()
-    prediction = chain.predict(x, output.double(), step)
+    learned = chain.low_variance is not None  # without extra noise it is all in one
+    prediction = chain.predict(x, (output.chunk(2, 1)[0] if learned else output).double(), step)
     ours = chain.mean(x, prediction, step, previous)
     previous = remember(chain, prediction, previous)
     std = float(chain.std[k])
     rows = [draw for draw in noise if draw.shape[1:] == sample.shape[1:]]
     drawn = torch.cat(rows)[-len(sample) :] if rows else None  # some draw twice, and use the last
     if std > 0 and drawn is not None and drawn.shape == sample.shape:
-        ours = ours + std * drawn.to(x)
+        ours = ours + (chain.variance(output.double(), step).sqrt() if learned else std) * drawn.to(x)
     elif std > 0:
         return float("inf"), previous
     scale = float(after.double().abs().max().clamp(min=1e-30))

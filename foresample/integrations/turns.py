@@ -253,12 +253,6 @@ class Session:
     def _first(self, output: Tensor, sample: Tensor, bound: dict[str, Any]) -> Step:
         if not self.recorded:
             raise Refused(f"the pipeline stepped its scheduler without calling a network of its own; {REMEDY}")
-        if output.shape != sample.shape:
-            raise Refused(
-                f"the scheduler is given an output of shape {tuple(output.shape)} for latents of "
-                f"{tuple(sample.shape)}, so it does more than the chain contains (a learned variance?); use a "
-                "scheduler with fixed variance"
-            )
         half = len(sample) // 2
         twins = len(sample) % 2 == 0 and torch.equal(sample[:half], sample[half:])
         # Some pipelines keep each image twice, for guidance, and go on with the first of the two.
@@ -267,6 +261,7 @@ class Session:
         self.step_arguments, self.step_names = {k: v for k, v in bound.items() if k not in OWN}, set(bound)
         self.first, self.first_output = sample[: self.images], output[: self.images]
         self._read(bound)
+        require_shape(self.chain, output, sample)
         for recorded in self.recorded:
             self._locate(recorded)
         if self.explain is not None:
@@ -318,7 +313,7 @@ class Session:
         """The round under way, given the (guided) output at x: the states as the loop had them."""
         call = self.call
         assert call is not None
-        prediction = self.chain.predict(x, output, call.step)
+        prediction = self.chain.predict(x, output, call.step, call.extra)
         if self.known is not None:
             # Coordinates that are overwritten have no part in the law: they are drafted without error.
             for i in (call.step == len(self.chain.std) - 1).nonzero().flatten().tolist():
@@ -632,6 +627,11 @@ class Session:
                 value, other = given.chunk(2)
                 if known.all() or not torch.equal(value[known], other[known]):
                     raise self._changed(sample)
+                if self.chain.low_variance is not None:
+                    raise Refused(
+                        "the pipeline overwrites latents, which is not served with a learned variance; use "
+                        "variance_type='fixed_small'"
+                    )
                 self.known = known
         elif not torch.equal(given, self.stress_given):
             if self.known is None:
@@ -799,6 +799,17 @@ class Session:
                 f"the pipeline gives its {recorded.name} something else than its latents (shape {tuple(states.shape)} "
                 f"for {tuple(x.shape)}), which foresample does not follow; {REMEDY}"
             )
+
+
+def require_shape(chain: Chain, output: Tensor, sample: Tensor) -> None:
+    """Refuse what is no output for the chain: the channels of the latents, and as many again for a learned variance."""
+    twice = 1 if chain.low_variance is None else 2
+    if output.shape != (len(sample), twice * sample.shape[1], *sample.shape[2:]):
+        raise Refused(
+            f"the scheduler is given an output of shape {tuple(output.shape)} for latents of {tuple(sample.shape)}, "
+            "so it does something else than the chain contains (a learned variance?); use a scheduler with fixed "
+            "variance"
+        )
 
 
 class _InOrder:

@@ -107,7 +107,7 @@ class Recipe:
 
     def names(self) -> list[str]:
         """The names of all classes, none for a network without."""
-        return _labels(self.path, _read_json(self.path / "unet" / "config.json"))
+        return _labels(self.path, _read_json(self.path / "unet" / "config.json", NetworkNumbers))
 
     def about(self) -> dict[str, Any]:
         """What decides on the samples beside the chain: the network's weights and how they are used."""
@@ -161,6 +161,11 @@ def load(
     with _blamed_on(settings, but=ValueError):
         scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         chain = scheduler_chain(scheduler)  # refuses what has no exact coupling, before the weights are read
+    if scheduler.config.variance_type == "learned_range":
+        raise ValueError(
+            f"{settings}: this loader's networks return as many channels as they take and have no learned variance: "
+            "use variance_type='fixed_small', or foresample.targets.from_scheduler with your own network"
+        )
     if not torch.isfinite(chain.std).all():
         raise ValueError(
             f"{settings}: its betas give a noise that is NaN or infinite; they must be between 0 and 1"
@@ -262,7 +267,7 @@ def _blamed_on(file: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[No
     except but:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or ["without a word"])[0]
+        first = (str(error).strip().splitlines() or ["without a word"])[0][:300]
         raise ValueError(f"{file} makes no network or schedule ({type(error).__name__}: {first})") from None
 
 

@@ -63,8 +63,8 @@ class ChainTarget:
         if self.chain.low_variance is None:
             return ""
         return (
-            "; if its output is finite, its variance lies below what the chain takes for certain there: give a smaller "
-            "learned_base"
+            "; if its output is finite, its variance lies below what the chain takes for certain there: use a fixed "
+            "variance, or give a smaller learned_base to foresample.targets.vp"
         )
 
     @property

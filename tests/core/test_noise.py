@@ -187,3 +187,12 @@ def test_the_one_bad_seed_of_a_list_is_named(bad):
 def test_seeds_may_be_a_list_or_a_tensor():
     assert noise.as_seeds([0, 5, 2**63 - 1]).tolist() == [0, 5, 2**63 - 1]
     assert torch.equal(noise.as_seeds(SEEDS), SEEDS)
+
+
+def test_seeds_of_any_whole_type_become_numbers_of_64_bits() -> None:
+    for some in ([3, 5], torch.tensor([3, 5]), torch.tensor([3, 5], dtype=torch.int32)):
+        seeds = noise.as_seeds(some)
+        assert seeds.dtype == torch.int64
+        assert seeds.tolist() == [3, 5]
+    with pytest.raises(ValueError, match="a seed must be a whole number"):
+        noise.as_seeds(torch.tensor([[3, 5], [7, 9]]))

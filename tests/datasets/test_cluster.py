@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import foresample as fs
 from foresample.datasets.cluster import ShardQueue
+from foresample.targets import ChainTarget
 from tests.datasets.disturbing import (
     ENVIRONMENT,
     Start,
@@ -215,7 +216,12 @@ def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
 
 
 def test_settings_of_ray(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="pass a function that does, not the target itself"):
-        fs.generate(flow(), 5, out=tmp_path, window=4, ray="auto")
+    class Called(ChainTarget):
+        def __call__(self) -> None:
+            """It could be taken for a function that makes one."""
+
+    for target in (flow(), Called(**vars(flow())), "flow"):
+        with pytest.raises(TypeError, match="pass a function that does, not the target itself"):
+            fs.generate(cast(Any, target), 5, out=tmp_path, window=4, ray="auto")
     with pytest.raises(ValueError, match="give ray='auto' as well"):
         fs.generate(flow(), 5, out=tmp_path, window=4, cpus=2)

@@ -57,6 +57,11 @@ def test_the_size_of_shards_changes_the_files_and_not_the_samples(undisturbed: P
     assert torch.equal(one, other)
 
 
+def test_one_sample_in_one_shard_of_its_own(tmp_path: Path) -> None:
+    assert fs.generate(flow(), 1, out=tmp_path, window=1, shard=1).fair == 1
+    assert fs.inspect_dataset(tmp_path).complete
+
+
 def test_a_finished_dataset_is_left_alone(undisturbed: Path, tmp_path: Path) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "out")
     before = inodes(out)
@@ -153,8 +158,9 @@ def test_a_run_that_is_stopped_has_begun_the_next_in_order_and_finishes_them(
 
 
 def test_a_run_stopped_before_it_begins_leaves_no_shard(tmp_path: Path) -> None:
-    dataset = draw(tmp_path, stop=lambda: True)
-    assert not shards(tmp_path)
+    out = tmp_path / "made" / "on the way"
+    dataset = draw(out, stop=lambda: True)
+    assert not shards(out)
     assert list(dataset.samples()) == []
     assert dataset.law is None
 
@@ -181,6 +187,19 @@ def test_a_run_that_goes_on_behind_a_cut_one_is_fair_only_when_complete(tmp_path
     with pytest.warns(UserWarning, match="the first 0 are known to be fair"):
         dataset.samples()
     assert draw(tmp_path).fair == COUNT
+
+
+def test_the_first_sample_of_a_shard_may_be_the_one_that_breaks(tmp_path: Path) -> None:
+    base = flow()
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        return torch.where((row == SHARD).unsqueeze(1), torch.nan, base.network(x, time, row))
+
+    dataset = draw(tmp_path, lambda: replace(base, network=network))
+    found = fs.inspect_dataset(tmp_path)
+    assert [f.index for f in dataset.failures] == [f.index for f in found.failures] == [SHARD]
+    assert found.unsound == {}
+    assert found.in_order == SHARD
 
 
 def test_a_lost_shard_behind_fair_samples_leaves_them_fair(undisturbed: Path, tmp_path: Path) -> None:

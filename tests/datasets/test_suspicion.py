@@ -254,6 +254,10 @@ for _ in range(100):
         (changed(0, "settings", "shard"), r"settings.shard is 0, not a whole number from 1"),
         (changed("x", "settings", "count"), r"settings.count is 'x', not a whole number"),
         (changed(10**60, "settings", "count"), r"settings.count is 1"),
+        (
+            changed(2**53 + 1, "settings", "count"),
+            r"settings.count is 9007199254740993, not a whole number from 1",
+        ),
         (changed(None, "settings"), "settings is None, not an object"),
         (changed(-1, "settings", "seed"), "settings.seed is -1, not"),
         (changed([], "settings", "labels"), r"settings.labels is \[\], not a list with something in it"),
@@ -282,6 +286,16 @@ def test_a_manifest_is_one_or_a_sentence(
         ):
             look(out)
     assert path.read_bytes() == before
+
+
+def test_other_settings_are_told_in_a_sentence_however_long_they_are(out: Path) -> None:
+    path = out / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["settings"] |= {"method": "x" * 5000, "y" * 5000: 1, **{f"more {i}": i for i in range(99)}}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"other settings \(method 'xxx") as raised:
+        draw(out)
+    assert len(str(raised.value)) < 1500
 
 
 def test_deep_nesting(out: Path) -> None:

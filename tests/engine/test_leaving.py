@@ -7,7 +7,7 @@ import torch
 
 import foresample as fs
 from foresample.core.noise import seeds_of
-from foresample.engine.slots import in_order
+from foresample.engine.slots import FixedSlots, in_order
 from foresample.faults import NO_FAULT
 from tests.engine.test_engine import broken, engine, kinds
 from tests.small_chains import flow
@@ -64,3 +64,13 @@ def test_when_no_more_are_to_be_begun_those_under_way_are_finished(kind: str) ->
     assert done.index.tolist() == sorted(begun)
     assert torch.equal(done.x, whole.samples[: len(begun)])
     assert list(made.draw(parts, stop=lambda: True)) == []
+
+
+@pytest.mark.parametrize(("left", "queued"), [([16, 16], 4), ([16, 9], 3), ([16, 4], 1), ([5, 5], 1)])
+def test_fixed_slots_queue_the_rounds_that_are_certain_to_be_needed(left: list[int], queued: int) -> None:
+    """A round commits at most four transitions here; looking after each would make the device wait for the host."""
+    made = engine(flow(), "fixed", window=3, slots=2)
+    slots = made._slots(2)
+    assert isinstance(slots, FixedSlots)
+    slots.left = left
+    assert slots._plan() == (3, queued)

@@ -41,6 +41,7 @@ def test_where_calls_cost_the_same_wide_windows_win(monkeypatch: pytest.MonkeyPa
     assert best.gain == pytest.approx(40 / best.calls)
     assert tuning.predicted == best.gain
     assert tuning.achieved == pytest.approx(tuning.predicted, rel=0.5)
+    assert f"{tuning.achieved:.2f}× achieved" in tuning.advice
     assert "take window" in tuning.advice
 
 
@@ -91,6 +92,11 @@ def test_tuning_serialises(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_windows_beyond_the_chain_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=6), windows=tuning_module.WINDOWS)
     assert [trial.window for trial in tuning.trials] == [2, 4, 5]
+
+
+def test_neighbours_are_those_on_either_side() -> None:
+    places = {1: [2], 2: [1, 4], 4: [2, 8], 8: [4]}
+    assert {window: tuning_module._neighbours([1, 2, 4, 8], window) for window in places} == places
 
 
 def test_windows_between_the_powers_of_two_are_tried_around_the_best(monkeypatch: pytest.MonkeyPatch) -> None:

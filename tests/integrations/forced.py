@@ -127,7 +127,9 @@ def _compared(
     for k, told in enumerate(steps):
         x, output = (told[name][:images].double() for name in ("sample", "model_output"))
         index = torch.full((images,), k)
-        prediction = chain.predict(x, output, index)
+        learned = chain.low_variance is not None
+        std = chain.variance(output, index).sqrt() if learned and chain.std[k] > 0 else chain.std[k]
+        prediction = chain.predict(x, output.chunk(2, 1)[0] if learned else output, index)
         previous = torch.zeros_like(x) if previous is None else previous
         mean = chain.mean(x, prediction, index, previous)
         previous = prediction
@@ -136,7 +138,7 @@ def _compared(
             known |= steps[k + 1]["sample"][:images] != path[k].to(steps[k + 1]["sample"].dtype)
         free = ~known
         if chain.std[k] > 1e-8:
-            innovations.append((apart / chain.std[k])[free])
+            innovations.append((apart / std)[free])
         else:
             worst = max(worst, float(apart[free].abs().max() / path[k].abs().max()))
     return Walk(innovations, worst, ours, seen["result"], calls)

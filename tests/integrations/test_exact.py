@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.integrations import turns
 from foresample.integrations.turns import Refused
 from foresample.selftest import ks_two_sample
@@ -108,6 +109,15 @@ def test_without_a_check_another_law_is_noticed(
     monkeypatch.setattr(turns.Session, check, careless)
     with pytest.raises(AssertionError):
         walk(pipe, arguments()).require_exact()
+
+
+@pytest.mark.law
+def test_a_fixed_variance_in_the_place_of_a_learned_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken twin: the extra noise with its typical weight, whatever the network says."""
+    monkeypatch.setattr(Chain, "_spread", lambda self, prediction, *others: prediction)
+    case = next(case for case in EXACT if case.note == "learned variance")
+    with pytest.raises(AssertionError):
+        walk(case.build(Path()), case.arguments(4)).require_exact()
 
 
 @pytest.mark.law

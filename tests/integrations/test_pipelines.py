@@ -92,6 +92,13 @@ def test_guided_states_get_their_own_prompt_and_timestep(tmp_path: Path) -> None
     torch.testing.assert_close(theirs, run.samples, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 
 
+def test_a_learned_variance_without_its_channels_is_refused(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path, diffusers.DDPMScheduler(variance_type="learned_range"))
+    fs.accelerate(pipe, trace=False)  # diffusers itself fails there
+    with pytest.raises(RuntimeError, match="use a scheduler with fixed variance"):
+        pipe(**PROMPTS, generator=generators(4))
+
+
 @pytest.mark.parametrize("drafter", [fs.Frozen("head"), fs.Frozen("nearest")], ids=str)
 def test_other_drafters_and_blocks(drafter: fs.Drafter, tmp_path: Path) -> None:
     pipe = pipelines.stable_diffusion(tmp_path)

@@ -167,6 +167,7 @@ for _ in range(100):
             r"config.json makes no network or schedule \(ZeroDivisionError",
         ),
         ("unet/config.json", {"act_fn": "x"}, r"config.json makes no network or schedule \(.*x"),
+        ("unet/config.json", {"act_fn": "x" * 5000}, r"config.json makes no network or schedule \(.*x"),
         (
             "unet/config.json",
             {"time_embedding_dim": 10**7},
@@ -205,6 +206,16 @@ def test_a_folder_that_says_something_else(
     with pytest.raises(ValueError, match=sentence) as raised:
         pretrained.load(path)
     assert len(str(raised.value).splitlines()) == 1
+    assert len(str(raised.value)) < 1000
+
+
+def test_a_recipe_looks_at_the_numbers_of_a_folder_too(folder: Path, tmp_path: Path) -> None:
+    path = copy_model(folder, tmp_path / "model")
+    config = json.loads((path / "unet" / "config.json").read_text())
+    (path / "unet" / "config.json").write_text(json.dumps({**config, "num_class_embeds": "x" * 5000}))
+    with pytest.raises(ValueError, match="num_class_embeds is 'xxx") as raised:
+        pretrained.Recipe(path, 3).labels()
+    assert len(str(raised.value)) < 1000
 
 
 @pytest.mark.parametrize(
