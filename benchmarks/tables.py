@@ -767,10 +767,25 @@ def when() -> str:
         best = max((row for row in pictures.rows if row.steps == steps), key=lambda row: row.gain)
         where = f"one picture: {MODELS[pictures.settings.model]}, {steps} steps, H200"
         cells.append(_pair(where, base.calls, base.ms, best.calls, best.ms))
+    robot = load(RobotClock, "robot-clock")
+    strict, quickest = (
+        min((row for row in robot.rows if row.method == method), key=lambda row: row.ms.median)
+        for method in ("sequential", "accelerated")
+    )
+    where = f"a robot's plan: LeRobot's policy, {robot.settings.steps} steps, H200"
+    cells.append(_pair(where, strict.calls.mean, strict.ms.median, quickest.calls.mean, quickest.ms.median))
     plans = load(Policy, "policy-lasa").rows
     plain, ours = plans[0], min(plans[1:], key=lambda row: row.batch_1.ms)
     where = "a robot's plan: handwriting, 100 steps, one CPU core, tiny network"
     cells.append(_pair(where, plain.calls, plain.batch_1.ms, ours.calls, ours.batch_1.ms))
+    science = load(Packages, "packages").rows
+    for name in dict.fromkeys(row.name for row in science):
+        best_row = min((row for row in science if row.name == name), key=lambda row: row.seconds)
+        what = "pictures" if "DDPM" in name else "a field of cosmology"
+        where = f"{what}: {name}, {best_row.steps} steps, {best_row.count} at a time, H200, both eager"
+        each = 1e3 / best_row.count
+        times = each * best_row.sequential_seconds, each * best_row.seconds
+        cells.append(_pair(where, best_row.steps, times[0], best_row.calls, times[1]))
     for saved in curve_files():
         if saved.settings.problem in ("langevin", "wells"):
             plain_point = _row(saved.rows, method="sequential")
@@ -782,9 +797,8 @@ def when() -> str:
     full = load(Throughput, "cifar10-throughput")
     for row in full.rows:
         where = f"a dataset: {MODELS[full.settings.model]}, {row.steps} steps, {full.settings.slots} at a time, H200"
-        times = (1e3 / rate for rate in (row.sequential_samples_per_second, row.samples_per_second))
-        base_ms, ours_ms = times
-        cells.append(_pair(where, row.steps, base_ms, row.calls, ours_ms))
+        rates = row.sequential_samples_per_second, row.samples_per_second
+        cells.append(_pair(where, row.steps, 1e3 / rates[0], row.calls, 1e3 / rates[1]))
     return _table(
         ["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "on the clock"], cells
     )

@@ -100,7 +100,7 @@ HAS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "policies.md": of_policies,
     "robots.md": of_policies,
 }
-"""What the reader of a page has beforehand: small stand-ins, real objects of the real libraries where it is about them."""
+"""What the reader of a page has beforehand: small stand-ins, and real objects of the libraries it is about."""
 
 
 def blocks(page: Path) -> list[str]:
