@@ -767,11 +767,7 @@ def when() -> str:
         best = max((row for row in pictures.rows if row.steps == steps), key=lambda row: row.gain)
         where = f"one picture: {MODELS[pictures.settings.model]}, {steps} steps, H200"
         cells.append(_pair(where, base.calls, base.ms, best.calls, best.ms))
-    robot = load(RobotClock, "robot-clock")
-    strict, quickest = (
-        min((row for row in robot.rows if row.method == method), key=lambda row: row.ms.median)
-        for method in ("sequential", "accelerated")
-    )
+    robot, strict, quickest = _robot()
     where = f"a robot's plan: LeRobot's policy, {robot.settings.steps} steps, H200"
     cells.append(_pair(where, strict.calls.mean, strict.ms.median, quickest.calls.mean, quickest.ms.median))
     plans = load(Policy, "policy-lasa").rows
@@ -804,6 +800,26 @@ def when() -> str:
     )
 
 
+def start() -> str:
+    """One sentence for the start page."""
+    robot, strict, quickest = _robot()
+    return (
+        f"A plan of LeRobot's diffusion policy ({robot.settings.parameters / 1e6:.0f} million parameters, "
+        f"{robot.settings.steps} steps) takes {quickest.ms.median:.0f} ms in place of {strict.ms.median:.0f}, likewise: "
+        f"**{strict.ms.median / quickest.ms.median:.1f}×**."
+    )
+
+
+def _robot() -> tuple[RobotClock, RobotClockRow, RobotClockRow]:
+    """LeRobot's policy: the fastest sequential plan, and the fastest of ours."""
+    saved = load(RobotClock, "robot-clock")
+    strict, ours = (
+        min((row for row in saved.rows if row.method == method), key=lambda row: row.ms.median)
+        for method in ("sequential", "accelerated")
+    )
+    return saved, strict, ours
+
+
 def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float) -> list[str]:
     gain = base_ms / ms
     told = f"**{gain:.1f}×\u00a0faster**" if gain > 1 else f"{1 / gain:.1f}×\u00a0slower"
@@ -832,6 +848,7 @@ def _chain(saved: QualityCost) -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "order": order,
+    "start": start,
     "when": when,
     "when_lossy": when_lossy,
     "clock": clock,

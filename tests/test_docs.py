@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ import torch
 import foresample as fs
 from benchmarks.tables import FIGURES, filled
 from tests import support
+from tests.browser import Browser, in_a_browser
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -255,15 +258,57 @@ def test_the_reference_shows_nothing_twice() -> None:
 # ------------------------------------------------------------------ the site
 
 
-@pytest.mark.slow
-def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
-    """A broken link or anchor is a warning of mkdocs, and a warning ends a strict build."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole site, built strictly: a lost link or anchor is a warning of mkdocs, which ends such a build."""
     pytest.importorskip("mkdocs", reason="needs the extra foresample[docs]")
-    run = build_site(ROOT, tmp_path)
+    out = tmp_path_factory.mktemp("site")
+    run = build_site(ROOT, out)
     assert run.returncode == 0, run.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_the_site_is_whole_and_fetches_nothing(site: Path) -> None:
     fetched = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
-    for page in tmp_path.rglob("*.html"):
-        assert not fetched.search(page.read_text()), page.name
+    for page in (ROOT / "docs").glob("*.md"):
+        text = (site / f"{page.stem}.html").read_text()
+        assert not fetched.search(text), page.name
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and says nothing."""
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_pages_fit_a_desk_and_a_phone_and_can_be_searched(site: Path) -> None:
+    """Served on the loopback; nothing else is asked for anything."""
+    server, browser = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)), Browser()
+    home = f"http://127.0.0.1:{server.server_port}/"
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for width in (1280, 390):
+            browser.size(width, 900, mobile=width < 500)
+            for page in sorted((ROOT / "docs").glob("*.md")):
+                browser.send("Page.navigate", url=f"{home}{page.stem}.html")
+                browser.wait("Page.loadEventFired")
+                assert browser.run("document.documentElement.scrollWidth") <= width, (page.name, width)
+        browser.run(
+            "(async () => { document.querySelector('[data-md-toggle=search]').checked = true;"
+            "const box = document.querySelector('.md-search__input'); box.focus();"
+            "const wait = () => new Promise(done => requestAnimationFrame(done));"
+            "while (!document.querySelector('.md-search-result__item')) {"  # once the index is there
+            "  box.value = 'recycling'; box.dispatchEvent(new Event('keyup', {bubbles: true})); await wait(); } })()"
+        )
+        assert browser.problems == []
+        assert [address for address in browser.requests if not address.startswith(home)] == []
+    finally:
+        browser.close()
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.slow
