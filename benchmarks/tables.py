@@ -805,8 +805,8 @@ def start() -> str:
     robot, strict, quickest = _robot()
     return (
         f"A plan of LeRobot's diffusion policy ({robot.settings.parameters / 1e6:.0f} million parameters, "
-        f"{robot.settings.steps} steps) takes {quickest.ms.median:.0f} ms in place of {strict.ms.median:.0f}, likewise: "
-        f"**{strict.ms.median / quickest.ms.median:.1f}×**."
+        f"{robot.settings.steps} steps) takes {quickest.ms.median:.0f} ms in place of {strict.ms.median:.0f}, "
+        f"likewise: **{strict.ms.median / quickest.ms.median:.1f}×**."
     )
 
 
