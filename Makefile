@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: demo docs report results-check test quick lint mutants clean
+.PHONY: demo report results-check test quick lint mutants clean
 
 $(STAMP): pyproject.toml constraints.txt tests/packages.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,7 @@ demo: $(STAMP)
 	$(BIN)/foresample sample --count 20 --steps 100 --window 8 --compare --out out
 	$(BIN)/foresample bench mixture --out out
 
+.PHONY: docs
 docs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
