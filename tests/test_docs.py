@@ -117,7 +117,7 @@ def blocks(page: Path) -> list[str]:
 
 def run_page(page: Path, folder: Path) -> dict[str, Any]:
     """What the blocks of a page leave behind, run one after the other in an empty folder."""
-    names: dict[str, Any] = {"torch": torch, "fs": fs, "__name__": "page"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     names |= HAS[page.name](folder) if page.name in HAS else {}
     for code in blocks(page):
         exec(compile(code, page.name, "exec", dont_inherit=True), names)
