@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: demo report results-check test quick lint mutants clean
+.PHONY: demo report results-check test quick lint mutants dist clean
 
 $(STAMP): pyproject.toml constraints.txt tests/packages.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,5 +42,9 @@ quick: lint
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutants
 
+# The wheel in empty environments, for the oldest and the newest versions: downloads gigabytes, by hand and before a release.
+dist: $(STAMP)
+	$(BIN)/python -m tests.dist $(DIST)
+
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out dist build

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 import foresample
-from recipes import lasa
+from foresample.pretrained import policy as handwriting
 
 
-def draw(policy: lasa.LasaPolicy, start: Tensor, plans: int, seed: int = 0) -> tuple[Tensor, list[int]]:
+def draw(policy: handwriting.LasaPolicy, start: Tensor, plans: int, seed: int = 0) -> tuple[Tensor, list[int]]:
     """The pen's path, [points, 2], from a start [1, 2], and the network calls of each plan."""
     generator = torch.Generator().manual_seed(seed)
     position, velocity, shape = start, torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
@@ -33,7 +33,7 @@ def draw(policy: lasa.LasaPolicy, start: Tensor, plans: int, seed: int = 0) -> t
 
 
 def main(plans: int = 14) -> list[int]:
-    policy = lasa.load()
+    policy = handwriting.load()
     start = torch.tensor([[0.72, 0.66]])  # where the demonstrations of the first shape begin
     path, calls = draw(policy, start, plans)
     print(f"sequential   {sum(calls)} network calls for {plans} plans, the pen ends at {path[-1].tolist()}")

@@ -142,10 +142,10 @@ class Browser:
         told = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.send("Emulation.setEmulatedMedia", features=told)
 
-    def open(self, path: Path) -> None:
-        """Load a file, forgetting the problems and requests of the last one."""
+    def open(self, page: Path | str) -> None:
+        """Load a file or an address, forgetting the problems and requests of the last one."""
         self.problems, self.requests = [], []
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait("Page.loadEventFired")
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
@@ -155,6 +155,15 @@ class Browser:
         if "exceptionDetails" in told:
             raise RuntimeError(str(told["exceptionDetails"]))
         return told["result"].get("value")
+
+    def until(self, condition: str) -> Any:
+        """The value of a JavaScript expression, once it is true."""
+        end = time.monotonic() + self.seconds
+        while not (value := self.run(condition)):
+            if time.monotonic() > end:
+                raise TimeoutError(f"it does not come true: {condition}")
+            self.run("new Promise(done => setTimeout(done, 50))")
+        return value
 
     def drawn(self) -> dict[str, int]:
         """How many series every figure of the page shows; none of them with a broken coordinate."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import foresample as fs
+from tests import outside
 
 EXTRAS = (
     "diffusers",
@@ -83,3 +86,13 @@ def test_it_samples_without_any_extra() -> None:
         "print(fs.sample(fs.GaussianMixture.of_draft_trees(2).flow(10, 0.1), 2, window=4).speedup)"
     )
     assert float(speedup) > 1
+
+
+@pytest.mark.slow
+def test_a_strangers_program_uses_every_name_and_runs(tmp_path: Path) -> None:
+    """Strict types of it are the linter's affair, and those of the installed package that of `make dist`."""
+    text = Path(outside.__file__).read_text()
+    for module in (fs, fs.chains, fs.targets, fs.samplers):
+        names = getattr(module, "__all__", [])
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], module.__name__
+    outside.use_everything(tmp_path / "dataset")

@@ -110,7 +110,7 @@ def choose_source(
     `elsewhere`: the target is made by workers, whose devices are not ours to look at.
     """
     if device is not None:
-        _require_device(device, elsewhere=elsewhere)
+        require_device(device, elsewhere=elsewhere)
     if model is not None and target is not None:
         raise ValueError("--model and --target both say what to sample: give one of them")
     if target is None or target == "embedded":
@@ -142,7 +142,8 @@ def require_kind(reuse: str) -> Kind:
     return cast(Kind, reuse)
 
 
-def _require_device(device: str, *, elsewhere: bool) -> None:
+def require_device(device: str, *, elsewhere: bool = False) -> None:
+    """Refuse a device that is not there."""
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or (":" in device and not (kind == "cuda" and number.isdecimal())):
         raise ValueError(f"--device takes cpu, cuda or cuda:N, not {device!r}")

@@ -19,7 +19,18 @@ EXECUTION_OPTIONS = ["device", "half", "compiled", "graph", "slots", "window"]
 
 
 def test_every_command_is_there_and_helps() -> None:
-    assert set(COMMANDS) == {"sample", "generate", "inspect", "tune", "check", "bench", "report"}
+    assert set(COMMANDS) == {
+        "sample",
+        "generate",
+        "inspect",
+        "tune",
+        "check",
+        "bench",
+        "report",
+        "policy-server",
+        "doctor",
+        "demo",
+    }
     for name in COMMANDS:
         assert f"foresample {name}" in succeeds(name, "--help").replace("root", "foresample")
     assert invoke("bench").exit_code == 2
