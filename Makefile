@@ -8,13 +8,18 @@ STAMP  := $(VENV)/installed
 
 $(STAMP): pyproject.toml constraints.txt tests/packages.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[models,cli,ray,fast,test]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[models,cli,ray,fast,docs,test]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r tests/packages.txt
 	touch $@
 
 demo: $(STAMP)
 	$(BIN)/foresample sample --count 20 --steps 100 --window 8 --compare --out out
 	$(BIN)/foresample bench mixture --out out
+
+.PHONY: docs
+docs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 report: $(STAMP)
 	$(BIN)/python -m benchmarks.report --out out/report.html

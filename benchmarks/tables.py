@@ -755,8 +755,102 @@ def order() -> str:
     return f"{where}, {settings.runs} runs of each rule:\n\n{_table(['taken', 'samples a run', 'P(x > 0)'], cells)}"
 
 
+# ------------------------------------------------------------------ which method when
+
+
+def when() -> str:
+    """What one draws, and what both samplers take for it on the clock."""
+    pictures = load(Latency, "cifar10-latency-warm")
+    cells = []
+    for steps in sorted({row.steps for row in pictures.rows}):
+        base = _row(pictures.rows, steps=steps, window=0)
+        best = max((row for row in pictures.rows if row.steps == steps), key=lambda row: row.gain)
+        where = f"one picture: {MODELS[pictures.settings.model]}, {steps} steps, H200"
+        cells.append(_pair(where, base.calls, base.ms, best.calls, best.ms))
+    robot, strict, quickest = _robot()
+    where = f"a robot's plan: LeRobot's policy, {robot.settings.steps} steps, H200"
+    cells.append(_pair(where, strict.calls.mean, strict.ms.median, quickest.calls.mean, quickest.ms.median))
+    plans = load(Policy, "policy-lasa").rows
+    plain, ours = plans[0], min(plans[1:], key=lambda row: row.batch_1.ms)
+    where = "a robot's plan: handwriting, 100 steps, one CPU core, tiny network"
+    cells.append(_pair(where, plain.calls, plain.batch_1.ms, ours.calls, ours.batch_1.ms))
+    science = load(Packages, "packages").rows
+    for name in dict.fromkeys(row.name for row in science):
+        best_row = min((row for row in science if row.name == name), key=lambda row: row.seconds)
+        what = "pictures" if "DDPM" in name else "a field of cosmology"
+        where = f"{what}: {name}, {best_row.steps} steps, {best_row.count} at a time, H200, both eager"
+        each = 1e3 / best_row.count
+        times = each * best_row.sequential_seconds, each * best_row.seconds
+        cells.append(_pair(where, best_row.steps, times[0], best_row.calls, times[1]))
+    for saved in curve_files():
+        if saved.settings.problem in ("langevin", "wells"):
+            plain_point = _row(saved.rows, method="sequential")
+            point = min((r for r in saved.rows if r.method == "default"), key=lambda row: row.seconds)
+            where = f"MCMC: {saved.settings.target}, {saved.settings.steps} steps, one CPU core, in batches"
+            cells.append(
+                _pair(where, plain_point.calls, 1e3 * plain_point.seconds, point.calls, 1e3 * point.seconds)
+            )
+    full = load(Throughput, "cifar10-throughput")
+    for row in full.rows:
+        where = f"a dataset: {MODELS[full.settings.model]}, {row.steps} steps, {full.settings.slots} at a time, H200"
+        rates = row.sequential_samples_per_second, row.samples_per_second
+        cells.append(_pair(where, row.steps, 1e3 / rates[0], row.calls, 1e3 / rates[1]))
+    return _table(
+        ["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "on the clock"], cells
+    )
+
+
+def start() -> str:
+    """One sentence for the start page."""
+    robot, strict, quickest = _robot()
+    return (
+        f"A plan of LeRobot's diffusion policy ({robot.settings.parameters / 1e6:.0f} million parameters, "
+        f"{robot.settings.steps} steps) takes {quickest.ms.median:.0f} ms in place of {strict.ms.median:.0f}, "
+        f"likewise: **{strict.ms.median / quickest.ms.median:.1f}×**."
+    )
+
+
+def _robot() -> tuple[RobotClock, RobotClockRow, RobotClockRow]:
+    """LeRobot's policy: the fastest sequential plan, and the fastest of ours."""
+    saved = load(RobotClock, "robot-clock")
+    strict, ours = (
+        min((row for row in saved.rows if row.method == method), key=lambda row: row.ms.median)
+        for method in ("sequential", "accelerated")
+    )
+    return saved, strict, ours
+
+
+def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float) -> list[str]:
+    gain = base_ms / ms
+    told = f"**{gain:.1f}×\u00a0faster**" if gain > 1 else f"{1 / gain:.1f}×\u00a0slower"
+    return [where, f"{base_calls:.0f}, {calls:.1f}", f"{base_ms:.1f}, {ms:.1f}", told]
+
+
+def when_lossy() -> str:
+    """Few-step solvers and iterations to a tolerance beside ours: cost, and distance to the law."""
+    cells = []
+    for name in ("quality-cost-fashion", "quality-cost-policy"):
+        saved = load(QualityCost, name)
+        floor = _row(saved.rows, method="sequential")
+        for method in dict.fromkeys(row.method for row in saved.rows):
+            rows = [row for row in saved.rows if row.method == method]
+            if method.startswith(("default", "ddim", "dpmpp", "para", "sequential")):
+                row = min(rows, key=lambda row: row.distance)
+                told = "the floor" if row is floor else f"{row.distance / floor.distance:.2f}× the floor"
+                what = "other seeds" if row is floor else row.detail
+                cells.append([_chain(saved), f"{label(method)}, {what}", f"{row.calls:.1f}", told])
+    return _table(["chain", "method, at its most faithful", "calls", "distance to the sequential law"], cells)
+
+
+def _chain(saved: QualityCost) -> str:
+    return f"{saved.settings.target}, {saved.settings.steps} steps"
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "order": order,
+    "start": start,
+    "when": when,
+    "when_lossy": when_lossy,
     "clock": clock,
     "latency": latency,
     "rounds": rounds,

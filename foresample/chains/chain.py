@@ -50,6 +50,7 @@ from torch import Tensor
 from foresample.contracts import expand
 
 Kind = Literal["x0", "eps", "v", "score"]
+"""What a network returns, and what drafters reuse: the denoised state, the noise, the velocity, or the score."""
 Limit = Callable[[Tensor], Tensor]
 """What is done to denoised estimates, [B, *shape] -> [B, *shape], row by row."""
 

@@ -1,0 +1,158 @@
+"""What is supported, as tables that the tests make: `python -m tests.support` writes them into the pages.
+
+A row is there because a test is: pipelines come from the cases of `tests.pipelines`, policies from the families of
+`tests.policies`, packages name the test that replays them, commands are asked for their help.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import diffusers
+from typer.main import get_command
+
+from foresample.cli import app
+from tests.pipelines import EXACT, REFUSED
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+PACKAGES = {
+    "diffusers": (
+        "pipelines, and schedulers around your own network",
+        "`fs.accelerate(pipe)`, `fs.targets.from_scheduler`",
+        "tests/chains/test_schedulers.py::test_replaying_step_with_the_same_noise",
+    ),
+    "denoising-diffusion-pytorch": (
+        "`GaussianDiffusion`, `GaussianDiffusion1D`",
+        "`fs.accelerate(diffusion)`",
+        "tests/integrations/test_packages.py::test_their_loop_with_the_same_noise",
+    ),
+    "monai": (
+        "`DiffusionInferer`",
+        "`fs.accelerate(inferer)`",
+        "tests/integrations/test_packages.py::test_monai_s_sample_with_the_same_noise",
+    ),
+    "boltz": (
+        "`AtomDiffusion`, versions 1 and 2",
+        "`fs.accelerate(diffusion)`",
+        "tests/integrations/test_packages.py::test_boltz_s_loop_with_the_same_noise",
+    ),
+    "lerobot": (
+        "`DiffusionPolicy`",
+        "`fs.accelerate(policy)`",
+        "tests/integrations/test_lerobot.py::test_actions_come_as_they_did",
+    ),
+    "k-diffusion": (
+        "its stochastic samplers, same names and arguments",
+        "`fs.samplers`",
+        "tests/test_samplers.py::test_samples_have_the_law_of_theirs",
+    ),
+}
+"""Packages whose sampler a test replays step by step: what is served, how, and the test."""
+
+_LOOPS = "tests/integrations/test_loops.py::test_the_law_is_the_sequential_policy_s_with_fewer_calls"
+_FAMILIES = "tests/integrations/test_policies.py::test_the_law_is_the_sequential_policy_s_with_fewer_calls"
+POLICIES = {
+    "LeRobot's `DiffusionPolicy`": (
+        "the installed class",
+        "tests/integrations/test_lerobot.py::test_the_law_is_lerobot_s_with_fewer_calls",
+    ),
+    "`diffusion_policy`: U-Net and transformer policies": ("its interface and loop", _FAMILIES),
+    "robomimic's diffusion policy, and its `RolloutPolicy`": ("its interface and loop", _LOOPS),
+    "ManiSkill's diffusion policy": ("its interface and loop", _LOOPS),
+    "LeRobot's multi-task DiT, diffusion objective": ("its interface and loop", _LOOPS),
+}
+"""Robot policies, what stands for each in the test of its law, and that test."""
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+
+
+def schedulers() -> str:
+    """Schedulers by pipelines: which are exact, and which are refused."""
+    rows = []
+    for name in dict.fromkeys(case.scheduler for case in (*EXACT, *REFUSED)):
+        exact, refused = (
+            ", ".join(dict.fromkeys(f"`{case.pipeline}`" for case in cases if case.scheduler == name))
+            for cases in (EXACT, REFUSED)
+        )
+        rows.append([name, exact or "none", refused])
+    told = f"{len(EXACT)} exact and {len(REFUSED)} refused configurations, with diffusers `{diffusers.__version__}`:"
+    return f"{told}\n\n{_table(['scheduler', 'exact in', 'refused in some configuration'], rows)}"
+
+
+def packages() -> str:
+    """Packages, the versions they are tested with, and the test."""
+    pinned = "\n".join((ROOT / name).read_text() for name in ("constraints.txt", "tests/packages.txt"))
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)", pinned, re.MULTILINE))
+    rows = [
+        [name, f"`{pins[name]}`", what, how, f"[test](../{test.partition('::')[0]})"]
+        for name, (what, how, test) in PACKAGES.items()
+    ]
+    return _table(["package", "version", "what", "how", "replayed by"], rows)
+
+
+def policies() -> str:
+    """Robot policies, and what was tested."""
+    rows = [[name, what, f"[test](../{test.partition('::')[0]})"] for name, (what, test) in POLICIES.items()]
+    return _table(["policy", "tested with", "law tested by"], rows)
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    return "\n\n".join(_command(f"foresample {name}", command) for name, command in _leaves(get_command(app)))
+
+
+def _leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _leaves(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
+def _command(name: str, command: Any) -> str:
+    rows = []
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        option = parameter.param_type_name == "option"
+        shown = (
+            parameter.opts + parameter.secondary_opts
+            if option
+            else [parameter.metavar or parameter.name.upper()]
+        )
+        default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+        flag = default is None or default is False or callable(default)
+        told = "required" if parameter.required else "" if flag else f"`{default}`"
+        rows.append([", ".join(f"`{text}`" for text in shown), parameter.help or "", told])
+    return f"## {name}\n\n{command.help}\n\n{_table(['option', 'meaning', 'default'], rows)}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "schedulers": schedulers,
+    "packages": packages,
+    "policies": policies,
+    "commands": commands,
+}
+
+
+def filled(text: str) -> str:
+    """A page with these tables as they are now."""
+    for name, make in TABLES.items():
+        begin = f"<!-- table: {name} -->\n"
+        if begin in text:
+            before, rest = text.split(begin)
+            text = before + begin + make() + "\n<!-- end -->" + rest.split("<!-- end -->", 1)[1]
+    return text
+
+
+if __name__ == "__main__":
+    for page in DOCS.glob("*.md"):
+        page.write_text(filled(page.read_text()))
