@@ -361,7 +361,11 @@ def _locked(folder: Path) -> Iterator[None]:
             os.ftruncate(lock.fileno(), 0)
             os.pwrite(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         remove_left_overs(folder)
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # of workers that were killed as they wrote
+                remove_left_overs(folder)
 
 
 def _workers(

@@ -44,6 +44,13 @@ def test_a_dataset_holds_what_sample_draws(undisturbed: Path) -> None:
     assert {"command", "commit", "versions", "machine", "peak_mib"} <= set(first)
 
 
+def test_what_a_killed_worker_left_goes_with_the_run(undisturbed: Path, tmp_path: Path) -> None:
+    """Half a shard, written by somebody else as this run goes on."""
+    left = tmp_path / f".shard-00000.safetensors.{'0' * 32}.tmp"
+    draw(tmp_path, progress=lambda status: left.write_bytes(b"half a shard"))
+    assert_identical(tmp_path, undisturbed)
+
+
 @pytest.mark.parametrize("slots", [5, 400])
 def test_slots_change_nothing(undisturbed: Path, tmp_path: Path, slots: int) -> None:
     draw(tmp_path, slots=slots)
