@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from foresample.core.report import without_nan
 from foresample.datasets.manifest import Costs as Costs  # for the kinds that others add
 from foresample.datasets.manifest import Manifest
-from foresample.engine.tuning import Trial, Tuning
+from foresample.engine.tuning import Tuning
 from foresample.provenance import Origin, provenance
 from foresample.schema import (
     AtLeastOne,
@@ -159,25 +159,10 @@ class BenchResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneResult(Result):
+class TuneResult(Tuning, Result):
     """Of `foresample tune`."""
 
     settings: dict[str, Any]
-    steps: AtLeastOne
-    slots: AtLeastOne
-    step_seconds: Positive
-    trials: Some[Trial]
-    window: Count | None
-    achieved: NotNegative | None
-
-    def __post_init__(self) -> None:
-        if self.window is not None and self.achieved is None:
-            raise Unfit("achieved is None, and there is a window that is said to gain")
-
-    @property
-    def tuning(self) -> Tuning:
-        """With its advice."""
-        return Tuning(self.steps, self.slots, self.step_seconds, self.trials, self.window, self.achieved)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,9 @@ def tune_command(
     )
     if out is not None:
         require_file(out)
-    windows = None if "auto" in window else sorted({int(text) for text in window})
+    windows = None
+    if set(window) != {"auto"}:
+        windows = sorted({w for text in window for w in (WINDOWS if text == "auto" else [int(text)])})
     chain = source()
     if not can_draft(chain):
         steps_are = "step" if len(chain.std) == 1 else "steps"

@@ -57,7 +57,8 @@ class Engine:
         graph: replay rounds as one CUDA graph: no launch overhead, on a target whose network can be captured.
         look: with the engine's first call, make sure that the target treats each row by itself and answers the same
             when asked the same, and refuse it otherwise: one more call on at most four states, once an engine (a
-            second one where rounding depends on the size of a call), reported as `report.look_calls`.
+            second one where rounding depends on the size of a call, or where the chain clips what is said there),
+            reported as `report.look_calls`.
     """
 
     def __init__(

@@ -28,7 +28,16 @@ from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.round import Padded
 from foresample.engine.engine import Engine
 from foresample.kernels.graphs import capture
-from foresample.schema import AtLeastOne, Positive, Some, Unfit, parse_json, read_object, read_plain
+from foresample.schema import (
+    AtLeastOne,
+    NotNegative,
+    Positive,
+    Some,
+    Unfit,
+    parse_json,
+    read_object,
+    read_plain,
+)
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
 """Tried first; then those between the best and its neighbours."""
@@ -65,8 +74,12 @@ class Tuning:
     trials: Some[Trial]
     window: AtLeastOne | None
     """The fastest; None if the sequential sampler is."""
-    achieved: float | None
+    achieved: NotNegative | None
     """Gain of the best window, measured afterwards on other samples; None where none was predicted."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.achieved is None:
+            raise Unfit("achieved is None, and there is a window that is said to gain")
 
     @property
     def predicted(self) -> float:
@@ -79,9 +92,7 @@ class Tuning:
         at = f"{self.slots} sample{'s' if self.slots > 1 else ''} at a time"
         if self.window is None:
             return f"Sample sequentially: with {at} no window gains (the best comes to {self.predicted:.2f}×)"
-        gains = f"{self.predicted:.2f}× predicted"
-        if self.achieved is not None:
-            gains += f", {self.achieved:.2f}× achieved"
+        gains = f"{self.predicted:.2f}× predicted, {self.achieved:.2f}× achieved"
         return f"With {at}, take window {self.window}: {gains}"
 
     def to_json(self) -> str:

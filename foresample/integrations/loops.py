@@ -157,7 +157,7 @@ class _Walk:
         else:
             if sample is not self.plan or _version(sample) != self.version:
                 self._refuse("it changes the plan between its scheduler and its network")
-            if any(value is not mine or _version(value) != v for value, (mine, v) in self._both(conditions)):
+            if not self._same(conditions):
                 self._refuse("it shows its network other conditions at a later step")
             time = torch.as_tensor(timestep)
             known = self.loop.scheduler.timesteps
@@ -166,9 +166,12 @@ class _Walk:
         self.calls += 1
         return self.answer
 
-    def _both(self, conditions: dict[str, Any]) -> list[tuple[Any, tuple[Any, int]]]:
-        missing = (object(), 0)
-        return [(value, self.first.get(name, missing)) for name, value in conditions.items()]
+    def _same(self, conditions: dict[str, Any]) -> bool:
+        """Whether they are those of the first call, none more and none less, and unwritten since."""
+        return conditions.keys() == self.first.keys() and all(
+            conditions[name] is value and _version(value) == version
+            for name, (value, version) in self.first.items()
+        )
 
     def _step(self, model_output: Any, timestep: Any, sample: Any, *args: Any, **options: Any) -> Any:
         """What the scheduler is asked for."""

@@ -271,12 +271,12 @@ def cost(calls: float, evaluations: float) -> str:
 
 
 def _tune(result: TuneResult, id: str, title: str) -> Shown:
-    tuning, trials = result.tuning, result.trials
+    trials = result.trials
     card = Card(
-        f"{tuning.predicted:.2f}×", "is the most any window gains on the clock: sample sequentially", id
+        f"{result.predicted:.2f}×", "is the most any window gains on the clock: sample sequentially", id
     )
     if result.window is not None:
-        gain = tuning.predicted if result.achieved is None else result.achieved
+        gain = result.predicted if result.achieved is None else result.achieved
         card = Card(f"{gain:.2f}×", f"faster on the clock with window {result.window}", id)
     plots = [
         Plot(
@@ -309,13 +309,13 @@ def _tune(result: TuneResult, id: str, title: str) -> Shown:
     ]
     heads = ["window", "states in a call", "ms a call", "ms a round", "calls a sample", "gain on the clock"]
     body = [
-        note(tuning.advice),
+        note(result.advice),
         paragraph(f"{result.steps} steps, {result.slots} at a time{_of(result.settings)}."),
         grid(*(plot.html() for plot in plots)),
         table(heads, rows),
         _settings(result.settings),
     ]
-    return Shown(tuning.advice, [card], Section(id, title, body, plots, [result]))
+    return Shown(result.advice, [card], Section(id, title, body, plots, [result]))
 
 
 def _frontier(result: FrontierResult, id: str, title: str) -> Shown:

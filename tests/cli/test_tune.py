@@ -29,6 +29,13 @@ def test_auto_tries_all_windows(tmp_path: Path) -> None:
     assert {2, 4} <= {trial.window for trial in read.trials}
 
 
+def test_auto_and_numbers_are_all_tried(tmp_path: Path) -> None:
+    succeeds(*SMALL, "--window", "auto", "--window", "3", "--json", "--out", tmp_path / "tune.json")
+    read = read_result(tmp_path / "tune.json")
+    assert isinstance(read, TuneResult)
+    assert read.settings["windows"] == [2, 3, 4, 8, 16, 32, 64]
+
+
 def test_a_file_of_it_is_a_window(tmp_path: Path) -> None:
     """A run of the same kind takes it without measuring; another kind of run is refused, as is another file."""
     file, flow = tmp_path / "tune.json", ["--target", "flow", "--steps", "6"]

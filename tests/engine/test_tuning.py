@@ -132,6 +132,8 @@ def test_a_tuning_of_another_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
         ValueError, match="of 16 steps with 3 samples at a time, not of 16 with 4: measure again"
     ):
         fs.sample(target, 4, window=tuning)
+    with pytest.raises(ValueError, match="there is a window that is said to gain"):
+        replace(tuning, window=2, achieved=None)
     (tmp_path / "tuning.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds no tuning .*: measure again"):
         fs.Tuning.load(tmp_path / "tuning.json")

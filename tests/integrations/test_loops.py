@@ -213,6 +213,37 @@ class Forgetful(Agent):
         return plan
 
 
+class Unconditional(Small):
+    """Also answers without a condition."""
+
+    def forward(
+        self,
+        sample: Tensor,
+        timestep: Tensor,
+        local_cond: Tensor | None = None,
+        global_cond: Tensor | None = None,
+    ) -> Tensor:
+        condition = sample.new_zeros(len(sample), 3) if global_cond is None else global_cond
+        return super().forward(sample, timestep, local_cond, condition)
+
+
+class Dropping(Agent):
+    """No conditions in the second half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise_pred_net = Unconditional(4, 2, 3)
+
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        condition, plan = obs_seq.flatten(1), torch.randn(len(obs_seq), 4, 2)
+        with torch.no_grad():
+            for i, k in enumerate(self.noise_scheduler.timesteps):
+                given = {"global_cond": condition} if i < 10 else {}
+                output = self.noise_pred_net(plan, k, **given)
+                plan = self.noise_scheduler.step(output, k, plan).prev_sample
+        return plan
+
+
 class Impatient(Agent):
     """Stops halfway."""
 
@@ -247,6 +278,7 @@ class Restless(Agent):
         (Inpainting, False, "it changes the plan between its scheduler and its network"),
         (Forgetful, True, "at step 10 it shows its network other conditions"),
         (Forgetful, False, "other conditions at a later step"),
+        (Dropping, False, "other conditions at a later step"),
         (Impatient, True, "its network 10 times instead of 20"),
         (Impatient, False, "its network 10 times and its scheduler 10 times instead of 20"),
         (Restless, True, "at step 2 its state differs"),
