@@ -10,15 +10,15 @@ from torch import Tensor
 from foresample.chains import Chain
 
 
-def require_fixed(network: Any) -> None:
+def require_fixed(
+    network: Any, whose: str = "the network", remedy: str = ": call its eval() before sampling"
+) -> None:
     """Refuse a network that draws or mixes rows: its transitions have no law of their own."""
     modules = network.modules() if isinstance(network, torch.nn.Module) else ()
     random = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
     for module in modules:
         if module.training and isinstance(module, random) and getattr(module, "p", 1) > 0:
-            raise ValueError(
-                f"the network is in training mode and has {type(module).__name__}: call its eval() before sampling"
-            )
+            raise ValueError(f"{whose} is in training mode and has {type(module).__name__}{remedy}")
 
 
 def require_fixed_variance(chain: Chain) -> None:

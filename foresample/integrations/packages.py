@@ -24,14 +24,13 @@ from torch import Tensor, nn
 
 from foresample.chains import Chain, Kind, vp
 from foresample.chains.chain import Clip, Levels, denoising_chain
+from foresample.chains.schedulers import LEARNED_BASE
 from foresample.contracts import Drafter, require_drafter
 from foresample.core.report import Commit
 from foresample.engine import sample
 from foresample.integrations.networks import for_rows, require_fixed
 from foresample.targets import ChainTarget, from_chain, structures
 
-LEARNED_BASE = 0.9
-"""What of a learned variance is taken for certain (`chains.vp.learned_range`)."""
 _OBJECTIVES: dict[str, Kind] = {"pred_noise": "eps", "pred_x0": "x0", "pred_v": "v"}
 _MONAI_KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
 _AGREES = 1e-3  # of its size, between a package's mean and the chain's

@@ -25,6 +25,7 @@ from foresample.core.report import Run
 from foresample.drafters import Prior, Replay
 from foresample.engine import Engine, tune
 from foresample.engine.priors import RecordingTarget, prior_of_paths
+from foresample.integrations.networks import require_fixed
 from foresample.targets import ChainTarget
 
 KEPT = 4
@@ -309,11 +310,5 @@ def require_eval(model: Any) -> None:
 
 
 def require_fixed_network(network: Any) -> None:
-    """Refuse a network that draws or mixes rows: its transitions have no law of their own."""
-    random = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
-    modules = network.modules() if isinstance(network, torch.nn.Module) else ()
-    for module in modules:
-        if module.training and isinstance(module, random) and getattr(module, "p", 1) > 0:
-            raise ValueError(
-                f"the policy's network is in training mode and has {type(module).__name__}; call policy.eval()"
-            )
+    """Refuse a policy's network that draws or mixes rows."""
+    require_fixed(network, "the policy's network", "; call policy.eval()")
