@@ -143,7 +143,7 @@ def _prior(model: Path, steps: int, window: int, pilots: int) -> fs.Prior:
 def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
     """Microseconds of a round of so many drafts and of the network alone on as many states, replayed in turn; 0 is
     the sequential sampler."""
-    key = seeds_of(0, repeats).cuda()
+    key = seeds_of(0, repeats)
     x = torch.randn((drafts + 1, *target.shape), device="cuda")
     row = torch.zeros(drafts + 1, dtype=torch.int64, device="cuda")
     step = torch.arange(drafts + 1, device="cuda") + 100
