@@ -93,16 +93,24 @@ def latency(
     seed: int = 1,
     pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 200,
     eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
+    benchmarked: Annotated[bool, typer.Option(help="Let cuDNN choose its convolutions by trying them.")] = False,
     out: Out = RESULTS,
 ) -> None:
     """One sample at a time: milliseconds a sample, and where a round's time goes."""
+    torch.backends.cudnn.benchmark = benchmarked
     source = _load(model, compiled=not eager)
     seeds = seeds_of(seed, samples)
     rows: list[LatencyRow] = []
     rounds: list[RoundShare] = []
     mode = "eager" if eager else "graph"
     settings = LatencySettings(
-        model=model.name, network="bfloat16", mode=mode, samples=samples, seed=seed, pilots=pilots
+        model=model.name,
+        network="bfloat16",
+        mode=mode,
+        samples=samples,
+        seed=seed,
+        pilots=pilots,
+        benchmarked=benchmarked,
     )
     path = out / f"{model.resolve().name}-latency-{mode}.json"
     for length in steps:
