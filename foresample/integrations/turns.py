@@ -34,11 +34,10 @@ from foresample.chains import Chain, scheduler_chain
 from foresample.chains.chain import per_row
 from foresample.contracts import Drafter, no_history
 from foresample.core import noise as streams
-from foresample.core.look import DIFFERS, STATES, change
+from foresample.core.look import DIFFERS, STATES, change, dependence
 from foresample.core.report import Commit, Report, Tally
 from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
 from foresample.engine.slots import HandedRounds
-from foresample.integrations.rows import MATES, dependence
 from foresample.targets import ChainTarget
 
 REMEDY = "call foresample.restore(pipe) first"
@@ -46,6 +45,8 @@ TIMES = ("timestep", "timesteps", "t")
 """What networks call the argument that tells them the step."""
 WITHOUT_ROWS = ("img_ids", "txt_ids", "image_rotary_emb")
 """Arguments whose first dimension is never the batch."""
+MATES = ((3.0, 0), (-2.0, -1))
+"""A network is looked at: what its mates' states are multiplied with, before 1 is added, and the step they are told."""
 OWN = (
     "model_output",
     "timestep",
@@ -706,11 +707,14 @@ class Session:
         )
 
     def _require_alike(self, recorded: Recorded, again: Tensor, first: Tensor) -> None:
-        """The first state once more, among others: does its row come out as it did alone? See `rows`."""
+        """The first state once more, among others: does its row come out as it did alone? That cost no call.
+
+        Where it does not it may be rounding. Only then it is asked for twice more, in calls of one size (`core.look`).
+        """
         if change(first, again) <= DIFFERS or recorded.alone or not first.isfinite().all():
             return
         straddled = set(self.straddled)
-        found = dependence(partial(self._asked, recorded), partial(self._shift, recorded))
+        _, found = dependence(partial(self._asked, recorded), partial(self._shift, recorded))
         self.straddled = straddled
         if found is not None:
             what = str(found).replace("the target", f"the pipeline's {recorded.name}", 1)
