@@ -150,10 +150,11 @@ def assert_noise_is_the_same_stream(device: torch.device, count: int) -> None:
     seed[0] = 2**63 - 1
     for size in (1, 2, 7, 700):
         for stream in (streams.START, streams.STEP):
-            shape, how = torch.Size([size]), {"stream": stream}
-            here = streams.normal(seed, shape, torch.float64, step=step, draw=draw, **how)
-            counters = {"step": step.to(device), "draw": draw.to(device)}
-            there = normal(seed.to(device), shape, torch.float64, **counters, **how)
+            shape = torch.Size([size])
+            here = streams.normal(seed, shape, torch.float64, stream=stream, step=step, draw=draw)
+            there = normal(
+                seed.to(device), shape, torch.float64, stream=stream, step=step.to(device), draw=draw.to(device)
+            )
             torch.testing.assert_close(there.cpu(), here, rtol=1e-13, atol=1e-13)
 
 

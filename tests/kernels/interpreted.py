@@ -21,7 +21,7 @@ import scipy.special
 import torch
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import TensorHandle
+from triton.runtime import interpreter
 
 import foresample as fs
 from foresample import kernels
@@ -38,6 +38,11 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "run tests/kernels/test_interp
 assert os.environ.get("FORESAMPLE_PLAIN") == "1", "what kernels are held against is plain PyTorch"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in lanes that are masked later
 
+# The interpreter puts its own functions into the language at every call of a device function, and takes a third of the
+# time for it; here they stay.
+interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+interpreter._patch_lang = lambda fn: SimpleNamespace(restore=lambda: None)
+
 ROOM = [f"foresample.kernels.{name}" for name in ("noise", "transition", "coupling", "round", "tally")]
 
 
@@ -46,7 +51,7 @@ def _lifted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def of_tensor(x: Any) -> Any:
         assert x.dtype == tl.float64
-        return tl.core.tensor(TensorHandle(function(x.handle.data), x.handle.dtype), x.type)
+        return tl.core.tensor(interpreter.TensorHandle(function(x.handle.data), x.handle.dtype), x.type)
 
     return of_tensor
 
@@ -73,10 +78,9 @@ def load() -> None:
         if hasattr(module, "libdevice"):
             module.libdevice = LIBDEVICE
         for constant, value in list(vars(module).items()):
+            # As numbers: this version's interpreter takes constexpr · tensor for a constexpr.
             if isinstance(value, tl.constexpr) and isinstance(value.value, float):
-                setattr(
-                    module, constant, value.value
-                )  # some versions interpret constexpr·tensor as a constexpr
+                setattr(module, constant, value.value)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("which", ["agree", "caught"])
+@pytest.mark.parametrize("which", ["not caught", "caught"], ids=["agree", "caught"])
 def test_interpreted_kernels(which: str) -> None:
     """They agree with plain PyTorch, and those with one place changed are caught.
 
