@@ -36,28 +36,33 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("core", "drafters", "engine", "datasets")
 
 _LAW = [
-    "tests/law/test_law.py::test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept",
-    "tests/law/test_law.py::test_a_constant_mismatch_of_one_std[1-blocks of 4]",
-    "tests/law/test_law.py::test_fresh_noise_is_fresh_in_a_first_window_too",
-    "tests/law/test_law.py::test_no_correction_is_made_over_a_distance_that_rounding_spoils",
     "tests/law/test_law.py::test_extra_noise_and_third_order_have_the_law",
+    "tests/law/test_law.py::test_no_correction_is_made_over_a_distance_that_rounding_spoils",
+    "tests/law/test_law.py::test_fresh_noise_is_fresh_in_a_first_window_too",
+    "tests/law/test_law.py::test_a_constant_mismatch_of_one_std[1-blocks of 4]",
 ]
 TESTS = {
     "core/coupling.py": ["tests/core/test_coupling.py", "tests/core/test_verify.py"],
+    "core/verify.py": [
+        "tests/core/test_verify.py",
+        *_LAW,
+        "tests/law/test_law.py::test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept",
+    ],
     "core/noise.py": [
         "tests/core/test_noise.py",
         "tests/core/test_extra.py",
         "tests/core/test_round.py",
         "tests/engine/test_sampling.py",
     ],
+    "core/look.py": ["tests/core/test_look.py"],
     "core/report.py": ["tests/core/test_report.py", "tests/engine/test_engine.py"],
     "core/baseline.py": ["tests/engine/test_sampling.py", "tests/engine/test_engine.py"],
     "core": [
         "tests/core/test_round.py",
-        "tests/core/test_verify.py",
         "tests/engine/test_leaving.py",
-        *_LAW,
+        "tests/core/test_extra.py",
         "tests/engine/test_sampling.py",
+        *_LAW,
     ],
     "drafters": ["tests/drafters", "tests/core/test_round.py", "tests/engine/test_sampling.py"],
     "engine/tuning.py": ["tests/engine/test_tuning.py"],
