@@ -126,6 +126,25 @@ def test_step_draw_and_stream_do_not_stand_in_for_one_another():
     assert len(torch.cat(rows).unique()) == 32 * 8
 
 
+def test_every_number_has_the_counter_that_the_table_says():
+    """So that kernels, other versions and whoever asks again mean the same number."""
+    seed, step = SEEDS[:3], torch.tensor([0, 5, 2**20])
+
+    def words(element, step, draw, stream, key=seed.unsqueeze(1)):
+        counter = torch.broadcast_tensors(element, step, torch.tensor(draw), torch.tensor(stream))
+        return noise._philox(counter, key)
+
+    high, low, *angle = words(torch.arange(4), step.unsqueeze(1), 0, noise.TEST)
+    assert torch.equal(noise.uniform(seed, 4, round=step), noise._unit(high, low))
+    for stream, draw in itertools.product((noise.START, noise.STEP, noise.EXTRA), (0, 3)):
+        high, low, *angle = words(torch.arange(4), step.unsqueeze(1), draw, stream)
+        radius, angle = (-2 * (-noise._unit(high, low)).log1p()).sqrt(), 2 * torch.pi * noise._unit(*angle)
+        z = torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
+        torch.testing.assert_close(normals(seed, 8, step=step, draw=draw, stream=stream), z)
+    high, low, *_ = words(torch.tensor(0), torch.arange(7, 10), 0, noise.SEED, torch.tensor(11))
+    assert noise.seeds_of(11, 3, 7).tolist() == ((high % 2**31) * 2**32 + low).tolist()
+
+
 def test_uniforms_differ_between_rounds_seeds_and_elements_and_from_the_normals():
     u = noise.uniform(SEEDS[:2].repeat_interleave(20), 50, round=torch.arange(20).repeat(2))
     assert len(u.unique()) == u.numel()
@@ -182,6 +201,11 @@ def test_what_is_no_seed_is_refused(seed):
 def test_the_one_bad_seed_of_a_list_is_named(bad):
     with pytest.raises(ValueError, match=f"not {bad}"):
         noise.as_seeds([1, bad, 2])
+
+
+def test_the_one_bad_seed_of_a_tensor_is_named():
+    with pytest.raises(ValueError, match="-1"):
+        noise.as_seeds(torch.tensor([1, -1, 2]))
 
 
 def test_seeds_may_be_a_list_or_a_tensor():

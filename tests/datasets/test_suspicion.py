@@ -202,14 +202,15 @@ Replace = Callable[[Path, Path], None]
 
 
 @pytest.mark.parametrize("other", [as_link, as_hard_link, as_folder, as_pipe])
-def test_a_lock_that_is_something_else(out: Path, tmp_path: Path, other: Replace) -> None:
+@pytest.mark.parametrize("text", ["gold", "", "process 7"])  # the last two look like locks of ours
+def test_a_lock_that_is_something_else(out: Path, tmp_path: Path, other: Replace, text: str) -> None:
     treasure = tmp_path / "treasure"
-    treasure.write_text("gold")
+    treasure.write_text(text)
     (out / ".lock").unlink()
     other(out / ".lock", treasure)
     with pytest.raises(OSError, match=r"\.lock .*: choose another folder"):
         draw(out)
-    assert treasure.read_text() == "gold"
+    assert treasure.read_text() == text
 
 
 def test_the_lock_of_another_program(tmp_path: Path) -> None:
@@ -347,6 +348,8 @@ FORGED: list[tuple[Callable[[dict[str, Tensor]], object], dict[str, Any], str]] 
     (lambda t: t.update(more=torch.zeros(3)), {}, "its more are F32 [3], not nothing"),
     (lambda t: t.update(index=t["index"].unsqueeze(1)), {}, "its calls are I64 [40], not I64 [40, 1]"),
     (lambda t: t["calls"].neg_(), {}, "its samples have cost nothing, or too much"),
+    (lambda t: t["evaluations"][3:4].zero_(), {}, "its samples have cost nothing, or too much"),
+    (lambda t: t["calls"][5:6].fill_(2**41), {}, "its samples have cost nothing, or too much"),
     (nothing, {"number": 4}, "it is shard 4"),
     (nothing, {"number": "x"}, "it is torn or corrupt (number is 'x', not a whole number)"),
     (nothing, {"failures": None}, "it is torn or corrupt (failures is None, not a list)"),
@@ -376,6 +379,16 @@ def test_a_right_checksum_is_not_enough(
     assert draw(out).complete
     assert_identical(out, undisturbed)
     assert [name for name, inode in inodes(out).items() if before[name] != inode] == [path.name]
+
+
+@pytest.mark.parametrize("labels", [None, [3, 1]])
+def test_a_sample_takes_in_its_file_what_disk_and_memory_are_asked_for(
+    tmp_path: Path, labels: list[int] | None
+) -> None:
+    draw(tmp_path, labels=labels)
+    plan = plan_of(tmp_path, json.loads((tmp_path / "manifest.json").read_text())["settings"])
+    tensors = load_file(plan.path(0))
+    assert sum(value.nbytes for value in tensors.values()) == plan.size(0) * plan.sample_bytes
 
 
 def test_a_sound_shard_is_left_as_it_is(out: Path) -> None:
