@@ -9,6 +9,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -65,7 +66,10 @@ def test_the_size_of_shards_changes_the_files_and_not_the_samples(undisturbed: P
 
 
 def test_one_sample_in_one_shard_of_its_own(tmp_path: Path) -> None:
-    assert fs.generate(flow(), 1, out=tmp_path, window=1, shard=1).fair == 1
+    started = perf_counter()
+    dataset = fs.generate(flow(), 1, out=tmp_path, window=1, shard=1)
+    assert 0 < dataset.manifest["runs"][0]["seconds"] < perf_counter() - started
+    assert dataset.fair == 1
     assert fs.inspect_dataset(tmp_path).complete
 
 
