@@ -65,7 +65,10 @@ class Plain:
         if length:
             z = innovations[:length]
             self.response = (predictions[: length + 1].diff(dim=0) * z).sum() / (z * z).sum()
-        self.states, self.predictions = [*states[committed : length + 1]], [*predictions[committed : length + 1]]
+        self.states, self.predictions = (
+            [*states[committed : length + 1]],
+            [*predictions[committed : length + 1]],
+        )
         self.gains, self.visited = gains[committed:], length + 1 - committed
         self.last = states[length], predictions[length]
 
