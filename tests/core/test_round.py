@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import foresample as fs
+from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
+from foresample.core.verify import Verdict, verify
 from foresample.targets import Chain, ChainTarget
-from tests.small_chains import CHAINS, flow, interrupted
+from tests.small_chains import CHAINS, Zero, flow, interrupted
 
 
 def speculation(target: fs.Target, window: int, layout: Layout | None = None) -> Speculation:
@@ -82,6 +86,34 @@ def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
         moved = commits[0].committed > 0  # a row at its end keeps its slot, and its state means nothing
         assert torch.equal(both[0].x[moved], both[1].x[moved])
         assert torch.equal(both[0].fault[moved], both[1].fault[moved])
+
+
+def test_padded_rounds_draft_no_more_than_they_are_told() -> None:
+    target = flow()
+    for most, drafts in ((2, 2), (4, 4), (9, 4), (None, 4)):
+        how = speculation(target, 4, Padded(most))
+        draft = propose(target, begin(target, how.drafter, 4, seeds_of(4, 9)), how)
+        assert len(draft.call.x) == 9 * (drafts + 1)
+
+
+@pytest.mark.parametrize("drafter", [Zero(), fs.Frozen("parent")], ids=str)
+def test_fresh_noise_is_noise_that_no_round_has_seen(
+    drafter: fs.Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither this one nor one before: the law rests on it, and few samples would show it."""
+    seen: set[float] = set()
+
+    def watched(noise: torch.Tensor, *rest: Any, fresh: torch.Tensor, **how: Any) -> Verdict:
+        seen.update(noise.flatten().tolist())
+        assert not seen.intersection(fresh.flatten().tolist())
+        seen.update(fresh.flatten().tolist())
+        return verify(noise, *rest, fresh=fresh, **how)
+
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
+    monkeypatch.setattr(rounds, "verify", watched)
+    run = fs.sample(flow(), 9, window=5, recycle=False, drafter=drafter)
+    assert run.report.accepted < run.report.drafted
+    assert len(seen) > 9 * 16 * 2
 
 
 def test_no_window_reaches_across_a_deterministic_step() -> None:
