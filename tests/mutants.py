@@ -237,6 +237,18 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "a step to the threshold itself is as much rounding as one beyond it",
     ),
     (
+        "core/coupling.py",
+        "return torch.where(log_p < 0, value, torch.erf(mismatch / (2 * math.sqrt(2))))",
+        "'<' → '<='",
+        "at p = 1 both forms agree to rounding",
+    ),
+    (
+        "core/noise.py",
+        "count: int | None = None, seed: int = 0, seeds: Sequence[int] | Tensor | None = None",
+        "'0' → '1'",
+        "stands for none where seeds are given; whoever derives them gives one",
+    ),
+    (
         "core/round.py",
         "new = new & (step < steps)",
         "'<' → '<='",
@@ -257,6 +269,12 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("engine/throughput.py", "SLOTS = (1, 4, 16, 64, 256)", ANY, "others could be tried as well"),
     ("engine/tuning.py", "WINDOWS = (2, 4, 8, 16, 32, 64)", ANY, "others could be tried as well"),
+    (
+        "datasets/shards.py",
+        'if any((tensors[name] < 1).any() or (tensors[name] > _DEAREST).any() for name in ("calls", "evaluations")):',
+        "'>' → '>='",
+        "nobody means that very number, either",
+    ),
     (
         "datasets/shards.py",
         'with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:',

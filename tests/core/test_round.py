@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,6 +156,33 @@ class Astray:
             assert path.predictions[row, : length + 1].isfinite().all()
             self.lengths.append(length)
         return memory
+
+
+class Listening(fs.Replay):
+    """Remembers what it was told last."""
+
+    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
+        object.__setattr__(self, "path", path)
+        return super().learn(memory, path, committed)
+
+
+def test_a_drafter_is_told_what_was_drafted_and_what_came_of_it() -> None:
+    target, drafter = flow(), Listening()
+    how = replace(speculation(target, 4), drafter=drafter)
+    rows = begin(target, drafter, 4, seeds_of(3, 7))
+    for k in range(3):
+        draft = propose(target, rows, how)
+        width = draft.mean.shape[1]
+        said = draft.call.spread(target.predict(draft.call.x, draft.call.step, draft.call.row), draft.states)
+        after, _ = settle(target, rows, draft, said[draft.call.needed], how)
+        path: fs.DraftPath = vars(drafter)["path"]
+        assert path.length.tolist() == [0 if k == 0 else 4] * 7
+        assert torch.equal(path.step, rows.step)
+        assert torch.equal(path.states, draft.states)
+        assert torch.equal(path.predictions, said)
+        noise = target.std[draft.step[:, :-1]].unsqueeze(2) * rows.noise[:, :width]
+        torch.testing.assert_close(path.innovations, noise)
+        rows = after
 
 
 @pytest.mark.parametrize("window", [1, 3])

@@ -71,6 +71,8 @@ def test_one_sample_in_one_shard_of_its_own(tmp_path: Path) -> None:
     assert 0 < dataset.manifest["runs"][0]["seconds"] < perf_counter() - started
     assert dataset.fair == 1
     assert fs.inspect_dataset(tmp_path).complete
+    costs = dataset.manifest["costs"]
+    assert (costs["calls_mean"], costs["evaluations_mean"]) == (costs["calls"], costs["evaluations"])
 
 
 def test_a_finished_dataset_is_left_alone(undisturbed: Path, tmp_path: Path) -> None:
@@ -361,6 +363,7 @@ def test_a_network_that_always_breaks_leaves_an_empty_dataset(tmp_path: Path) ->
     nothing = replace(base, network=lambda x, step, row: x * torch.nan)
     dataset = fs.generate(nothing, 5, out=tmp_path, window=4, shard=3)
     assert [failure.index for failure in dataset.failures] == [0, 1, 2, 3, 4]
+    assert not any(dataset.manifest["costs"].values())
     assert fs.generate(base, 5, out=tmp_path, window=4, shard=3).complete
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from foresample.core.noise import seeds_of
 from foresample.datasets import generation
 from foresample.datasets.generation import LocalWorker
 from foresample.datasets.manifest import plan_of
-from foresample.datasets.shards import _checksum
+from foresample.datasets.shards import _checksum, _Filling, write_atomically
 from tests.datasets.disturbing import assert_identical, inodes, shards
 from tests.datasets.process import BREAKS, COUNT, SHARD, WINDOW, draw
 from tests.small_chains import flow
@@ -261,6 +262,7 @@ for _ in range(100):
         ),
         (changed(None, "settings"), "settings is None, not an object"),
         (changed(-1, "settings", "seed"), "settings.seed is -1, not"),
+        (changed(2**63, "settings", "seed"), "settings.seed is 9223372036854775808, not"),
         (changed([], "settings", "labels"), r"settings.labels is \[\], not a list with something in it"),
         (changed([2, 0], "settings", "shape"), r"settings.shape\[1\] is 0"),
         (changed("int8", "settings", "dtype"), "settings.dtype is 'int8', not one of float16"),
@@ -389,6 +391,28 @@ def test_a_sample_takes_in_its_file_what_disk_and_memory_are_asked_for(
     plan = plan_of(tmp_path, json.loads((tmp_path / "manifest.json").read_text())["settings"])
     tensors = load_file(plan.path(0))
     assert sum(value.nbytes for value in tensors.values()) == plan.size(0) * plan.sample_bytes
+
+
+def test_a_shard_that_lacks_nothing_is_not_written_again(out: Path) -> None:
+    plan = plan_of(out, json.loads((out / "manifest.json").read_text())["settings"])
+    before = inodes(out)
+    assert _Filling(plan, 3, flow()).write().samples == SHARD
+    assert inodes(out) == before
+
+
+def test_a_disk_that_fails_at_the_very_end_is_told_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is in its place, and its name is not on the disk yet."""
+
+    def fsync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"cannot write .*new \(Input/output error\): see to that"):
+        write_atomically(tmp_path / "new", b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_a_sound_shard_is_left_as_it_is(out: Path) -> None:
