@@ -43,7 +43,7 @@ class Replay:
     """
 
     secant: bool = True
-    prior: Prior | None = field(default=None, compare=False, repr=False)
+    prior: Prior | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.prior is not None and not self.secant:
