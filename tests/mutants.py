@@ -218,6 +218,14 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "'.clamp(max=SMALL)' → ''",
         "spares a branch that is not taken from overflow",
     ),
+    *(
+        ("core/coupling.py", line, "'<' → '<='", "at the very border both forms are right")
+        for line in (
+            "value = torch.where(mismatch < SMALL, small, large.clamp(min=0.0))",
+            "between = torch.where(mismatch < SMALL, small, normal_cdf(s) - normal_cdf(s - mismatch))",
+            "return torch.where(width < SMALL, _mills_drop(x, narrow), _mills(x) - _mills(x + width))",
+        )
+    ),
     (
         "core/coupling.py",
         "near = (level > NEAR) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1)",
@@ -275,6 +283,12 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("engine/throughput.py", "SLOTS = (1, 4, 16, 64, 256)", ANY, "others could be tried as well"),
     ("engine/tuning.py", "WINDOWS = (2, 4, 8, 16, 32, 64)", ANY, "others could be tried as well"),
+    (
+        "datasets/generation.py",
+        'other = lock.read(200).decode(errors="replace").strip()',
+        "'200' → '201'",
+        "enough of a process and its machine to name them",
+    ),
     (
         "datasets/shards.py",
         'if any((tensors[name] < 1).any() or (tensors[name] > _DEAREST).any() for name in ("calls", "evaluations")):',
