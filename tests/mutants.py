@@ -258,6 +258,18 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "core/noise.py",
+        "if seed.is_cuda and kernels.available():",
+        "'and' → 'or'",
+        "tells a machine with a GPU from others (tests/gpu)",
+    ),
+    (
+        "core/noise.py",
+        "if isinstance(seeds, Tensor) and seeds.dtype == torch.int64 and seeds.ndim == 1 and not (seeds < 0).any():",
+        "'0' → '1'",
+        "the longer way gives the same",
+    ),
+    (
+        "core/noise.py",
         "count: int | None = None, seed: int = 0, seeds: Sequence[int] | Tensor | None = None",
         "'0' → '1'",
         "stands for none where seeds are given; whoever derives them gives one",

@@ -81,8 +81,11 @@ def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
             call = draft.call
             evaluated = 9 * (window + 1) if i else int((draft.length + 1).sum())
             assert len(call.x) == evaluated
-            both[i], commit = settle(target, both[i], draft, target.predict(call.x, call.step, call.row), how)
+            before = both[i]
+            both[i], commit = settle(target, before, draft, target.predict(call.x, call.step, call.row), how)
             commits.append(commit)
+            if (before.step < steps).all():
+                assert int((both[i].evaluations - before.evaluations).sum()) == evaluated
         assert torch.equal(commits[0].committed, commits[1].committed)
         moved = commits[0].committed > 0  # a row at its end keeps its slot, and its state means nothing
         assert torch.equal(both[0].x[moved], both[1].x[moved])
