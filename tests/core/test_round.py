@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import foresample as fs
+from foresample.contracts import predict
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
 from foresample.core.verify import Verdict, verify
 from foresample.targets import Chain, ChainTarget
-from tests.small_chains import CHAINS, Zero, flow, interrupted
+from tests.small_chains import CHAINS, NOISIER, Zero, flow, interrupted
 
 
 def speculation(target: fs.Target, window: int, layout: Layout | None = None) -> Speculation:
@@ -67,10 +68,10 @@ def test_settling_leaves_rows_and_draft_as_they_were() -> None:
         rows = after
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", [*CHAINS, *NOISIER])
 def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
     """The layouts differ in what they evaluate and count, and in nothing that is committed."""
-    target, window = CHAINS[chain](), 6
+    target, window = {**CHAINS, **NOISIER}[chain](), 6
     kinds = [speculation(target, window, layout) for layout in (Packed(), Padded())]
     both = [begin(target, how.drafter, window, seeds_of(4, 9)) for how in kinds]
     steps = len(target.std)
@@ -82,7 +83,8 @@ def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
             evaluated = 9 * (window + 1) if i else int((draft.length + 1).sum())
             assert len(call.x) == evaluated
             before = both[i]
-            both[i], commit = settle(target, before, draft, target.predict(call.x, call.step, call.row), how)
+            said = predict(target, call.x, call.step, call.row, call.extra)
+            both[i], commit = settle(target, before, draft, said, how)
             commits.append(commit)
             if (before.step < steps).all():
                 assert int((both[i].evaluations - before.evaluations).sum()) == evaluated
@@ -186,6 +188,15 @@ def test_a_drafter_is_told_what_was_drafted_and_what_came_of_it() -> None:
         noise = target.std[draft.step[:, :-1]].unsqueeze(2) * rows.noise[:, :width]
         torch.testing.assert_close(path.innovations, noise)
         rows = after
+
+
+def test_a_drafter_is_told_of_all_that_was_committed_even_where_that_is_broken() -> None:
+    """The sample is given up; its drafter must not be told of fewer drafts than were kept."""
+    one, drafter = torch.ones(5, dtype=torch.float64), Listening()
+    target = ChainTarget(Chain(one, 0.5 * one, one), torch.Size([2]), lambda x, step, row: x * torch.nan)
+    with pytest.raises(FloatingPointError):
+        fs.sample(target, 3, window=3, drafter=drafter)
+    assert vars(drafter)["path"].length.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("window", [1, 3])
