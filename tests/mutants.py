@@ -238,17 +238,26 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "'>' → '>='",
         "likewise",
     ),
-    (
-        "core/coupling.py",
-        "y = torch.where((step > 0) & (step <= y_right), step, y)  # outside: rounding at the root, stay",
-        "'>' → '>='",
-        "a step to the threshold itself is as much rounding as one beyond it",
+    *(
+        (
+            "core/coupling.py",
+            "y = torch.where((step > 0) & (step <= y_right), step, y)  # outside: rounding at the root, stay",
+            change,
+            "a step to the very border is as much rounding as one beyond it",
+        )
+        for change in ("'>' → '>='", "'<=' → '<'")
     ),
     (
         "core/coupling.py",
         "return torch.where(log_p < 0, value, torch.erf(mismatch / (2 * math.sqrt(2))))",
         "'<' → '<='",
         "at p = 1 both forms agree to rounding",
+    ),
+    (
+        "core/coupling.py",
+        "w_right = -ndtri(aim.exp().clamp(TINY, 1 - ULP))",
+        "'.clamp(TINY, 1 - ULP)' → ''",
+        "only rounding could bring an argument of 1 or more",
     ),
     (
         "core/coupling.py",

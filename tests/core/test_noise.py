@@ -31,14 +31,24 @@ def pvalue_of_correlation(a, b):
 
 
 @pytest.mark.parametrize(
-    ("word", "key", "answer"),
+    ("counter", "key", "answer"),
     [
-        (0, 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        (ONES, -1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),  # −1 is 64 ones
+        ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((ONES, ONES, ONES, ONES), -1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),  # −1 is 64 ones
+        (  # digits of π
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            0x299F31D0_A4093822,
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
     ],
 )
-def test_philox_gives_the_known_answers_of_its_authors(word, key, answer):
-    assert tuple(int(w) for w in noise._philox(words(word, word, word, word), torch.tensor(key))) == answer
+def test_philox_gives_the_known_answers_of_its_authors(counter, key, answer):
+    assert tuple(int(w) for w in noise._philox(words(*counter), torch.tensor(key))) == answer
+
+
+def test_every_bit_of_a_seed_counts():
+    seeds = torch.tensor([0, *(1 << i for i in range(63))])
+    assert len(normals(seeds, 1).unique()) == 64
 
 
 def test_philox_keeps_to_32_bit_words_for_any_counter_and_key():
