@@ -249,9 +249,18 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "core/coupling.py",
-        "return torch.where(log_p < 0, value, torch.erf(mismatch / (2 * math.sqrt(2))))",
-        "'<' → '<='",
-        "at p = 1 both forms agree to rounding",
+        "y_near = 1.2 * (2 * (1 - level) * S / (_density(t) * mismatch)).sqrt()",
+        "'2' → '3'",
+        "where Newton's method starts",
+    ),
+    *(
+        (
+            "core/coupling.py",
+            "return torch.where(log_p < 0, value, torch.erf(mismatch / (2 * math.sqrt(2))))",
+            change,
+            "at p = 1 both forms agree to rounding",
+        )
+        for change in ("'<' → '<='", "'0' → '1'")
     ),
     (
         "core/coupling.py",
