@@ -93,16 +93,24 @@ def latency(
     seed: int = 1,
     pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 200,
     eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
+    benchmarked: Annotated[bool, typer.Option(help="Let cuDNN choose its convolutions by trying them.")] = False,
     out: Out = RESULTS,
 ) -> None:
     """One sample at a time: milliseconds a sample, and where a round's time goes."""
+    torch.backends.cudnn.benchmark = benchmarked
     source = _load(model, compiled=not eager)
     seeds = seeds_of(seed, samples)
     rows: list[LatencyRow] = []
     rounds: list[RoundShare] = []
     mode = "eager" if eager else "graph"
     settings = LatencySettings(
-        model=model.name, network="bfloat16", mode=mode, samples=samples, seed=seed, pilots=pilots
+        model=model.name,
+        network="bfloat16",
+        mode=mode,
+        samples=samples,
+        seed=seed,
+        pilots=pilots,
+        benchmarked=benchmarked,
     )
     path = out / f"{model.resolve().name}-latency-{mode}.json"
     for length in steps:
@@ -143,7 +151,7 @@ def _prior(model: Path, steps: int, window: int, pilots: int) -> fs.Prior:
 def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
     """Microseconds of a round of so many drafts and of the network alone on as many states, replayed in turn; 0 is
     the sequential sampler."""
-    key = seeds_of(0, repeats).cuda()
+    key = seeds_of(0, repeats)
     x = torch.randn((drafts + 1, *target.shape), device="cuda")
     row = torch.zeros(drafts + 1, dtype=torch.int64, device="cuda")
     step = torch.arange(drafts + 1, device="cuda") + 100

@@ -217,6 +217,8 @@ class LatencySettings:
     seed: int
     pilots: Count = 0
     """Of the prior that first windows were drafted from; 0: none."""
+    benchmarked: bool = False
+    """Whether cuDNN chose its convolutions by trying them (`torch.backends.cudnn.benchmark`), for both samplers."""
 
 
 @dataclass(frozen=True, kw_only=True)

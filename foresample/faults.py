@@ -7,6 +7,8 @@ Raising inside a round would mean waiting for the device, so a row carries a cod
     BROKEN_STATE − k     the state at step k was NaN or infinite already
 
 Only this file and the kernels (which import the two constants) know the encoding.
+
+Somebody else's exception is told by its `first_line`.
 """
 
 from __future__ import annotations
@@ -70,3 +72,8 @@ def require_finite(samples: Tensor, index: Tensor) -> None:
     wrong = broken(samples.unsqueeze(1)).squeeze(1).nonzero().flatten().tolist()
     if wrong:
         raise end_error(int(index[wrong[0]]))
+
+
+def first_line(error: Exception) -> str:
+    """What somebody else's error says first, or its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

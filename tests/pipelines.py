@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import pytest
 import torch
+from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 from torch import Tensor
 from transformers import (
     CLIPTextConfig,
@@ -278,11 +280,79 @@ def kandinsky(scheduler: Any = None, kind: Any = None, channels: int = 4) -> Any
 
 
 def learned_kandinsky() -> Any:
-    """The same with its variance, large in two channels and small in two; it must not leave its range by much."""
+    """The same with its variance, which must not leave its range by much."""
     pipe = kandinsky(diffusers.DDPMScheduler(variance_type="learned_range", clip_sample=True))
-    pipe.unet.conv_out.weight.data[4:] *= 0.2
-    pipe.unet.conv_out.bias.data[4:] = torch.tensor([0.8, -0.8, 0.8, -0.8])
+    _learn_variance(pipe.unet)
     return pipe
+
+
+def deepfloyd(kind: str = "IFPipeline", **more: Any) -> Any:
+    """DeepFloyd IF, in pixels: a learned variance and dynamic thresholding, as its own configuration has them."""
+    torch.manual_seed(0)
+    net = unet(
+        in_channels=6 if more else 3,
+        out_channels=6,
+        cross_attention_dim=16,
+        encoder_hid_dim=16,
+        class_embed_type="timestep" if more else None,
+    )
+    _learn_variance(net)
+    thresholds = {"thresholding": True, "dynamic_thresholding_ratio": 0.95, "sample_max_value": 1.5}
+    pipe = getattr(diffusers, kind)(
+        tokenizer=None,
+        text_encoder=None,
+        unet=net,
+        scheduler=diffusers.DDPMScheduler(variance_type="learned_range", **thresholds),
+        safety_checker=None,
+        feature_extractor=None,
+        watermarker=None,
+        requires_safety_checker=False,
+        **more,
+    )
+    return _quiet(pipe)
+
+
+def _learn_variance(net: Any) -> None:
+    """The second half of the channels: large in some and small in others."""
+    half = len(net.conv_out.bias) // 2
+    net.conv_out.weight.data[half:] *= 0.2
+    net.conv_out.bias.data[half:] = torch.tensor([0.8, -0.8, 0.8, -0.8])[:half]
+
+
+def stable_audio() -> Any:
+    """States are sequences; the scheduler's noise is the increments of a Brownian path."""
+    pytest.importorskip("torchsde")
+    torch.manual_seed(0)
+    transformer = diffusers.StableAudioDiTModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        num_key_value_attention_heads=2,
+        cross_attention_dim=16,
+        cross_attention_input_dim=16,
+        global_states_input_dim=32,
+        time_proj_dim=8,
+    )
+    vae = diffusers.AutoencoderOobleck(
+        encoder_hidden_size=8,
+        downsampling_ratios=[1, 2],
+        channel_multiples=[1, 2],
+        decoder_channels=4,
+        decoder_input_channels=4,
+        sampling_rate=4,
+    )
+    pipe = diffusers.StableAudioPipeline(
+        vae=vae,
+        text_encoder=None,
+        tokenizer=None,
+        projection_model=StableAudioProjectionModel(16, 16, min_value=0, max_value=32),
+        transformer=transformer,
+        scheduler=diffusers.CosineDPMSolverMultistepScheduler(),
+    )
+    return _quiet(pipe)
 
 
 def kandinsky_prior(folder: Path) -> Any:
@@ -494,10 +564,13 @@ def embedded(count: int, **more: Any) -> dict[str, Any]:
     return SIZE | embeddings(count) | negative(count) | more
 
 
-def video(count: int, **more: Any) -> dict[str, Any]:
+def texts(count: int, **more: Any) -> dict[str, Any]:
     words = {"prompt_embeds": random(count, 5, 16), "negative_prompt_embeds": random(count, 5, 16, seed=1)}
-    sizes = {"height": 16, "width": 16, "num_frames": 5, "num_inference_steps": 12, "output_type": "latent"}
-    return words | sizes | more
+    return words | {"num_inference_steps": 12} | more
+
+
+def video(count: int, **more: Any) -> dict[str, Any]:
+    return texts(count, height=16, width=16, num_frames=5, output_type="latent") | more
 
 
 def embedded_pictures(count: int, **more: Any) -> dict[str, Any]:
@@ -765,6 +838,28 @@ EXACT = [
         lambda folder: dit(),
         lambda n: {"class_labels": list(range(n)), "num_inference_steps": 12, "output_type": "pt"},
         "with guidance",
+    ),
+    Case(
+        "IFPipeline",
+        "DDPM",
+        lambda folder: deepfloyd(),
+        lambda n: texts(n, height=4, width=4, output_type="pt"),
+        "learned variance",
+    ),
+    Case(
+        "IFSuperResolutionPipeline",
+        "DDPM",
+        lambda folder: deepfloyd(
+            "IFSuperResolutionPipeline", image_noising_scheduler=diffusers.DDPMScheduler()
+        ),
+        lambda n: texts(n, image=random(n, 3, 2, 2), height=4, width=4, output_type="pt"),
+        "learned variance",
+    ),
+    Case(
+        "StableAudioPipeline",
+        "Cosine DPM-Solver++ SDE",
+        lambda folder: stable_audio(),
+        lambda n: texts(n, audio_end_in_s=1.0, output_type="latent"),
     ),
     Case("WanPipeline", "flow matching", lambda folder: wan(), video, "one network"),
     Case("WanPipeline", "flow matching", lambda folder: wan(two=True), video, "two networks"),

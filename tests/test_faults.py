@@ -14,6 +14,7 @@ from foresample.faults import (
     end_error,
     fault_error,
     fault_step,
+    first_line,
     note_fault,
     raise_faults,
     require_finite,
@@ -81,3 +82,9 @@ def test_one_value_is_enough(value: float) -> None:
     with pytest.raises(FloatingPointError) as error:
         require_finite(states[1], torch.tensor([3, 8, 9]))
     assert str(error.value) == str(end_error(9))
+
+
+@pytest.mark.parametrize("said", ["out of memory", "\n\n  out of memory\nat line 3", "out of memory \n"])
+def test_somebody_else_s_error_is_told_by_its_first_line(said: str) -> None:
+    assert first_line(RuntimeError(said)) == "out of memory"
+    assert first_line(RuntimeError("\n")) == first_line(RuntimeError()) == "RuntimeError"

@@ -59,11 +59,11 @@ class Sequential:
     def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
         """The samples of these seeds, `slots` at a time."""
         started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
-        index, seeds = torch.arange(len(seeds), device=self.x.device), seeds.to(self.x.device)
+        index, seeds = torch.arange(len(seeds)), seeds.cpu()
         parts = [self._batch(part, seeds, observe) for part in index.split(self.slots)]
         samples = torch.cat(parts)
         require_finite(samples, index)
-        tally = Tally(0, steps, self.x.device)
+        tally = Tally(0, steps, index.device)
         tally.lengths[0] = steps * len(seeds)
         report = Report("sequential", steps, len(seeds), 0, slots=self.slots)
         report.calls_per_step = calls_per_step(self.target)
@@ -75,7 +75,7 @@ class Sequential:
     def _batch(self, index: Tensor, seeds: Tensor, observe: Observer | None) -> Tensor:
         """All transitions of these samples; slots left over repeat the last of them."""
         target, steps = self.target, len(self.target.std)
-        full = index[torch.arange(self.slots, device=index.device).clamp(max=len(index) - 1)]
+        full = index[torch.arange(self.slots).clamp(max=len(index) - 1)]
         self.row.copy_(full)
         self.key.copy_(seeds[full])
         self.step.zero_()

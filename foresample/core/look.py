@@ -7,13 +7,15 @@ is all it costs.
 
 Where they do not it may be rounding alone, since libraries take other algorithms for calls of other sizes. So nobody is
 blamed for it: the state is evaluated once more, in the same place of a call of the same size, among yet other mates.
-Only if those two answers differ, too, the target is refused, and two or three calls more find out why. An answer that
+Only if those two answers differ, too, the target is refused, and one to four calls more find out why. An answer that
 was clipped says nothing about the network's: then two such calls are made halfway through the chain instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -28,6 +30,10 @@ DIFFERS = 1e-4
 _MATES = (3.0, -2.0)  # what other batch-mates are multiplied with, before 1 is added
 
 Cause = Literal["random", "state", "mixes"]
+Ask = Callable[[int], Tensor]
+"""The answer at one state among mates of kind 0 or 1, in calls of one size."""
+Shift = Callable[[Tensor, Tensor], tuple[int, float | None]]
+"""Two answers → a step, and how far its mean moves from one to the other, in std of that step."""
 
 _SAID: dict[Cause, tuple[str, str, str]] = {
     "random": (
@@ -128,51 +134,41 @@ def look(
     clipped = _clipped(prediction)
     if clipped:
         few = few[0], torch.full_like(few[1], len(target.std) // 2), *few[2:]
-    there = _among(target, *few, _MATES[0])
+    ask = partial(_among, target, *few)
+    there = ask(0)
     if not clipped and change(prediction, there) <= DIFFERS:
         return 1
-    elsewhere = _among(target, *few, _MATES[1])
+    elsewhere = ask(1)
     if change(there, elsewhere) <= DIFFERS:
         return 2
-    raise ValueError(
-        f"{explain(target, *few, there, elsewhere)} (look=False samples it all the same, inexactly)"
-    )
-
-
-def explain(
-    target: Target,
-    x: Tensor,
-    step: Tensor,
-    row: Tensor,
-    extra: Tensor | None,
-    there: Tensor,
-    elsewhere: Tensor,
-) -> Difference:
-    """Why the answer at x[0] is `there` among mates of the first kind, and `elsewhere` among others."""
-    again = _among(target, x, step, row, extra, _MATES[0])
-    cause: Cause = "mixes"
-    if not change(there, again) <= DIFFERS:
-        elsewhere = again
-        drawn = [_seeded(target, x, step, row, extra) for _ in range(2)]
-        cause = "random" if change(*drawn) <= DIFFERS else "state"
-    noisy = (target.std[step[0] :] > 0).nonzero().flatten()
-    k, shift = int(step[0]), None
-    if len(noisy):
-        k += int(noisy[0])
-        at = torch.full_like(step[:1], k)
-        none, first = no_history(target, x[:1]), None if extra is None else extra[:1]
-        means = [transition_mean(target, x[:1], p[None], at, none, first) for p in (there, elsewhere)]
-        shift = float((means[0] - means[1]).norm() / target.std[k])
-    return Difference(cause, change(there, elsewhere), k, shift)
+    found = explain(ask, partial(_shift, target, *few), there, elsewhere)
+    raise ValueError(f"{found} (look=False samples it all the same, inexactly)")
 
 
 def compare(
     target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
 ) -> tuple[float, Difference | None]:
     """How much the answer at x[0] changes with its mates, and what is wrong if that is too much: two calls."""
-    there, elsewhere = (_among(target, x, step, row, extra, mates) for mates in _MATES)
+    given = target, x, step, row, extra
+    return dependence(partial(_among, *given), partial(_shift, *given))
+
+
+def dependence(ask: Ask, shift: Shift) -> tuple[float, Difference | None]:
+    """How much an answer changes with its mates, and what else than its own state it depends on: two calls."""
+    there, elsewhere = ask(0), ask(1)
     found = change(there, elsewhere)
-    return found, None if found <= DIFFERS else explain(target, x, step, row, extra, there, elsewhere)
+    return found, None if found <= DIFFERS else explain(ask, shift, there, elsewhere)
+
+
+def explain(ask: Ask, shift: Shift, there: Tensor, elsewhere: Tensor) -> Difference:
+    """Why the answer was `there` among mates of the first kind, and then `elsewhere` among others."""
+    again = ask(0)
+    cause: Cause = "mixes"
+    if not change(there, again) <= DIFFERS:
+        elsewhere, seeded = again, _seeded(ask)
+        ask(1)  # something else for it to remember
+        cause = "random" if change(seeded, _seeded(ask)) <= DIFFERS else "state"
+    return Difference(cause, change(there, elsewhere), *shift(there, elsewhere))
 
 
 def _clipped(prediction: Tensor) -> bool:
@@ -202,17 +198,32 @@ def require_unedited(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]
             )
 
 
-def _among(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None, mates: float) -> Tensor:
-    """The answer at x[0] in a call whose other states are others."""
-    states = torch.cat([x[:1], mates * x[1:] + 1])
+def _among(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None, kind: int) -> Tensor:
+    """The answer at x[0] in a call whose other states are others: an `Ask`."""
+    states = torch.cat([x[:1], _MATES[kind] * x[1:] + 1])
     return predict(target, states, step.clone(), row.clone(), extra)[0].clone()
 
 
-def _seeded(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None) -> Tensor:
-    """The same with the global random numbers of the same seed, which are put back afterwards."""
-    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+def _shift(
+    target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None, one: Tensor, two: Tensor
+) -> tuple[int, float | None]:
+    """A `Shift`: at the first step with noise from the state's on."""
+    noisy = (target.std[step[0] :] > 0).nonzero().flatten()
+    if not len(noisy):
+        return int(step[0]), None
+    k = int(step[0]) + int(noisy[0])
+    at = torch.full_like(step[:1], k)
+    none, first = no_history(target, x[:1]), None if extra is None else extra[:1]
+    means = [transition_mean(target, x[:1], p[None], at, none, first) for p in (one, two)]
+    return k, float((means[0] - means[1]).norm() / target.std[k])
+
+
+def _seeded(ask: Ask) -> Tensor:
+    """The answer with the global random numbers of one seed, which are put back afterwards."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
         torch.manual_seed(0)
-        return _among(target, x, step, row, extra, _MATES[0])
+        return ask(0)
 
 
 def _in_words(shift: float) -> str:

@@ -44,9 +44,9 @@ def seeds_of(seed: int, count: int, first: int = 0) -> Tensor:
 
 
 def as_seeds(seeds: Sequence[int] | Tensor) -> Tensor:
-    """A list of seeds as a tensor, or an error that says which one cannot be a seed."""
+    """A list of seeds as a tensor on the host, or an error that says which one cannot be a seed."""
     if isinstance(seeds, Tensor) and seeds.dtype == torch.int64 and seeds.ndim == 1 and not (seeds < 0).any():
-        return seeds
+        return seeds.cpu()
     return torch.tensor([seed_number(seed) for seed in seeds], dtype=torch.int64)
 
 

@@ -179,18 +179,20 @@ class Tally:
 
     def close(self, report: Report, samples: Tensor, calls: Tensor, evaluations: Tensor) -> Run:
         """The finished run: what was counted, and what each sample cost."""
+        calls, evaluations = calls.cpu(), evaluations.cpu()
         report.rounds = int(calls.sum())
         report.evaluations = int(evaluations.sum())
-        report.drafted = int(self.drafted)
-        report.accepted_lengths = self.lengths.tolist()
+        counts = torch.cat([self.drafted.view(1), self.lengths]).double()
+        values = torch.cat([counts, self.mismatch[0] / self.mismatch[1]]).tolist()  # one wait for the device
+        report.drafted, *report.accepted_lengths = (int(count) for count in values[: len(counts)])
+        report.mismatch = values[len(counts) :]
         report.accepted = sum(i * n for i, n in enumerate(report.accepted_lengths))
-        report.mismatch = (self.mismatch[0] / self.mismatch[1]).tolist()
         report.calls_mean = float(calls.double().mean())
         if report.count > 1:
             report.calls_error = float(calls.double().std() / math.sqrt(report.count))
         report.evaluations_mean = report.evaluations / report.count
         report.speedup = report.steps / report.calls_mean
-        return Run(samples, calls, evaluations, report)
+        return Run(samples, calls.to(samples.device), evaluations.to(samples.device), report)
 
 
 class TimedTarget:

@@ -25,6 +25,7 @@ from typing import Any
 
 from foresample.datasets.generation import Factory, LocalWorker, Stop
 from foresample.datasets.shards import Plan, Progress
+from foresample.faults import first_line
 from foresample.selftest import SamplesLaw
 
 _TELL_EVERY = 0.5  # seconds between a worker's words, unless it has written a shard
@@ -109,7 +110,7 @@ def cluster(
         yield workers
     except ray.exceptions.RayError as error:
         raise RuntimeError(
-            f"Ray failed ({_first_line(error)}): what was written is kept; see to the cluster and run the same "
+            f"Ray failed ({first_line(error)}): what was written is kept; see to the cluster and run the same "
             "command again"
         ) from None
     finally:
@@ -237,7 +238,7 @@ class Cluster:
             deaths += 1
             if deaths > _DEATHS * len(self.workers):
                 raise RuntimeError(
-                    f"workers died {deaths} times in a row without finishing a shard ({_first_line(why)}): "
+                    f"workers died {deaths} times in a row without finishing a shard ({first_line(why)}): "
                     "look at Ray's logs; what was written is kept"
                 )
             gone = [streams[ready[0]]]
@@ -283,7 +284,7 @@ class Cluster:
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
             except self.death as error:
-                why = _first_line(error)
+                why = first_line(error)
                 self._replace(worker)
         raise RuntimeError(f"workers died again and again when they were asked to {what} ({why})")
 
@@ -292,10 +293,6 @@ def _here(ray: Any) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _shared(plan: Plan) -> Plan:

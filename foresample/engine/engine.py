@@ -114,7 +114,7 @@ class Engine:
         `stop` is asked before samples are begun; once it says yes, no more are, and those under way are finished.
         Whether a sample is among them is thus decided before it is drawn, and says nothing of it.
         """
-        device, coming = self.target.std.device, iter(parts)
+        coming = iter(parts)
         slots = self._slots(self.slots if at_most is None else min(self.slots, at_most))
         waiting: tuple[Tensor, Tensor] | None = None
         while True:
@@ -128,7 +128,7 @@ class Engine:
                             break
                     index, seeds = waiting
                     if len(index):
-                        slots.admit(index[:room].to(device), seeds[:room].to(device))
+                        slots.admit(index[:room], seeds[:room])
                     waiting = index[room:], seeds[room:]
                 if not len(slots):
                     return

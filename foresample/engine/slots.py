@@ -37,7 +37,7 @@ STATES = (2, 4, 8, 12, 20, 32, 50, 80, 128)
 
 @dataclass(frozen=True)
 class Finished:
-    """Samples that left their slots after one round, [n] each."""
+    """Samples that left their slots after one round, [n] each. All but the states may be on the host."""
 
     index: Tensor
     x: Tensor
@@ -119,7 +119,7 @@ class Slots(Protocol):
         """Rows under way."""
 
     def admit(self, sample: Tensor, seed: Tensor) -> None:
-        """Begin these samples, no more than there is room for."""
+        """Begin these samples, no more than there is room for; both are on the host."""
 
     def advance(self, observe: Observer | None) -> Finished | None:
         """A round or several, until a row is done or broken; those that are leave."""
@@ -137,7 +137,8 @@ class LooseSlots:
         return 0 if self.rows is None else len(self.rows.sample)
 
     def admit(self, sample: Tensor, seed: Tensor) -> None:
-        rows = self.runner.begin(sample, seed)
+        device = self.runner.target.std.device
+        rows = self.runner.begin(sample.to(device), seed.to(device))
         self.rows = rows if self.rows is None else self.rows.map(lambda *parts: torch.cat(parts), rows)
 
     def advance(self, observe: Observer | None) -> Finished | None:
@@ -191,7 +192,7 @@ class FixedSlots:
     def admit(self, sample: Tensor, seed: Tensor) -> None:
         free = [slot for slot, left in enumerate(self.left) if not left][: len(sample)]
         incoming = torch.zeros(3, self.capacity, dtype=torch.int64)
-        incoming[:, free] = torch.stack([sample.cpu(), seed.cpu(), torch.ones_like(seed.cpu())])
+        incoming[:, free] = torch.stack([sample, seed, torch.ones_like(seed)])
         self.incoming.copy_(incoming)
         self.graphs[None].replay() if self.graphs else self._admit()
         for slot in free:
@@ -227,7 +228,7 @@ class FixedSlots:
         ]
         longest = max(min(left - 1, reach) for left, reach in busy)
         drafts = next((width for width in self.widths if width >= longest), self.widths[-1])
-        if drafts < self.widths[-1] or any(self.fresh):
+        if drafts < self.widths[-1]:
             return drafts, 1
         certain = min(-(-left // self.most) for left, _ in busy)
         return drafts, min(certain, max(1, max(left for left, _ in busy) // self.most))
@@ -242,9 +243,10 @@ class FixedSlots:
                 mine.copy_(new)
 
     def _look(self) -> Finished | None:
-        """The one place that waits for the device."""
-        steps = self.runner.steps
-        step, fault = torch.stack([self.rows.step, self.rows.fault]).tolist()
+        """The one place that waits for the device, once."""
+        steps, rows = self.runner.steps, self.rows
+        read = torch.stack([rows.step, rows.fault, rows.sample, rows.round, rows.evaluations]).cpu()
+        step, fault = read[:2].tolist()
         gone = [
             slot
             for slot, left in enumerate(self.left)
@@ -256,10 +258,10 @@ class FixedSlots:
             return None
         for slot in gone:
             self.left[slot] = 0
-        index = torch.tensor(gone, device=self.rows.step.device)
-        finished = Finished.of(self.rows, index)
-        self.rows.step.index_fill_(0, index, steps)
-        return finished
+        _, faults, samples, calls, evaluations = read[:, gone]
+        index = torch.tensor(gone, device=rows.step.device)
+        rows.step.index_fill_(0, index, steps)
+        return Finished(samples, rows.x[index], calls, evaluations, faults)
 
 
 def _own(value: Tensor) -> Tensor:

@@ -431,19 +431,19 @@ def _copied_generator(source: torch.Generator) -> torch.Generator:
 
 
 def _stream_seeds(generator: Any) -> Callable[[int], Tensor]:
-    """Seeds of the images' noise streams, drawn from copies: the generators stay the pipeline's."""
+    """Seeds of so many images' noise streams, drawn from the generators when the first latents have been."""
 
     def drawn(source: torch.Generator | None) -> int:
-        if source is None:
-            return int(torch.randint(2**62, ()))
-        twin = _copied_generator(source)
-        return int(torch.randint(2**62, (), generator=twin, device=source.device))
+        return int(
+            torch.randint(2**62, (), generator=source, device="cpu" if source is None else source.device)
+        )
 
-    if isinstance(generator, Sequence):
-        each = [drawn(g) for g in generator]
-        return lambda count: torch.tensor(each) if len(each) == count else seeds_of(each[0], count)
-    run = drawn(generator)
-    return lambda count: seeds_of(run, count)
+    def seeds(count: int) -> Tensor:
+        if isinstance(generator, Sequence) and len(generator) == count:
+            return torch.tensor([drawn(one) for one in generator])
+        return seeds_of(drawn(generator[0] if isinstance(generator, Sequence) else generator), count)
+
+    return seeds
 
 
 def _require_supported(scheduler: Any) -> None:

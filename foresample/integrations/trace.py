@@ -92,8 +92,9 @@ class Watch:
         sample, output = bound["sample"].clone(), bound["model_output"].clone()
         with drawn_noise() as noise:
             result = original(**bound)
+        noise += path_noise(self.pipe.scheduler)
         after = result[0] if isinstance(result, tuple) else result.prev_sample
-        self.seen.append(Seen(sample, output, list(noise), after.clone(), dict(bound)))
+        self.seen.append(Seen(sample, output, noise, after.clone(), dict(bound)))
         return result
 
     def conclude(self) -> Trace:
@@ -150,6 +151,7 @@ def replay_scheduler(
             own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
             with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
                 result = step(model_output=output, timestep=timestep, sample=x, **told, **own)
+            noise += path_noise(scheduler)
             after, old = (result if isinstance(result, tuple) else (result.prev_sample, None))[:2]
             error, previous = explained(chain, k, x, output, noise, after, previous)
             require_small(error, k, scheduler, after.dtype)
@@ -222,6 +224,14 @@ def drawn_noise() -> Iterator[list[Tensor]]:
 
     with Draws():
         yield draws
+
+
+def path_noise(scheduler: Any) -> list[Tensor]:
+    """The noise of the step just taken, where it is an increment of a Brownian path: asked again, it is the same."""
+    path, k = getattr(scheduler, "noise_sampler", None), getattr(scheduler, "step_index", None)
+    if path is None or k is None or scheduler.sigmas[k] == 0:
+        return []
+    return [path(scheduler.sigmas[k - 1], scheduler.sigmas[k])]
 
 
 def _devices(x: Tensor) -> list[int]:

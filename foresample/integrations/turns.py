@@ -34,11 +34,10 @@ from foresample.chains import Chain, scheduler_chain
 from foresample.chains.chain import per_row
 from foresample.contracts import Drafter, no_history
 from foresample.core import noise as streams
-from foresample.core.look import DIFFERS, STATES, change
+from foresample.core.look import DIFFERS, STATES, change, dependence
 from foresample.core.report import Commit, Report, Tally
 from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
 from foresample.engine.slots import HandedRounds
-from foresample.integrations.rows import MATES, dependence
 from foresample.targets import ChainTarget
 
 REMEDY = "call foresample.restore(pipe) first"
@@ -46,6 +45,8 @@ TIMES = ("timestep", "timesteps", "t")
 """What networks call the argument that tells them the step."""
 WITHOUT_ROWS = ("img_ids", "txt_ids", "image_rotary_emb")
 """Arguments whose first dimension is never the batch."""
+MATES = ((3.0, 0), (-2.0, -1))
+"""A network is looked at: what its mates' states are multiplied with, before 1 is added, and the step they are told."""
 OWN = (
     "model_output",
     "timestep",
@@ -253,10 +254,7 @@ class Session:
     def _first(self, output: Tensor, sample: Tensor, bound: dict[str, Any]) -> Step:
         if not self.recorded:
             raise Refused(f"the pipeline stepped its scheduler without calling a network of its own; {REMEDY}")
-        half = len(sample) // 2
-        twins = len(sample) % 2 == 0 and torch.equal(sample[:half], sample[half:])
-        # Some pipelines keep each image twice, for guidance, and go on with the first of the two.
-        self.double = 2 if twins and torch.equal(output[:half], output[half:]) else 1
+        self.double = 2 if self._doubled(output, sample) else 1
         self.images = len(sample) // self.double
         self.step_arguments, self.step_names = {k: v for k, v in bound.items() if k not in OWN}, set(bound)
         self.first, self.first_output = sample[: self.images], output[: self.images]
@@ -270,17 +268,28 @@ class Session:
         target = ChainTarget(self.chain, x.shape[1:], _unreachable)
         last, how = last_draftable(self.chain.std), self.settings
         plan = Speculation(how.drafter, how.window, how.block, how.recycle, last, Packed())
-        seeds = self.seeds(self.images).to(x.device)
-        self.seed, steps = seeds, self.turns_expected
+        seeds = self.seeds(self.images)
+        if bound.get("generator") is None:  # the loop's own noise is torch's, however alike the generators are
+            seeds = _told_apart(seeds)
+        self.seed, steps = seeds.to(x.device), self.turns_expected
         self.report = Report(f"{how.drafter}", steps, self.images, how.window, slots=self.images)
         self.tally, self.started = Tally(how.window, steps, x.device), perf_counter()
-        rows = begin(target, how.drafter, how.window, seeds, x=x.float())
+        rows = begin(target, how.drafter, how.window, self.seed, x=x.float())
         self.rounds = HandedRounds(target, rows, plan, self.tally, _InOrder(self))
         self.call = self.rounds.call
         assert self.call is not None
         if len(self.call.x) == self.images:  # else a drafter that needs no warm-up: its drafts come first
             self._settle(self.call.x, self.first_output)
         return self._hand_out()
+
+    def _doubled(self, output: Tensor, sample: Tensor) -> bool:
+        """Whether the pipeline keeps each image twice, for guidance: two answers, and one output made of both.
+
+        Images that are alike (generators of one seed, the same `latents`) have the same answers instead.
+        """
+        answers = [v for recorded in self.recorded for v in _leaves(recorded.output) if isinstance(v, Tensor)]
+        apart = any(v.ndim and len(v) == len(sample) and not _twins(_plain(v)) for v in answers)
+        return apart and _twins(sample) and _twins(output)
 
     def _next(self, output: Tensor, sample: Tensor) -> Step:
         assert self.handed is not None
@@ -292,10 +301,9 @@ class Session:
         if len(output) != self.double * self.rows or len(sample) != self.double * self.rows:
             raise Refused(f"the pipeline changes the number of rows inside of its loop; {REMEDY}")
         if self.double == 2:
-            half = self.rows
-            if not (torch.equal(output[:half], output[half:]) and torch.equal(sample[:half], sample[half:])):
+            if not (_twins(output) and _twins(sample)):
                 raise Refused(f"the pipeline keeps each image twice, but not alike; {REMEDY}")
-            output, sample = output[:half], sample[:half]
+            output, sample = output[: self.rows], sample[: self.rows]
         self._require_same_latents(sample)
         self._require_same_guidance(output)
         if self.drafted:
@@ -699,11 +707,14 @@ class Session:
         )
 
     def _require_alike(self, recorded: Recorded, again: Tensor, first: Tensor) -> None:
-        """The first state once more, among others: does its row come out as it did alone? See `rows`."""
+        """The first state once more, among others: does its row come out as it did alone? That cost no call.
+
+        Where it does not it may be rounding. Only then it is asked for twice more, in calls of one size (`core.look`).
+        """
         if change(first, again) <= DIFFERS or recorded.alone or not first.isfinite().all():
             return
         straddled = set(self.straddled)
-        found = dependence(partial(self._asked, recorded), partial(self._shift, recorded))
+        _, found = dependence(partial(self._asked, recorded), partial(self._shift, recorded))
         self.straddled = straddled
         if found is not None:
             what = str(found).replace("the target", f"the pipeline's {recorded.name}", 1)
@@ -881,6 +892,21 @@ def close(one: Tensor, two: Tensor) -> bool:
         return True
     tolerance = 1e-4 if two.dtype in (torch.float32, torch.float64) else 3e-2
     return bool((one - two).abs().max() <= tolerance * two.abs().max())
+
+
+def _told_apart(seeds: Tensor) -> Tensor:
+    """These seeds; where one came before, another that is made of it."""
+    known = seeds.tolist()
+    before = [known[:i].count(seed) for i, seed in enumerate(known)]
+    return torch.tensor(
+        [int(streams.seeds_of(seed, 1, n)) if n else seed for seed, n in zip(known, before, strict=True)]
+    )
+
+
+def _twins(values: Tensor) -> bool:
+    """Whether the second half of the rows is the first once more."""
+    half = len(values) // 2
+    return len(values) == 2 * half and torch.equal(values[:half], values[half:])
 
 
 def _plain(value: Any) -> Any:

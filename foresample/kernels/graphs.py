@@ -10,6 +10,7 @@ from functools import cache
 import torch
 
 from foresample.contracts import Target
+from foresample.faults import first_line
 
 
 def require_cuda(target: Target) -> None:
@@ -56,7 +57,7 @@ def _record(graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
         with suppress(RuntimeError):
             generator.graphsafe_set_state(before)  # it takes itself for captured otherwise
         raise RuntimeError(
-            f"the target cannot be captured in a CUDA graph ({_first_line(failed)}): it must not read values back "
+            f"the target cannot be captured in a CUDA graph ({first_line(failed)}): it must not read values back "
             "from the device or depend on them; or leave graph=True out"
         ) from failed
 
@@ -71,10 +72,6 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @cache

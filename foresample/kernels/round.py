@@ -42,6 +42,7 @@ from foresample.kernels.noise import normals, unit
 from foresample.kernels.transition import coefficients
 
 _BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
+_TILE = tl.constexpr(16)  # positions copied at a time
 MOST_ELEMENTS = 128  # of a state whose Jacobian one program holds
 _GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _SWEPT, _AWAY, _BROKEN = map(tl.constexpr, range(10))
 _SUMS = tl.constexpr(10)
@@ -138,8 +139,11 @@ def _draft(
         innovation = tl.load(std + k) * z
         here = mean + innovation
     tl.store(states + out + drafts * size, here, mask=inside)
-    for j in range(drafts, width):
-        tl.store(spent + at + j * size, tl.load(noise + at + j * size, mask=inside), mask=inside)
+    place = tl.arange(0, _TILE)[:, None]
+    for j in range(drafts, width, _TILE):  # what is not drafted waits for nothing: many at a time
+        rest = (row * width + j + place) * size + element[None, :]
+        both = (j + place < width) & inside[None, :]
+        tl.store(spent + rest, tl.load(noise + rest, mask=both, other=0.0), mask=both)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -128,33 +128,17 @@ def test_no_window_reaches_across_a_deterministic_step() -> None:
     assert last_draftable(torch.ones(4)).tolist() == [3, 3, 3, 3]
 
 
-class Astray:
+@dataclass(frozen=True)
+class Astray(Zero):
     """Drafts far away, and remembers whom it was made for and what it was told to learn from."""
 
-    def __init__(self) -> None:
-        self.primed: list[int] = []
-        self.lengths: list[int] = []
-
-    def begin(self, rows: int, window: int, like: torch.Tensor) -> fs.DrafterMemory:
-        return {"ready": torch.ones(rows, dtype=torch.bool)}
+    value: float = 60.0
+    primed: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
 
     def prime(self, memory: fs.DrafterMemory, row: torch.Tensor) -> fs.DrafterMemory:
-        self.primed += row.tolist()
+        self.primed.extend(row.tolist())
         return memory
-
-    def reach(self, memory: fs.DrafterMemory, window: int) -> torch.Tensor:
-        return memory["ready"] * window
-
-    def guess(
-        self,
-        memory: fs.DrafterMemory,
-        x: torch.Tensor,
-        position: int,
-        step: torch.Tensor,
-        row: torch.Tensor,
-        before: fs.PreviousDraft | None,
-    ) -> torch.Tensor:
-        return torch.full_like(x, 60.0)
 
     def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
         for row, length in enumerate(path.length.tolist()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from foresample.targets import from_scheduler
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 from tests import pipelines  # noqa: E402
-from tests.pipelines import DDIM, PIPELINES, PROMPTS, generators  # noqa: E402
+from tests.pipelines import DDIM, PIPELINES, PROMPTS, SIZE, embeddings, generators  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
@@ -79,7 +80,8 @@ def test_guided_states_get_their_own_prompt_and_timestep(tmp_path: Path) -> None
     positive, unconditional = pipe.encode_prompt(["a cat", "dog"], "cpu", 2, True, negative_prompt=["x", "y z"])
     scheduler = copy.deepcopy(pipe.scheduler)
     scheduler.set_timesteps(12)
-    start = torch.cat([torch.randn(1, 4, 4, 4, generator=g) for g in generators(4)])
+    own = generators(4)
+    start = torch.cat([torch.randn(1, 4, 4, 4, generator=g) for g in own])
 
     def guided(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         text = pipe.unet(x, time, encoder_hidden_states=positive[row]).sample
@@ -87,7 +89,7 @@ def test_guided_states_get_their_own_prompt_and_timestep(tmp_path: Path) -> None
         return free + 4.0 * (text - free)
 
     target = replace(from_scheduler(scheduler, guided, (4, 4, 4)), start_states=start)
-    run = fs.sample(target, seeds=_stream_seeds(generators(4))(4), window=5)
+    run = fs.sample(target, seeds=_stream_seeds(own)(4), window=5)
     assert run.report.calls_mean == report.calls_mean
     torch.testing.assert_close(theirs, run.samples, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 
@@ -112,6 +114,45 @@ def test_seeds_may_be_given_instead_of_generators(tmp_path: Path) -> None:
         one = pipe(**PROMPTS, generator=[0, 1, 2, 3]).images
         two = pipe(**PROMPTS, generator=generators(4)).images
     assert torch.equal(one, two)
+
+
+def seeded(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def both(pipe: Any, draw: Callable[[], Tensor]) -> list[Tensor]:
+    """What the untouched pipeline draws, and what the accelerated one does."""
+    theirs = draw()
+    with fs.accelerate(pipe, window=5):
+        return [theirs, draw()]
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_generators_of_one_seed_draw_one_image(guidance: float, tmp_path: Path) -> None:
+    """Images that are alike are not one image that is kept twice, for guidance."""
+    pipe = pipelines.stable_diffusion(tmp_path)
+    told = SIZE | {"prompt": "a cat", "num_images_per_prompt": 4, "guidance_scale": guidance}
+    for images in both(pipe, lambda: pipe(**told, generator=seeded(3, 4, 3, 4)).images):
+        assert torch.equal(images[:2], images[2:])
+        assert not torch.equal(images[0], images[1])
+
+
+def test_generators_of_one_seed_draw_two_where_the_noise_is_not_theirs() -> None:
+    """Flux does not pass them on to its scheduler: only the first latents are alike."""
+    pipe = pipelines.flux()
+    words = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in embeddings(1).items()}
+    for images in both(pipe, lambda: pipe(**SIZE, **words, generator=seeded(3, 3)).images):
+        assert not torch.equal(images[0], images[1])
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_one_generator_draws_other_noise_each_time(listed: bool, tmp_path: Path) -> None:
+    """For the next image, and in the next call, also where the first latents are given."""
+    pipe, generator = pipelines.stable_diffusion(tmp_path), torch.Generator().manual_seed(3)
+    told = SIZE | {"prompt": "a cat", "num_images_per_prompt": 2, "latents": torch.zeros(2, 4, 4, 4)}
+    given = [generator, generator] if listed else generator
+    for images in both(pipe, lambda: torch.cat([pipe(**told, generator=given).images for _ in range(2)])):
+        assert len(images.unique(dim=0)) == 4
 
 
 def test_callbacks_come_in_step_order_with_all_images(tmp_path: Path) -> None:
