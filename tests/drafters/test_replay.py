@@ -73,10 +73,8 @@ class Plain:
         self.last = states[length], predictions[length]
 
 
-PRIOR = fs.Prior(
-    *torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
-    gain=torch.linspace(0.5, 1, 4, dtype=torch.float64),
-)
+OTHERS = torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+PRIOR = fs.Prior(OTHERS[0], OTHERS[1], gain=torch.linspace(0.5, 1, 4, dtype=torch.float64))
 JACOBIAN = torch.randn(40, 2, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
@@ -102,12 +100,12 @@ def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
         again = torch.rand(rows, width + 1, generator=generator) < 0.3
         nudge = 1e-8 * torch.randn(rows, width + 1, 1, generator=generator, dtype=torch.float64)
         states = torch.where(again.unsqueeze(2), memory["states"][:, : width + 1] * (1 + nudge), states)
-        before = None
+        before: fs.PreviousDraft | None = None
         for j in range(width + 1):
             guess = drafter.guess(memory, states[:, j], j, step + j, row, before)
             for r in range(rows):
-                last = None if before is None else (before.guess[r], before.innovation[r])
-                told = plain[r].guess(states[r, j], j, int(step[r]) + j, last)
+                row_before = None if before is None else (before.guess[r], before.innovation[r])
+                told = plain[r].guess(states[r, j], j, int(step[r]) + j, row_before)
                 torch.testing.assert_close(guess[r], told, rtol=1e-9, atol=1e-9)
             before = fs.PreviousDraft(guess, innovations[:, j])
         committed = torch.minimum(torch.randint(1, window + 2, (rows,), generator=generator), length + 1)
