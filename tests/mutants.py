@@ -179,8 +179,8 @@ NASTY: tuple[tuple[str, str, str], ...] = (
         "if left and (step[slot] == steps or fault[slot] != NO_FAULT)",
         "if left and step[slot] == steps",
     ),
-    ("engine/slots.py", "self.rows.step.index_fill_(0, index, steps)", "pass"),
-    ("engine/slots.py", "if drafts < self.widths[-1] or any(self.fresh):", "if False:"),
+    ("engine/slots.py", "rows.step.index_fill_(0, index, steps)", "pass"),
+    ("engine/slots.py", "if drafts < self.widths[-1]:", "if False:"),
     ("engine/slots.py", "if width >= longest)", "if width >= longest - 1)"),
     ("engine/engine.py", "if stop is not None and stop():", "if False:"),
     ("engine/priors.py", "seeds_of(_SEED + seed, pilots)", "seeds_of(seed, pilots)"),
@@ -310,6 +310,12 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "return _stream(rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round + 1)",
         "'1' → '2'",
         "as fresh; that kernels count alike is their tests'",
+    ),
+    (
+        "core/round.py",
+        "spread = torch.zeros_like(states)",
+        "'zeros_like' → 'ones_like'",
+        "nobody looks at what stands where nothing was evaluated",
     ),
     (
         "core/round.py",
