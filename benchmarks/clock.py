@@ -53,8 +53,10 @@ from foresample import pretrained
 from foresample.core.baseline import Sequential
 from foresample.core.noise import seeds_of
 from foresample.engine.slots import FixedSlots
+from foresample.engine.throughput import points
 from foresample.kernels.graphs import capture
 from foresample.pretrained import Pretrained
+from foresample.results import FrontierResult
 from foresample.targets import ChainTarget
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -93,7 +95,9 @@ def latency(
     seed: int = 1,
     pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 200,
     eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
-    benchmarked: Annotated[bool, typer.Option(help="Let cuDNN choose its convolutions by trying them.")] = False,
+    benchmarked: Annotated[
+        bool, typer.Option(help="Let cuDNN choose its convolutions by trying them.")
+    ] = False,
     out: Out = RESULTS,
 ) -> None:
     """One sample at a time: milliseconds a sample, and where a round's time goes."""
@@ -458,7 +462,7 @@ def gpu_tests(out: Out = RESULTS) -> None:
 
 
 @app.command()
-def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock.png") -> None:
+def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures") -> None:
     """The pictures of docs/performance.md, from the saved results."""
     import matplotlib
 
@@ -480,7 +484,7 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock
     clock.set(xlabel="window", ylabel="times faster on the clock", ylim=(0, None))
     clock.set_title("One sample, against the compiled, captured sequential sampler", loc="left", fontsize=10)
     clock.set_xticks(windows)
-    clock.legend(frameon=False, loc=(0.02, 0.54))
+    clock.legend(frameon=False, loc=(0.74, 0.55))
 
     x, y = torch.tensor([(row.steps, row.calls) for row in grown.rows]).T
     fit = torch.exp(y.log().mean() + grown.exponent * (x.log() - x.log().mean()))
@@ -499,7 +503,28 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures" / "clock
     calls.legend(frameon=False)
     for axes in (clock, calls):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=140)
+    figure.savefig(out / "clock.png", dpi=140)
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
+    saved = load(FrontierResult, "cifar10-frontier")
+    measured, shades = points(saved.tunings), iter(("#9fb8d0", "#2f6690", "crimson", "#7a1f3d"))
+    for window in (None, *sorted({point.window for point in measured if point.window})):
+        line = [point for point in measured if point.window == window]
+        x, y = ([1e3 * p.p95_seconds for p in line], [p.samples_per_second for p in line])
+        name, colour = ("sequential", "grey") if window is None else (f"window {window}", next(shades))
+        axes.plot(x, y, marker="o", color=colour, linestyle=":" if window is None else "-", label=name)
+        if window in (None, 4):
+            for point in line:
+                place = (1e3 * point.p95_seconds, point.samples_per_second)
+                beside = (-16, 5) if window is None else (-14, 5)
+                axes.annotate(
+                    f"{point.slots}", place, xytext=beside, textcoords="offset points", color=colour, fontsize=8
+                )
+    axes.set(xlabel="ms a sample, of 95 in 100", ylabel="samples a second", xscale="log", yscale="log")
+    axes.set_title("CIFAR-10, 100 steps, H200; beside points: samples at a time", loc="left", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(out / "frontier.png", dpi=140)
 
 
 if __name__ == "__main__":

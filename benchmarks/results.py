@@ -703,10 +703,10 @@ class Order(Result):
 class Spread:
     """Of many plans: robots wait for the slow ones."""
 
-    mean: NotNegative
-    median: NotNegative
-    p99: NotNegative
-    most: NotNegative
+    mean: Positive
+    median: Positive
+    p99: Positive
+    most: Positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from benchmarks.results import (
     Throughput,
     ThroughputRow,
 )
-from foresample.results import Result, Results
+from foresample.results import FrontierResult, Result, Results
 from foresample.webpage.markup import (
     Axis,
     Plot,
@@ -30,7 +30,7 @@ from foresample.webpage.markup import (
     plus_minus,
     table,
 )
-from foresample.webpage.sections import cost, note
+from foresample.webpage.sections import cost, frontier_plot, note
 
 
 def clock(results: Results) -> Section | None:
@@ -116,7 +116,9 @@ def _rounds_plot(result: Latency) -> Plot:
 def losses(results: Results) -> Section | None:
     """Where the sequential sampler is the better choice."""
     full, policies, models = results.of(Throughput), results.of(Policy), results.of(Calls)
-    plots = [_throughput_plot(result) for result in full]
+    frontiers = results.of(FrontierResult)
+    plots = [frontier_plot(result, f"plot-{result.name}") for result in frontiers]
+    plots += [_throughput_plot(result) for result in full]
     plots += [_policy_plot(result) for result in policies]
     plots += [_evaluations_plot(result) for result in models]
     if not plots:
@@ -128,7 +130,7 @@ def losses(results: Results) -> Section | None:
     )
     advice = [note(tuning.advice) for result in full for tuning in result.tunings]
     body = [text, grid(*(plot.html() for plot in plots)), *advice]
-    return Section("losses", "Where it loses", body, plots, [*full, *policies, *models])
+    return Section("losses", "Where it loses", body, plots, [*frontiers, *full, *policies, *models])
 
 
 def _throughput_plot(result: Throughput) -> Plot:
