@@ -144,7 +144,7 @@ def test_the_bar_ends_at_its_end(pipe: Any) -> None:
         draw(pipe)
     *_, last = shown.getvalue().replace("\n", "").split("\r")
     assert "12/12" in last
-    assert shown.getvalue().count("0/12") == 1  # what is watched first shows no bar
+    assert shown.getvalue().count(" 0/12") == 1  # what is watched first shows no bar
 
 
 def test_a_report_counts_over_images_and_prints_for_one(pipe: Any) -> None:
