@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,7 +62,8 @@ def _speedup(row: BenchRow | CurvePoint) -> str:
     return f"{row.speedup:.2f} ± {row.speedup_error:.2f}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """In Markdown."""
     head, *lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return "\n".join([head, "|---" * len(heads) + "|", *lines])
 
@@ -88,7 +89,7 @@ def models() -> str:
         "blocks, fresh noise",
         "against the better of these",
     ]
-    return _table(heads, cells)
+    return table(heads, cells)
 
 
 def mixture() -> str:
@@ -105,7 +106,7 @@ def mixture() -> str:
             for method in ("default", "reflection-nearest", "block-parent-fresh")
         )
         cells.append([title, reuse, f"{window}", f"**{ours}**", nearest, blocks])
-    return _table(["chain", "reused", "window", "default", "nearest, per step", "blocks, fresh noise"], cells)
+    return table(["chain", "reused", "window", "default", "nearest, per step", "blocks, fresh noise"], cells)
 
 
 def quality() -> str:
@@ -118,7 +119,7 @@ def quality() -> str:
         (" and ".join(pair), ", ".join(f"{v:.4f}" for v in values)) for pair, values in saved.pairs.items()
     ]
     return (
-        _table(["Fréchet distance between", "values"], distances)
+        table(["Fréchet distance between", "values"], distances)
         + f"\n\n{settings.count} samples a run, {settings.steps} steps, window {settings.window}: "
         f"{settings.steps} calls a sample sequentially, {sum(calls) / len(calls):.1f} speculatively. "
         f"Pictures in which the classifier sees the label asked for: {told}."
@@ -138,7 +139,7 @@ def agreement() -> str:
         f"{100 * d:+.2f} ± {100 * e:.2f} % in {network}" for network, (d, e) in saved.differences().items()
     )
     told = (
-        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{_table(heads, cells)}\n\n"
+        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{table(heads, cells)}\n\n"
         f"Speculative less sequential, with its standard error: {apart}. That this is 0 has the p-value "
         f"{saved.p_value:.2f}."
     )
@@ -157,7 +158,7 @@ def agreement() -> str:
     return (
         f"{told}\n\nThe network's answers, of root mean square {saved.calls[0].answer:.2f}, to the same "
         f"{max(row.states for row in saved.calls)} states, against those in calls of one state:\n\n"
-        + _table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
+        + table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
     )
 
 
@@ -184,7 +185,7 @@ def policy() -> str:
         cells.append([row.label, f"{row.calls:.1f}", *behaviour, f"{row.batch_1.ms:.0f}{inside}"])
     heads = ["policy", "network calls a plan", "distance to the nearest demonstration"]
     heads += ["distance to the goal at the end", "ms a plan, batch 1 (in the network)"]
-    return _table(heads, cells)
+    return table(heads, cells)
 
 
 def other_packages() -> str:
@@ -212,7 +213,7 @@ def other_packages() -> str:
         )
     heads = ["sampler", "window", "calls a sample", "fewer", "states evaluated a sample"]
     heads += [f"seconds for {saved.rows[0].count} samples", "sequential", "law"]
-    return _table(heads, cells)
+    return table(heads, cells)
 
 
 def robot_clock() -> str:
@@ -234,7 +235,7 @@ def _robot_clock(name: str) -> str:
         f"{settings.steps} steps, batch 1, up to {max(row.plans for row in saved.rows)} plans of each kind on recorded "
         "observations:"
     )
-    return f"{about}\n\n{_robot_table(saved.rows)}"
+    return f"{about}\n\n{_robottable(saved.rows)}"
 
 
 def robot_clock_cpu() -> str:
@@ -244,10 +245,10 @@ def robot_clock_cpu() -> str:
         f"{saved.settings.parameters / 1e6:.1f} million parameters, {saved.settings.threads} core of an x86 CPU, "
         f"{saved.settings.steps} steps, batch 1:"
     )
-    return f"{about}\n\n{_robot_table(saved.rows)}"
+    return f"{about}\n\n{_robottable(saved.rows)}"
 
 
-def _robot_table(rows: Sequence[RobotClockRow]) -> str:
+def _robottable(rows: Sequence[RobotClockRow]) -> str:
     sequential = {row.run: row.ms.median for row in rows if row.method == "sequential"}
     strict, eager = min(sequential.values()), sequential["eager"]
     order = {"eager": 0, "compiled": 1, "graph": 2, "compiled + graph": 3}
@@ -276,7 +277,7 @@ def _robot_table(rows: Sequence[RobotClockRow]) -> str:
         )
     heads = ["plan", "run", "ms: median / 99th percentile / most", "calls: mean / 99th percentile / most"]
     heads += ["against the fastest sequential", "against eager", "of a round not network"]
-    return _table(heads, cells)
+    return table(heads, cells)
 
 
 def robot_success() -> str:
@@ -294,7 +295,7 @@ def robot_success() -> str:
     share = {m: sum(r.successes for r in per[m]) / sum(r.episodes for r in per[m]) for m in methods}
     apart = ", ".join(f"{m} {100 * (share[m] - share['DDPM']):+.1f}" for m in methods if m != "DDPM")
     together = f"All tasks together: {100 * share['DDPM']:.1f} % with DDPM; against it, in points: {apart}."
-    return f"{_table(['task', *methods], cells)}\n\n{together}"
+    return f"{table(['task', *methods], cells)}\n\n{together}"
 
 
 def policy_warm() -> str:
@@ -304,7 +305,7 @@ def policy_warm() -> str:
     for window in dict.fromkeys(row.window for row in saved.rows):
         found = [_row(saved.rows, window=window, warm=w, prior=p) for w, p in _STARTS]
         cells.append([f"{window}", *(f"{row.calls:.2f} ± {row.error:.2f}" for row in found)])
-    return _table(["window", "cold", "warm", "prior", "warm and prior"], cells)
+    return table(["window", "cold", "warm", "prior", "warm and prior"], cells)
 
 
 _STARTS = ((False, False), (True, False), (False, True), (True, True))
@@ -325,7 +326,7 @@ def latency() -> str:
                 cells.append(
                     [f"{steps}{note}", f"{base:.0f} ms", f"{row.window}", f"{row.calls:.1f}", ms, faster]
                 )
-    return _table(["steps", "sequential", "window", "calls", "ms a sample", "faster"], cells)
+    return table(["steps", "sequential", "window", "calls", "ms a sample", "faster"], cells)
 
 
 def clock() -> str:
@@ -338,7 +339,7 @@ def clock() -> str:
             best = max((row for row in rows if row.steps == steps), key=lambda row: row.gain)
             ours = f"{best.ms:.0f} ms (window {best.window})"
             cells.append([f"{steps}{note}", f"{base.ms:.0f} ms", ours, f"**{best.gain:.1f}×**"])
-    return _table(["steps", "sequential", "foresample", "faster"], cells)
+    return table(["steps", "sequential", "foresample", "faster"], cells)
 
 
 def warm() -> str:
@@ -354,7 +355,7 @@ def warm() -> str:
         ]
         for row in load(Warm, "warm").rows
     ]
-    return _table(["model", "steps", "window", "calls, cold", "calls, warm", "fewer"], cells)
+    return table(["model", "steps", "window", "calls, cold", "calls, warm", "fewer"], cells)
 
 
 def rounds() -> str:
@@ -368,7 +369,7 @@ def rounds() -> str:
         ]
         for row in load(Latency, "cifar10-latency-graph").rounds
     ]
-    return _table(["drafts", "a round", "the network alone", "all else"], cells)
+    return table(["drafts", "a round", "the network alone", "all else"], cells)
 
 
 def cpu_rounds() -> str:
@@ -387,7 +388,7 @@ def cpu_rounds() -> str:
         for row in load(CpuRounds, "cpu-rounds").rows
     ]
     heads = ["target", "window", "samples at once", "the network, a round", "all else", "all else, plain"]
-    return _table([*heads, "a sample, sequential", "a sample"], cells)
+    return table([*heads, "a sample, sequential", "a sample"], cells)
 
 
 def throughput() -> str:
@@ -408,7 +409,7 @@ def throughput() -> str:
     heads = ["steps", "slots occupied", f"in fixed batches of {settings.slots}", "samples a second, slots"]
     advice = "; ".join(f"“{tuning.advice}”" for tuning in saved.tunings)
     told = f"{settings.samples} samples, window {settings.window}. What `tune` says of it: {advice}."
-    return f"{_table([*heads, 'fixed batches', 'sequential'], cells)}\n\n{told}"
+    return f"{table([*heads, 'fixed batches', 'sequential'], cells)}\n\n{told}"
 
 
 def growth() -> str:
@@ -416,7 +417,7 @@ def growth() -> str:
     saved = load(Growth, "cifar10-growth")
     calls = ["calls", *(f"{row.calls:.1f} ± {row.calls_error:.1f}" for row in saved.rows)]
     return (
-        _table(["steps", *(f"{row.steps}" for row in saved.rows)], [calls])
+        table(["steps", *(f"{row.steps}" for row in saved.rows)], [calls])
         + f"\n\nThe fit over all of them: calls ∝ N^{saved.exponent:.3f} (window {saved.settings.window}, "
         f"{saved.settings.samples} samples each, bfloat16)."
     )
@@ -443,7 +444,7 @@ def frontier() -> str:
         cells.append([f"{tuning.slots}", rates[0], waits[0], f"{best.window}", rates[1], waits[1]])
     heads = ["at a time", "sequential, samples a second", "ms a sample", "window", "ours, samples a second"]
     told = f"{MODELS['cifar10']}, {saved.tunings[0].steps} steps, H200, captured, not compiled"
-    return f"{told}:\n\n{_table([*heads, 'ms, 95 in 100'], cells)}"
+    return f"{told}:\n\n{table([*heads, 'ms, 95 in 100'], cells)}"
 
 
 def overhead() -> str:
@@ -459,7 +460,7 @@ def overhead() -> str:
         for row in load(GenerateOverhead, "generate-overhead").rows
     ]
     heads = ["target", "samples, slots", "beyond the engine, on the clock", "of processor time"]
-    return _table([*heads, "beside the engine"], cells)
+    return table([*heads, "beside the engine"], cells)
 
 
 def dataset() -> str:
@@ -474,7 +475,7 @@ def dataset() -> str:
         f"smallest p-value {law.smallest_p:.2g}."
     )
     cells = [[f"{r.dim}", f"{r.count}", f"{r.samples_mib:.1f}", f"{r.peak_mib:.0f}"] for r in rows]
-    return f"{told}\n\n{_table(['dimension', 'samples', 'their size, MiB', 'peak memory, MiB'], cells)}"
+    return f"{told}\n\n{table(['dimension', 'samples', 'their size, MiB', 'peak memory, MiB'], cells)}"
 
 
 def devices() -> str:
@@ -497,7 +498,7 @@ def devices() -> str:
         saving = [row.calls * (other.network_us - network(-(-(window + 1) // k))) / 1e3 for k in shares]
         gains = (f"{base.ms / (row.ms - saved_ms):.2f}×" for saved_ms in saving)
         cells.append([f"{row.steps}", f"{window}", *gains])
-    return _table(["steps", "window", *(f"{k} device" + "s" * (k > 1) for k in shares)], cells)
+    return table(["steps", "window", *(f"{k} device" + "s" * (k > 1) for k in shares)], cells)
 
 
 def policy_quality() -> str:
@@ -515,7 +516,7 @@ def policy_quality() -> str:
 def policy_steps() -> str:
     """Calls of a plan where the scheduler takes fewer steps."""
     calls = load(Policy, "policy-lasa").calls_by_steps
-    return _table(["steps", *calls], [["calls", *(f"{value:.1f}" for value in calls.values())]])
+    return table(["steps", *calls], [["calls", *(f"{value:.1f}" for value in calls.values())]])
 
 
 def policy_costs() -> str:
@@ -538,7 +539,7 @@ def training() -> str:
         "`assets/cifar10`, in the repository only",
     )
     data = "60 000 pictures 28×28, not mirrored", "50 000 pictures 32×32, mirrored at random"
-    table = {
+    found = {
         "folder": folders,
         "parameters, size": [f"{_spaced(r.parameters)}, {r.bytes / 1e6:.1f} MB" for r in saved],
         "data": data,
@@ -548,7 +549,7 @@ def training() -> str:
         "quality": ("below", "by eye: see the sheet"),
     }
     lines = ["| | Fashion-MNIST | CIFAR-10 |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in table.items())])
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in found.items())])
 
 
 def classifier() -> str:
@@ -638,7 +639,7 @@ def curves_lead() -> str:
             line += [f"{_lead(rows, n)} at {n}", label(best_peer(rows, n).method)]
         cells.append(line)
     heads = ["chain", f"smallest lead from {low} to {high} states a call", "over", "largest lead", "over"]
-    return _table(heads, cells)
+    return table(heads, cells)
 
 
 def curves() -> str:
@@ -666,7 +667,7 @@ def _curves(saved: Curves) -> str:
     return (
         f"**{_title(saved)}** ({settings.samples} samples, trees {', '.join(map(str, drawn)) or 'none'}, "
         f"pilots {settings.pilots}; [file]({where}.json), [picture]({where}.png))\n\n"
-    ) + _table(["states a call", *map(str, sizes)], cells)
+    ) + table(["states a call", *map(str, sizes)], cells)
 
 
 def _tree(shape: str) -> str:
@@ -713,7 +714,7 @@ def curves_cost() -> str:
                 ]
             )
     heads = ["chain", "states a call", "calls: default, best peer", "evaluations: default, best peer"]
-    return _table([*heads, "ms: sequential, default, best peer", "best peer"], cells)
+    return table([*heads, "ms: sequential, default, best peer", "best peer"], cells)
 
 
 def curves_missing() -> str:
@@ -757,7 +758,7 @@ def _quality_cost(name: str) -> str:
     heads = ["method", "exact", "calls", "evaluations", *(["ms, drawn alone"] if alone else [])]
     heads += ["distance to the sequential law", "over the floor"]
     told = f"{settings.target}, {settings.steps} steps, {settings.count} samples of each method:"
-    return f"{told}\n\n{_table(heads, cells)}"
+    return f"{told}\n\n{table(heads, cells)}"
 
 
 def order() -> str:
@@ -769,7 +770,9 @@ def order() -> str:
         rule = row.rule if row.rounds is None else f"stopped after {row.rounds} rounds: {row.rule}"
         cells.append([rule, f"{row.kept:.1f}", f"{row.right:.3f} ± {row.error:.3f}"])
     where = f"{settings.steps} steps, window {settings.window}, {settings.slots} slots"
-    return f"{where}, {settings.runs} runs of each rule:\n\n{_table(['taken', 'samples a run', 'P(x > 0)'], cells)}"
+    return (
+        f"{where}, {settings.runs} runs of each rule:\n\n{table(['taken', 'samples a run', 'P(x > 0)'], cells)}"
+    )
 
 
 # ------------------------------------------------------------------ which method when
@@ -812,7 +815,7 @@ def when() -> str:
         where = f"a dataset: {MODELS[full.settings.model]}, {row.steps} steps, {full.settings.slots} at a time, H200"
         rates = row.sequential_samples_per_second, row.samples_per_second
         cells.append(_pair(where, row.steps, 1e3 / rates[0], row.calls, 1e3 / rates[1]))
-    return _table(
+    return table(
         ["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "on the clock"], cells
     )
 
@@ -856,7 +859,7 @@ def when_lossy() -> str:
                 told = "the floor" if row is floor else f"{row.distance / floor.distance:.2f}× the floor"
                 what = "other seeds" if row is floor else row.detail
                 cells.append([_chain(saved), f"{label(method)}, {what}", f"{row.calls:.1f}", told])
-    return _table(["chain", "method, at its most faithful", "calls", "distance to the sequential law"], cells)
+    return table(["chain", "method, at its most faithful", "calls", "distance to the sequential law"], cells)
 
 
 def _chain(saved: QualityCost) -> str:
@@ -908,13 +911,13 @@ FIGURES: dict[str, Callable[[], str]] = {
 }
 
 
-def filled(text: str) -> str:
-    """A page with its figures as the results have them."""
+def filled(text: str, kind: str = "figures", made: Mapping[str, Callable[[], str]] = FIGURES) -> str:
+    """A page with its figures as the results have them, or with what else is made between such marks."""
 
     def replace(match: re.Match[str]) -> str:
-        return f"<!-- figures: {match[1]} -->\n{FIGURES[match[1]]()}\n<!-- end -->"
+        return f"<!-- {kind}: {match[1]} -->\n{made[match[1]]()}\n<!-- end -->"
 
-    return re.sub(r"<!-- figures: (\w+) -->\n.*?<!-- end -->", replace, text, flags=re.DOTALL)
+    return re.sub(rf"<!-- {kind}: (\w+) -->\n.*?<!-- end -->", replace, text, flags=re.DOTALL)
 
 
 def pages() -> list[Path]:

@@ -11,6 +11,7 @@ they agree for both rounds, both must have decided alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,6 +125,34 @@ def assert_rounds_agree(one: Settled, other: Settled, block: int | None) -> Tens
         )
         ends += [fewest, most]
     return under_way & (torch.stack(ends).amin(0) < torch.stack(ends).amax(0))
+
+
+def near(dtype: torch.dtype) -> dict[str, Any]:
+    """What rounding may do to numbers of rounds in this precision, for `torch.testing.assert_close`."""
+    return dict.fromkeys(("rtol", "atol"), 2e-4 if dtype == torch.float32 else 1e-8)
+
+
+def assert_rows_agree(
+    plain: Settled, other: Settled, block: int | None, steps: int, *, equal_nan: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`assert_rounds_agree`, and rows that decided alike are alike: states, predictions, the noise and the memory that
+    later rounds look at (whose memory may hold NaN, with `equal_nan`). Returns which rows did, and which may have
+    parted, [R] both.
+    """
+    may_part = assert_rounds_agree(plain, other, block)
+    ours, theirs, under_way = other.after, plain.after, plain.rows.step < steps
+    rounding = near(theirs.x.dtype)
+    same = under_way & (ours.step == theirs.step)
+    assert torch.equal(same | may_part, under_way)
+    torch.testing.assert_close(ours.x[same], theirs.x[same], **rounding)
+    torch.testing.assert_close(ours.previous[same], theirs.previous[same], **rounding)
+    alive = same & (theirs.step < steps)
+    position = torch.arange(theirs.noise.shape[1], device=alive.device)
+    used = (theirs.step.unsqueeze(1) + position < steps) & alive.unsqueeze(1)
+    torch.testing.assert_close(ours.noise[used], theirs.noise[used], **rounding)
+    for name, value in theirs.memory.items():
+        torch.testing.assert_close(ours.memory[name][alive], value[alive], equal_nan=equal_nan, **rounding)
+    return same, may_part
 
 
 def _inside(round_: Settled) -> tuple[Tensor, Tensor]:

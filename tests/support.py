@@ -14,6 +14,8 @@ from typing import Any
 import diffusers
 from typer.main import get_command
 
+from benchmarks import tables
+from benchmarks.tables import table
 from foresample.cli import app
 from tests.pipelines import EXACT, REFUSED
 
@@ -69,9 +71,18 @@ POLICIES = {
 """Robot policies, what stands for each in the test of its law, and that test."""
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+def pipelines() -> str:
+    """Pipelines with their schedulers: exact, or how they are refused."""
+    order = list(dict.fromkeys(case.pipeline for case in EXACT))
+    rows = [
+        [
+            f"`{case.pipeline}`" + (f", {case.note}" if case.note else ""),
+            f"{case.scheduler}",
+            f"refused: “… {case.refused} …”" if case.refused else "exact",
+        ]
+        for case in (*sorted(EXACT, key=lambda case: order.index(case.pipeline)), *REFUSED)
+    ]
+    return f"Tested with diffusers {diffusers.__version__}.\n\n{table(['pipeline', 'scheduler', ''], rows)}"
 
 
 def schedulers() -> str:
@@ -84,7 +95,7 @@ def schedulers() -> str:
         )
         rows.append([name, exact or "none", refused])
     told = f"{len(EXACT)} exact and {len(REFUSED)} refused configurations, with diffusers `{diffusers.__version__}`:"
-    return f"{told}\n\n{_table(['scheduler', 'exact in', 'refused in some configuration'], rows)}"
+    return f"{told}\n\n{table(['scheduler', 'exact in', 'refused in some configuration'], rows)}"
 
 
 def packages() -> str:
@@ -95,13 +106,13 @@ def packages() -> str:
         [name, f"`{pins[name]}`", what, how, f"[test](../{test.partition('::')[0]})"]
         for name, (what, how, test) in PACKAGES.items()
     ]
-    return _table(["package", "version", "what", "how", "replayed by"], rows)
+    return table(["package", "version", "what", "how", "replayed by"], rows)
 
 
 def policies() -> str:
     """Robot policies, and what was tested."""
     rows = [[name, what, f"[test](../{test.partition('::')[0]})"] for name, (what, test) in POLICIES.items()]
-    return _table(["policy", "tested with", "law tested by"], rows)
+    return table(["policy", "tested with", "law tested by"], rows)
 
 
 def commands() -> str:
@@ -132,10 +143,11 @@ def _command(name: str, command: Any) -> str:
         flag = default is None or default is False or callable(default)
         told = "required" if parameter.required else "" if flag else f"`{default}`"
         rows.append([", ".join(f"`{text}`" for text in shown), parameter.help or "", told])
-    return f"## {name}\n\n{command.help}\n\n{_table(['option', 'meaning', 'default'], rows)}"
+    return f"## {name}\n\n{command.help}\n\n{table(['option', 'meaning', 'default'], rows)}"
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "pipelines": pipelines,
     "schedulers": schedulers,
     "packages": packages,
     "policies": policies,
@@ -145,12 +157,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def filled(text: str) -> str:
     """A page with these tables as they are now."""
-    for name, make in TABLES.items():
-        begin = f"<!-- table: {name} -->\n"
-        if begin in text:
-            before, rest = text.split(begin)
-            text = before + begin + make() + "\n<!-- end -->" + rest.split("<!-- end -->", 1)[1]
-    return text
+    return tables.filled(text, "table", TABLES)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from foresample.selftest import ks_two_sample
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
+from tests import support  # noqa: E402
 from tests.integrations.forced import walk  # noqa: E402
 from tests.pipelines import EXACT, REFUSED, Case, generators, inpainting, sd, video, wan  # noqa: E402
 
@@ -167,32 +168,6 @@ def test_a_callback_is_refused_where_a_region_is_overwritten(tmp_path: Path) -> 
 # ------------------------------------------------------------------ the page
 
 
-def table() -> str:
-    lines = [
-        f"Tested with diffusers {diffusers.__version__}.",
-        "",
-        "| pipeline | scheduler | |",
-        "|---|---|---|",
-    ]
-    order = list(dict.fromkeys(case.pipeline for case in EXACT))
-    for case in (*sorted(EXACT, key=lambda case: order.index(case.pipeline)), *REFUSED):
-        name = f"`{case.pipeline}`" + (f", {case.note}" if case.note else "")
-        lines.append(
-            f"| {name} | {case.scheduler} | {f'refused: “… {case.refused} …”' if case.refused else 'exact'} |"
-        )
-    return "\n".join(lines)
-
-
 def test_the_table_of_the_page_is_that_of_the_tests() -> None:
-    """`python -m tests.integrations.test_exact` writes it."""
-    assert written(PAGE.read_text()) == PAGE.read_text()
-
-
-def written(text: str) -> str:
-    begin, end = "<!-- table: pipelines -->\n", "<!-- end -->"
-    before, rest = text.split(begin)
-    return before + begin + table() + "\n" + end + rest.split(end, 1)[1]
-
-
-if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    """`python -m tests.support` writes it."""
+    assert support.filled(PAGE.read_text()) == PAGE.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from foresample.core.baseline import Sequential
 from foresample.core.report import Tally
 from foresample.core.round import Layout, Padded, Speculation, begin, last_draftable
 from foresample.targets import Chain, ChainTarget
-from tests.agreement import assert_rounds_agree, fused_round, plain_round
+from tests.agreement import assert_rows_agree, fused_round, near, plain_round
 from tests.small_chains import CHAINS, strays
 
 CPU = torch.device("cpu")
@@ -83,8 +82,7 @@ def assert_agree_along(
     how = Speculation(drafter, window, block, True, last, layout or Padded())
     tallies = Tally(window, steps, CPU), Tally(window, steps, device)
     rows = begin(target, how.drafter, window, seeds.to(device))
-    single = target.std.dtype == torch.float32
-    near: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-4} if single else {"rtol": 1e-8, "atol": 1e-8}
+    rounding = near(target.std.dtype)
     settled = undecided = 0
     while (rows.step < steps).any():
         if layout is None:
@@ -92,27 +90,15 @@ def assert_agree_along(
             length = torch.minimum(how.drafter.reach(rows.memory, window), last[first] - first)
             how = replace(how, layout=Padded(max(1, int(length.max()))))
         one, other = plain_round(target, rows, how), fused_round(target, rows, how)
-        may_part = assert_rounds_agree(one, other, block)
-        under_way = rows.step < steps
-        settled, undecided = settled + int(under_way.sum()), undecided + int(may_part.sum())
-        plain, fused = one.after, other.after
-        same = under_way & (plain.step == fused.step)
-        assert torch.equal(same | may_part, under_way)
-        alive = same & (plain.step < steps)
-        torch.testing.assert_close(plain.x[same], fused.x[same], **near)
-        torch.testing.assert_close(plain.previous[same], fused.previous[same], **near)
-        ahead = plain.step.unsqueeze(1) + torch.arange(window + 1, device=device) < steps
-        used = ahead & alive.unsqueeze(1)
-        torch.testing.assert_close(plain.noise[used], fused.noise[used], **near)
-        for name, value in plain.memory.items():
-            torch.testing.assert_close(value[alive], fused.memory[name][alive], **near)
+        _, may_part = assert_rows_agree(one, other, block, steps)
+        settled, undecided = settled + int((rows.step < steps).sum()), undecided + int(may_part.sum())
         width = one.commit.mismatch.shape[1]
-        torch.testing.assert_close(one.commit.mismatch, other.commit.mismatch[:, :width], **near)
+        torch.testing.assert_close(one.commit.mismatch, other.commit.mismatch[:, :width], **rounding)
         tallies[0].count(on_cpu(one.commit))
         fused_count(other.commit, tallies[1].lengths, tallies[1].drafted, tallies[1].mismatch)
-        rows = plain
-    assert undecided <= (1e-2 if single else 1e-3) * settled
-    torch.testing.assert_close(tallies[0].mismatch, tallies[1].mismatch.cpu(), **near)
+        rows = one.after
+    assert undecided <= (1e-2 if target.std.dtype == torch.float32 else 1e-3) * settled
+    torch.testing.assert_close(tallies[0].mismatch, tallies[1].mismatch.cpu(), **rounding)
     assert tallies[0].drafted == tallies[1].drafted
     assert (tallies[0].lengths - tallies[1].lengths.cpu()).abs().sum() <= 2 * undecided
 
