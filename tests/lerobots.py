@@ -74,8 +74,8 @@ def importing() -> Iterator[None]:
     """LeRobot's modules can be imported here; the test fails where LeRobot is not installed."""
     if importlib.util.find_spec("lerobot") is None:
         raise ModuleNotFoundError("lerobot is not installed: pip install --no-deps -r tests/packages.txt")
-    importlib.import_module("diffusers")  # it looks for what is installed: before anything pretends to be
-
+    for name in ("diffusers", "transformers.modeling_utils"):
+        importlib.import_module(name)  # they look for what is installed: before anything pretends to be
     finder = _Finder()
     sys.meta_path.append(finder)
     try:

@@ -10,8 +10,10 @@ in a copy. A process that has imported torch forks once a mutant, so nobody wait
 
 A mutant that hangs counts as noticed. What survives is either a missing test, or has its reason in `SPARED`.
 
-Last run by hand: all nasty ones, of which 4 survived at first, and 63 at random in the four rooms, of which 17 did;
-each is killed by a test, gone with code that was not needed, or spared with a reason.
+Last run by hand: all nasty ones, of which one survived at first, and 500 at random, 450 of them in `coupling`,
+`verify`, `round`, `noise` (most that there are of these) and the drafters, of which 72 did; each is killed by a test,
+gone with code that was not needed, or spared with a reason. `engine`, `slots`, `report` and `baseline` had no random
+ones.
 """
 
 from __future__ import annotations
@@ -36,31 +38,37 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("core", "drafters", "engine", "datasets")
 
 _LAW = [
-    "tests/law/test_law.py::test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept",
-    "tests/law/test_law.py::test_a_constant_mismatch_of_one_std[1-blocks of 4]",
-    "tests/law/test_law.py::test_fresh_noise_is_fresh_in_a_first_window_too",
-    "tests/law/test_law.py::test_no_correction_is_made_over_a_distance_that_rounding_spoils",
     "tests/law/test_law.py::test_extra_noise_and_third_order_have_the_law",
+    "tests/law/test_law.py::test_no_correction_is_made_over_a_distance_that_rounding_spoils",
+    "tests/law/test_law.py::test_fresh_noise_is_fresh_in_a_first_window_too",
+    "tests/law/test_law.py::test_a_constant_mismatch_of_one_std[1-blocks of 4]",
 ]
 TESTS = {
     "core/coupling.py": ["tests/core/test_coupling.py", "tests/core/test_verify.py"],
+    "core/verify.py": [
+        "tests/core/test_verify.py",
+        *_LAW,
+        "tests/law/test_law.py::test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept",
+    ],
     "core/noise.py": [
         "tests/core/test_noise.py",
         "tests/core/test_extra.py",
+        "tests/test_contracts.py",
         "tests/core/test_round.py",
         "tests/engine/test_sampling.py",
     ],
+    "core/look.py": ["tests/core/test_look.py"],
     "core/report.py": ["tests/core/test_report.py", "tests/engine/test_engine.py"],
     "core/baseline.py": ["tests/engine/test_sampling.py", "tests/engine/test_engine.py"],
     "core": [
         "tests/core/test_round.py",
-        "tests/core/test_verify.py",
         "tests/engine/test_leaving.py",
-        *_LAW,
+        "tests/core/test_extra.py",
         "tests/engine/test_sampling.py",
+        *_LAW,
     ],
     "drafters": ["tests/drafters", "tests/core/test_round.py", "tests/engine/test_sampling.py"],
-    "engine/tuning.py": ["tests/engine/test_tuning.py"],
+    "engine/tuning.py": ["tests/engine/test_tuning.py", "tests/core/test_look.py"],
     "engine/throughput.py": ["tests/engine/test_throughput.py"],
     "engine/priors.py": ["tests/drafters/test_prior.py", "tests/engine/test_engine.py"],
     "engine": ["tests/engine/test_leaving.py", "tests/engine/test_engine.py", "tests/engine/test_sampling.py"],
@@ -173,8 +181,8 @@ NASTY: tuple[tuple[str, str, str], ...] = (
         "if left and (step[slot] == steps or fault[slot] != NO_FAULT)",
         "if left and step[slot] == steps",
     ),
-    ("engine/slots.py", "self.rows.step.index_fill_(0, index, steps)", "pass"),
-    ("engine/slots.py", "if drafts < self.widths[-1] or any(self.fresh):", "if False:"),
+    ("engine/slots.py", "rows.step.index_fill_(0, index, steps)", "pass"),
+    ("engine/slots.py", "if drafts < self.widths[-1]:", "if False:"),
     ("engine/slots.py", "if width >= longest)", "if width >= longest - 1)"),
     ("engine/engine.py", "if stop is not None and stop():", "if False:"),
     ("engine/priors.py", "seeds_of(_SEED + seed, pilots)", "seeds_of(seed, pilots)"),
@@ -204,12 +212,131 @@ LEFT_OUT = {
 """Files of which no mutants are made, and why."""
 
 
+ANY = "any change"
 SPARED: tuple[tuple[str, str, str, str], ...] = (
+    ("core/coupling.py", "NEWTON_STEPS = 8", "'8' → '9'", "one more step from the root stays there"),
+    *(
+        (
+            "core/coupling.py",
+            line,
+            "'.clamp(max=SMALL)' → ''",
+            "spares a branch that is not taken from overflow",
+        )
+        for line in ("narrow = mismatch.clamp(max=SMALL)", "narrow = width.clamp(max=SMALL)")
+    ),
+    *(
+        ("core/coupling.py", line, "'<' → '<='", "at the very border both forms are right")
+        for line in (
+            "value = torch.where(mismatch < SMALL, small, large.clamp(min=0.0))",
+            "between = torch.where(mismatch < SMALL, small, normal_cdf(s) - normal_cdf(s - mismatch))",
+            "return torch.where(width < SMALL, _mills_drop(x, narrow), _mills(x) - _mills(x + width))",
+        )
+    ),
+    *(
+        (
+            "core/coupling.py",
+            "near = (level > NEAR) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1)",
+            change,
+            "where Newton's method starts; it comes to the same root from there",
+        )
+        for change in ("'1' → '2'", "'>' → '>='", "'<' → '<='")
+    ),
+    *(
+        (
+            "core/coupling.py",
+            "y = torch.where((step > 0) & (step <= y_right), step, y)  # outside: rounding at the root, stay",
+            change,
+            "a step to the very border is as much rounding as one beyond it",
+        )
+        for change in ("'>' → '>='", "'<=' → '<'")
+    ),
+    (
+        "core/coupling.py",
+        "y_near = 1.2 * (2 * (1 - level) * S / (_density(t) * mismatch)).sqrt()",
+        "'2' → '3'",
+        "where Newton's method starts",
+    ),
+    *(
+        (
+            "core/coupling.py",
+            "return torch.where(log_p < 0, value, torch.erf(mismatch / (2 * math.sqrt(2))))",
+            change,
+            "at p = 1 both forms agree to rounding",
+        )
+        for change in ("'<' → '<='", "'0' → '1'")
+    ),
+    (
+        "core/coupling.py",
+        "w_right = -ndtri(aim.exp().clamp(TINY, 1 - ULP))",
+        "'.clamp(TINY, 1 - ULP)' → ''",
+        "only rounding could bring an argument of 1 or more",
+    ),
+    (
+        "core/coupling.py",
+        "w_right = -ndtri(aim.exp().clamp(TINY, 1 - ULP))",
+        "'-' → '+'",
+        "matters at levels within rounding of 1, which are met once in 10¹⁵ corrections",
+    ),
+    (
+        "core/noise.py",
+        "if seed.is_cuda and kernels.available():",
+        "'and' → 'or'",
+        "tells a machine with a GPU from others (tests/gpu)",
+    ),
+    (
+        "core/noise.py",
+        "if isinstance(seeds, Tensor) and seeds.dtype == torch.int64 and seeds.ndim == 1 and not (seeds < 0).any():",
+        "'0' → '1'",
+        "the longer way gives the same",
+    ),
+    (
+        "core/noise.py",
+        "count: int | None = None, seed: int = 0, seeds: Sequence[int] | Tensor | None = None",
+        "'0' → '1'",
+        "stands for none where seeds are given; whoever derives them gives one",
+    ),
+    (
+        "core/verify.py",
+        "near = (gap <= FAR * std.double()) & (position < length.unsqueeze(1))",
+        "'<=' → '<'",
+        "decided before the noise is looked at, for this δ as for any other",
+    ),
+    (
+        "core/verify.py",
+        "return torch.where(log_p < 0, coupling.residual(level, mismatch, log_p), mismatch - s)",
+        "'0' → '1'",
+        "at p = 1 the residual is the reflection (tests/core/test_coupling.py)",
+    ),
+    (
+        "core/round.py",
+        "return _stream(rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round + 1)",
+        "'1' → '2'",
+        "as fresh; that kernels count alike is their tests'",
+    ),
+    (
+        "core/round.py",
+        "spread = torch.zeros_like(states)",
+        "'zeros_like' → 'ones_like'",
+        "nobody looks at what stands where nothing was evaluated",
+    ),
+    (
+        "core/round.py",
+        "new = new & (step < steps)",
+        "'<' → '<='",
+        "noise of a step behind the chain costs a little and is never spent",
+    ),
+    (
+        "core/round.py",
+        "return max(1, int(length.max()))",
+        "'1' → '2'",
+        "a draft beyond what is needed is not evaluated, nor verified",
+    ),
+    ("engine/priors.py", "MATRIX_ELEMENTS = 128", ANY, "a matter of cost; the law depends on no prior"),
     (
         "engine/priors.py",
-        "MATRIX_ELEMENTS = 128",
-        "'128' → '129'",
-        "a matter of cost; the law depends on no prior",
+        "before = no_history(target, states[:, 0])",
+        "'0' → '1'",
+        "zeros of the same shape",
     ),
     (
         "engine/priors.py",
@@ -217,23 +344,19 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "'61' → '62'",
         "as far away",
     ),
+    ("engine/throughput.py", "SLOTS = (1, 4, 16, 64, 256)", ANY, "others could be tried as well"),
+    ("engine/tuning.py", "WINDOWS = (2, 4, 8, 16, 32, 64)", ANY, "others could be tried as well"),
     (
-        "core/coupling.py",
-        "narrow = mismatch.clamp(max=SMALL)",
-        "'.clamp(max=SMALL)' → ''",
-        "spares a branch that is not taken from overflow",
+        "datasets/generation.py",
+        'other = lock.read(200).decode(errors="replace").strip()',
+        "'200' → '201'",
+        "enough of a process and its machine to name them",
     ),
     (
-        "core/coupling.py",
-        "near = (level > NEAR) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1)",
-        "'1' → '2'",
-        "where Newton's method starts; it comes to the same root from there",
-    ),
-    (
-        "drafters/replay.py",
-        'telling = (square > torch.finfo(square.dtype).eps * size) & (position < memory["visited"].unsqueeze(1))',
-        "'*' → '/'",
-        "what a drafter learns from is a matter of cost; the law depends on no guess",
+        "datasets/shards.py",
+        'if any((tensors[name] < 1).any() or (tensors[name] > _DEAREST).any() for name in ("calls", "evaluations")):',
+        "'>' → '>='",
+        "nobody means that very number, either",
     ),
     (
         "datasets/shards.py",
@@ -241,8 +364,28 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "'1' → '2'",
         "two writers would do as well",
     ),
+    (
+        "datasets/shards.py",
+        "_WRITING = 2  # full shards that may wait for the disk before drawing does",
+        "'2' → '3'",
+        "a matter of memory",
+    ),
+    (
+        "datasets/shards.py",
+        'metadata = {"foresample": json.dumps({**about, "sha256": sha256}, sort_keys=True)}',
+        "'True' → 'False'",
+        "any order would do that is always the same, and this dictionary's is",
+    ),
 )
-"""(file, line, change, reason) of survivors that are no missing test."""
+"""(file, line, change or ANY, reason) of survivors that are no missing test."""
+
+
+def spared(mutant: Mutant) -> str | None:
+    """Why nobody needs to notice it."""
+    for file, text, change, reason in SPARED:
+        if (file, text) == (mutant.file, mutant.text) and change in (ANY, mutant.change):
+            return reason
+    return None
 
 
 def nasty(rooms: list[str]) -> Iterator[Mutant]:
@@ -466,9 +609,7 @@ def main() -> None:
                 how = noticed(copy, tests_of(mutant.file), log, options.seconds)
             finally:
                 path.write_text(honest)
-            reason = next(
-                (r for f, t, c, r in SPARED if (f, t, c) == (mutant.file, mutant.text, mutant.change)), None
-            )
+            reason = spared(mutant)
             verdict = how or (f"spared: {reason}" if reason else "SURVIVED")
             counts["noticed" if how else "spared" if reason else "survived"] += 1
             if verdict == "SURVIVED":

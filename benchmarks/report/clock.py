@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from benchmarks.report.calls import machine_of
 from benchmarks.results import (
@@ -117,7 +118,7 @@ def losses(results: Results) -> Section | None:
     """Where the sequential sampler is the better choice."""
     full, policies, models = results.of(Throughput), results.of(Policy), results.of(Calls)
     frontiers = results.of(FrontierResult)
-    plots = [frontier_plot(result, f"plot-{result.name}") for result in frontiers]
+    plots = [_frontier_plot(result) for result in frontiers]
     plots += [_throughput_plot(result) for result in full]
     plots += [_policy_plot(result) for result in policies]
     plots += [_evaluations_plot(result) for result in models]
@@ -131,6 +132,15 @@ def losses(results: Results) -> Section | None:
     advice = [note(tuning.advice) for result in full for tuning in result.tunings]
     body = [text, grid(*(plot.html() for plot in plots)), *advice]
     return Section("losses", "Where it loses", body, plots, [*frontiers, *full, *policies, *models])
+
+
+def _frontier_plot(result: FrontierResult) -> Plot:
+    plot, settings = frontier_plot(result, f"plot-{result.name}"), result.settings
+    how = "".join(
+        f", {word}" for word, key in (("compiled", "compiled"), ("captured", "graph")) if settings.get(key)
+    )
+    where = f"{_model(str(settings.get('model')))}, {result.tunings[0].steps} steps{machine_of(result)}{how}"
+    return replace(plot, text=f"{where}. {plot.text}")
 
 
 def _throughput_plot(result: Throughput) -> Plot:

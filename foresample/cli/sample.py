@@ -33,7 +33,7 @@ from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Target, predict, resolve_slots
 from foresample.core.baseline import sequential
 from foresample.core.noise import extra_noise, seeds_of
-from foresample.core.report import Commit, Report, Run
+from foresample.core.report import Commit, Report, Run, on_the_clock
 from foresample.engine.sampling import sample
 from foresample.engine.tuning import call_seconds
 from foresample.results import make_result, result_json, write_result
@@ -150,13 +150,12 @@ def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Tabl
     table.add_row(
         "states evaluated", f"{report.steps}", f"{report.evaluations_mean:.1f}", f"{evaluations:.2f}× as many"
     )
-    faster = sequential_seconds / report.seconds
-    verdict = f"{faster:.2f}× faster" if faster >= 1 else f"{1 / faster:.2f}× slower"
+    verdict = on_the_clock(sequential_seconds / report.seconds)
     mark = "" if measured else "≈ "
     table.add_row(
         f"seconds, all {report.count}", f"{mark}{sequential_seconds:.1f}", f"{report.seconds:.1f}", verdict
     )
-    if faster < 1:
+    if verdict.endswith("slower"):
         table.caption = (
             "Fewer calls pay on the clock where a call on more\n"
             "states costs little more: on a GPU not yet full.\n"

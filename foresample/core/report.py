@@ -211,6 +211,13 @@ class TimedTarget:
         return prediction
 
 
+def on_the_clock(ratio: float) -> str:
+    """A ratio of times in words, the other's over ours."""
+    if f"{ratio:.2f}" == "1.00":
+        return "as fast"
+    return f"{ratio:.2f}× faster" if ratio > 1 else f"{1 / ratio:.2f}× slower"
+
+
 def without_nan(value: Any) -> Any:
     """The same with None for NaN and infinity, which JSON has not."""
     if isinstance(value, dict):

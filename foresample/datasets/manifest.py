@@ -120,7 +120,7 @@ class Status:
     @property
     def accepted_mean(self) -> float:
         """Drafts kept in a round: a round commits them and one transition more."""
-        return self.steps * self.samples / max(1, self.calls) - 1
+        return self.steps * self.samples / self.calls - 1 if self.calls else 0.0
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -43,7 +43,7 @@ class Replay:
     """
 
     secant: bool = True
-    prior: Prior | None = field(default=None, compare=False, repr=False)
+    prior: Prior | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.prior is not None and not self.secant:
@@ -188,4 +188,4 @@ def _response(path: DraftPath) -> Tensor:
     product, square = (
         torch.where(drafted, (other * innovation).sum(2), 0.0).sum(1) for other in (change, innovation)
     )
-    return torch.where(square > 0, product / torch.where(square > 0, square, 1.0), 0.0)
+    return product / torch.where(square > 0, square, 1.0)

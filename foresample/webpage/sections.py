@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from foresample.core.report import on_the_clock
 from foresample.engine.throughput import pick, points
 from foresample.results import (
     BenchResult,
@@ -95,8 +96,8 @@ def _sample(result: SampleResult, id: str, title: str) -> Shown:
     seconds, about = plain.seconds or plain.seconds_estimated, "" if plain.seconds else "≈ "
     if seconds is not None:
         ratio = seconds / run.seconds
-        verdict = f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
-        rows.append((f"seconds, all {run.count}", f"{about}{seconds:.3g}", f"{run.seconds:.3g}", verdict))
+        seconds_told = f"{about}{seconds:.3g}", f"{run.seconds:.3g}"
+        rows.append((f"seconds, all {run.count}", *seconds_told, on_the_clock(ratio)))
         clock = f"{run.seconds:.3g} s for {run.count} samples, {about}{seconds:.3g} s sequentially"
         cards.append(Card(f"{about}{ratio:.2f}×", f"the sequential sampler's speed on the clock: {clock}", id))
     plots = _run_plots(result, id)

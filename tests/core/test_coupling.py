@@ -293,6 +293,13 @@ def test_any_finite_input_has_a_finite_answer(delta, log_p, s, level):
         assert torch.isfinite(coupling.residual(level, delta, log_p))
 
 
+def test_surplus_is_never_negative_where_it_is_lost_to_rounding():
+    """A difference of two tails of which only the last denormal numbers are left."""
+    delta = torch.linspace(0.5, 5, 500, dtype=torch.float64).unsqueeze(1)
+    t = torch.linspace(37, 39, 500, dtype=torch.float64)
+    assert (coupling.surplus(delta, delta * (0.5 * delta - t)) >= 0).all()
+
+
 @settings(exhaustive, max_examples=50)
 @given(st.integers(1, 40), st.randoms(use_true_random=False))
 def test_a_value_is_the_same_bits_in_any_batch(size, random):

@@ -26,6 +26,8 @@ def test_it_is_a_function_of_seed_and_step_in_any_shape_of_asking() -> None:
         one = extra_noise(target, seed, step[:, j])
         assert one is not None
         assert torch.equal(one, both[:, j])
+        at, shape = step[:, j], torch.Size([1])
+        assert torch.equal(one, normal(seed, shape, torch.float64, stream=EXTRA, step=at, draw=0 * at))
 
 
 def test_its_stream_is_its_own() -> None:

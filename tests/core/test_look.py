@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.core.look import STATES, Difference, look
+from foresample.core.look import STATES, Difference, compare, look
 from foresample.core.noise import START, normal, seeds_of
 from foresample.core.round import Packed, Padded
 from foresample.targets import Chain, ChainTarget, from_scheduler
@@ -257,6 +257,19 @@ def test_the_size_of_the_effect_is_told_in_std_and_in_words() -> None:
     assert "a small part" in told[2]
     assert "next to nothing" in told[3]
     assert "std" not in str(Difference("random", 0.1, 3, None))
+
+
+def test_the_effect_is_told_as_large_as_it_is() -> None:
+    """Mates are 3x + 1 and −2x + 1, and the network adds what it is given on average."""
+    target = walk(lambda x, step, row: x + x.mean(0))
+    x, zero = torch.randn(4, SIZE), torch.zeros(4, dtype=torch.int64)
+    moved = (3 + 2) * x[1:].sum(0) / 4
+    there = x[0] + (x[0] + (3 * x[1:] + 1).sum(0)) / 4
+    found, difference = compare(target, x, zero, zero)
+    assert difference is not None
+    assert found == difference.change == pytest.approx(float(moved.norm() / there.norm()), rel=1e-4)
+    mean_moved = target.chain.prediction_weight[0] * moved
+    assert difference.shift == pytest.approx(float(mean_moved.norm() / target.std[0]), rel=1e-4)
 
 
 def test_the_effect_is_that_of_the_first_step_with_noise() -> None:

@@ -31,14 +31,24 @@ def pvalue_of_correlation(a, b):
 
 
 @pytest.mark.parametrize(
-    ("word", "key", "answer"),
+    ("counter", "key", "answer"),
     [
-        (0, 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        (ONES, -1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),  # −1 is 64 ones
+        ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((ONES, ONES, ONES, ONES), -1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),  # −1 is 64 ones
+        (  # digits of π
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            0x299F31D0_A4093822,
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
     ],
 )
-def test_philox_gives_the_known_answers_of_its_authors(word, key, answer):
-    assert tuple(int(w) for w in noise._philox(words(word, word, word, word), torch.tensor(key))) == answer
+def test_philox_gives_the_known_answers_of_its_authors(counter, key, answer):
+    assert tuple(int(w) for w in noise._philox(words(*counter), torch.tensor(key))) == answer
+
+
+def test_every_bit_of_a_seed_counts():
+    seeds = torch.tensor([0, *(1 << i for i in range(63))])
+    assert len(normals(seeds, 1).unique()) == 64
 
 
 def test_philox_keeps_to_32_bit_words_for_any_counter_and_key():
@@ -126,6 +136,26 @@ def test_step_draw_and_stream_do_not_stand_in_for_one_another():
     assert len(torch.cat(rows).unique()) == 32 * 8
 
 
+def test_every_number_has_the_counter_that_the_table_says():
+    """So that kernels, other versions and whoever asks again mean the same number."""
+    seed, step = SEEDS[:3], torch.tensor([0, 5, 2**20])
+
+    def words(key, element, step, draw, stream):
+        counter = torch.broadcast_tensors(element, step, torch.tensor(draw), torch.tensor(stream))
+        return noise._philox(counter, key)
+
+    each = seed.unsqueeze(1), torch.arange(4), step.unsqueeze(1)
+    high, low, *_ = words(*each, 0, noise.TEST)
+    assert torch.equal(noise.uniform(seed, 4, round=step), noise._unit(high, low))
+    for stream, draw in itertools.product((noise.START, noise.STEP, noise.EXTRA), (0, 3)):
+        high, low, *angle = words(*each, draw, stream)
+        radius, angle = (-2 * (-noise._unit(high, low)).log1p()).sqrt(), 2 * torch.pi * noise._unit(*angle)
+        z = torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
+        torch.testing.assert_close(normals(seed, 8, step=step, draw=draw, stream=stream), z, rtol=0, atol=1e-12)
+    high, low, *_ = words(torch.tensor(11), torch.tensor(0), torch.arange(7, 10), 0, noise.SEED)
+    assert noise.seeds_of(11, 3, 7).tolist() == ((high % 2**31) * 2**32 + low).tolist()
+
+
 def test_uniforms_differ_between_rounds_seeds_and_elements_and_from_the_normals():
     u = noise.uniform(SEEDS[:2].repeat_interleave(20), 50, round=torch.arange(20).repeat(2))
     assert len(u.unique()) == u.numel()
@@ -182,6 +212,11 @@ def test_what_is_no_seed_is_refused(seed):
 def test_the_one_bad_seed_of_a_list_is_named(bad):
     with pytest.raises(ValueError, match=f"not {bad}"):
         noise.as_seeds([1, bad, 2])
+
+
+def test_the_one_bad_seed_of_a_tensor_is_named():
+    with pytest.raises(ValueError, match="-1"):
+        noise.as_seeds(torch.tensor([1, -1, 2]))
 
 
 def test_seeds_may_be_a_list_or_a_tensor():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import foresample as fs
+from foresample.core.report import on_the_clock
 from tests.small_chains import flow
 
 
@@ -25,3 +26,10 @@ def test_report_prints_and_serialises() -> None:
     one = json.loads(fs.sequential(flow(), 1).report.to_json())
     assert one["calls_mean"] == 16
     assert one["calls_error"] is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"), [(2.5, "2.50× faster"), (0.4, "2.50× slower"), (1.004, "as fast"), (0.997, "as fast")]
+)
+def test_times_are_compared_in_words(ratio: float, told: str) -> None:
+    assert on_the_clock(ratio) == told

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
 
 import foresample as fs
+from foresample.contracts import predict
+from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
+from foresample.core.verify import Verdict, verify
 from foresample.targets import Chain, ChainTarget
-from tests.small_chains import CHAINS, Zero, flow, interrupted
+from tests.small_chains import CHAINS, NOISIER, Zero, flow, interrupted
 
 
 def speculation(target: fs.Target, window: int, layout: Layout | None = None) -> Speculation:
@@ -64,10 +68,10 @@ def test_settling_leaves_rows_and_draft_as_they_were() -> None:
         rows = after
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", [*CHAINS, *NOISIER])
 def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
     """The layouts differ in what they evaluate and count, and in nothing that is committed."""
-    target, window = CHAINS[chain](), 6
+    target, window = {**CHAINS, **NOISIER}[chain](), 6
     kinds = [speculation(target, window, layout) for layout in (Packed(), Padded())]
     both = [begin(target, how.drafter, window, seeds_of(4, 9)) for how in kinds]
     steps = len(target.std)
@@ -78,12 +82,44 @@ def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
             call = draft.call
             evaluated = 9 * (window + 1) if i else int((draft.length + 1).sum())
             assert len(call.x) == evaluated
-            both[i], commit = settle(target, both[i], draft, target.predict(call.x, call.step, call.row), how)
+            before = both[i]
+            said = predict(target, call.x, call.step, call.row, call.extra)
+            both[i], commit = settle(target, before, draft, said, how)
             commits.append(commit)
+            if (before.step < steps).all():
+                assert int((both[i].evaluations - before.evaluations).sum()) == evaluated
         assert torch.equal(commits[0].committed, commits[1].committed)
         moved = commits[0].committed > 0  # a row at its end keeps its slot, and its state means nothing
         assert torch.equal(both[0].x[moved], both[1].x[moved])
         assert torch.equal(both[0].fault[moved], both[1].fault[moved])
+
+
+def test_padded_rounds_draft_no_more_than_they_are_told() -> None:
+    target = flow()
+    for most, drafts in ((2, 2), (4, 4), (9, 4), (None, 4)):
+        how = speculation(target, 4, Padded(most))
+        draft = propose(target, begin(target, how.drafter, 4, seeds_of(4, 9)), how)
+        assert len(draft.call.x) == 9 * (drafts + 1)
+
+
+@pytest.mark.parametrize("drafter", [Zero(), fs.Frozen("parent")], ids=str)
+def test_fresh_noise_is_noise_that_no_round_has_seen(
+    drafter: fs.Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither this one nor one before: the law rests on it, and few samples would show it."""
+    seen: set[float] = set()
+
+    def watched(noise: torch.Tensor, *rest: Any, fresh: torch.Tensor, **how: Any) -> Verdict:
+        seen.update(noise.flatten().tolist())
+        assert not seen.intersection(fresh.flatten().tolist())
+        seen.update(fresh.flatten().tolist())
+        return verify(noise, *rest, fresh=fresh, **how)
+
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
+    monkeypatch.setattr(rounds, "verify", watched)
+    run = fs.sample(flow(), 9, window=5, recycle=False, drafter=drafter)
+    assert run.report.accepted < run.report.drafted
+    assert len(seen) > 9 * 16 * 2
 
 
 def test_no_window_reaches_across_a_deterministic_step() -> None:
@@ -109,6 +145,42 @@ class Astray(Zero):
             assert path.predictions[row, : length + 1].isfinite().all()
             self.lengths.append(length)
         return memory
+
+
+class Listening(fs.Replay):
+    """Remembers what it was told last."""
+
+    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
+        object.__setattr__(self, "path", path)
+        return super().learn(memory, path, committed)
+
+
+def test_a_drafter_is_told_what_was_drafted_and_what_came_of_it() -> None:
+    target, drafter = flow(), Listening()
+    how = replace(speculation(target, 4), drafter=drafter)
+    rows = begin(target, drafter, 4, seeds_of(3, 7))
+    for k in range(3):
+        draft = propose(target, rows, how)
+        width = draft.mean.shape[1]
+        said = draft.call.spread(target.predict(draft.call.x, draft.call.step, draft.call.row), draft.states)
+        after, _ = settle(target, rows, draft, said[draft.call.needed], how)
+        path: fs.DraftPath = vars(drafter)["path"]
+        assert path.length.tolist() == [0 if k == 0 else 4] * 7
+        assert torch.equal(path.step, rows.step)
+        assert torch.equal(path.states, draft.states)
+        assert torch.equal(path.predictions, said)
+        noise = target.std[draft.step[:, :-1]].unsqueeze(2) * rows.noise[:, :width]
+        torch.testing.assert_close(path.innovations, noise)
+        rows = after
+
+
+def test_a_drafter_is_told_of_all_that_was_committed_even_where_that_is_broken() -> None:
+    """The sample is given up; its drafter must not be told of fewer drafts than were kept."""
+    one, drafter = torch.ones(5, dtype=torch.float64), Listening()
+    target = ChainTarget(Chain(one, 0.5 * one, one), torch.Size([2]), lambda x, step, row: x * torch.nan)
+    with pytest.raises(FloatingPointError):
+        fs.sample(target, 3, window=3, drafter=drafter)
+    assert vars(drafter)["path"].length.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("window", [1, 3])

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -65,8 +66,13 @@ def test_the_size_of_shards_changes_the_files_and_not_the_samples(undisturbed: P
 
 
 def test_one_sample_in_one_shard_of_its_own(tmp_path: Path) -> None:
-    assert fs.generate(flow(), 1, out=tmp_path, window=1, shard=1).fair == 1
+    started = perf_counter()
+    dataset = fs.generate(flow(), 1, out=tmp_path, window=1, shard=1)
+    assert 0 < dataset.manifest["runs"][0]["seconds"] < perf_counter() - started
+    assert dataset.fair == 1
     assert fs.inspect_dataset(tmp_path).complete
+    costs = dataset.manifest["costs"]
+    assert (costs["calls_mean"], costs["evaluations_mean"]) == (costs["calls"], costs["evaluations"])
 
 
 def test_a_finished_dataset_is_left_alone(undisturbed: Path, tmp_path: Path) -> None:
@@ -357,6 +363,7 @@ def test_a_network_that_always_breaks_leaves_an_empty_dataset(tmp_path: Path) ->
     nothing = replace(base, network=lambda x, step, row: x * torch.nan)
     dataset = fs.generate(nothing, 5, out=tmp_path, window=4, shard=3)
     assert [failure.index for failure in dataset.failures] == [0, 1, 2, 3, 4]
+    assert not any(dataset.manifest["costs"].values())
     assert fs.generate(base, 5, out=tmp_path, window=4, shard=3).complete
 
 

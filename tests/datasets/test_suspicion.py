@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from foresample.core.noise import seeds_of
 from foresample.datasets import generation
 from foresample.datasets.generation import LocalWorker
 from foresample.datasets.manifest import plan_of
-from foresample.datasets.shards import _checksum
+from foresample.datasets.shards import _checksum, _Filling, write_atomically
 from tests.datasets.disturbing import assert_identical, inodes, shards
 from tests.datasets.process import BREAKS, COUNT, SHARD, WINDOW, draw
 from tests.small_chains import flow
@@ -202,14 +203,15 @@ Replace = Callable[[Path, Path], None]
 
 
 @pytest.mark.parametrize("other", [as_link, as_hard_link, as_folder, as_pipe])
-def test_a_lock_that_is_something_else(out: Path, tmp_path: Path, other: Replace) -> None:
+@pytest.mark.parametrize("text", ["gold", "", "process 7"])  # the last two look like locks of ours
+def test_a_lock_that_is_something_else(out: Path, tmp_path: Path, other: Replace, text: str) -> None:
     treasure = tmp_path / "treasure"
-    treasure.write_text("gold")
+    treasure.write_text(text)
     (out / ".lock").unlink()
     other(out / ".lock", treasure)
     with pytest.raises(OSError, match=r"\.lock .*: choose another folder"):
         draw(out)
-    assert treasure.read_text() == "gold"
+    assert treasure.read_text() == text
 
 
 def test_the_lock_of_another_program(tmp_path: Path) -> None:
@@ -260,6 +262,7 @@ for _ in range(100):
         ),
         (changed(None, "settings"), "settings is None, not an object"),
         (changed(-1, "settings", "seed"), "settings.seed is -1, not"),
+        (changed(2**63, "settings", "seed"), "settings.seed is 9223372036854775808, not"),
         (changed([], "settings", "labels"), r"settings.labels is \[\], not a list with something in it"),
         (changed([2, 0], "settings", "shape"), r"settings.shape\[1\] is 0"),
         (changed("int8", "settings", "dtype"), "settings.dtype is 'int8', not one of float16"),
@@ -347,6 +350,8 @@ FORGED: list[tuple[Callable[[dict[str, Tensor]], object], dict[str, Any], str]] 
     (lambda t: t.update(more=torch.zeros(3)), {}, "its more are F32 [3], not nothing"),
     (lambda t: t.update(index=t["index"].unsqueeze(1)), {}, "its calls are I64 [40], not I64 [40, 1]"),
     (lambda t: t["calls"].neg_(), {}, "its samples have cost nothing, or too much"),
+    (lambda t: t["evaluations"][3:4].zero_(), {}, "its samples have cost nothing, or too much"),
+    (lambda t: t["calls"][5:6].fill_(2**41), {}, "its samples have cost nothing, or too much"),
     (nothing, {"number": 4}, "it is shard 4"),
     (nothing, {"number": "x"}, "it is torn or corrupt (number is 'x', not a whole number)"),
     (nothing, {"failures": None}, "it is torn or corrupt (failures is None, not a list)"),
@@ -376,6 +381,38 @@ def test_a_right_checksum_is_not_enough(
     assert draw(out).complete
     assert_identical(out, undisturbed)
     assert [name for name, inode in inodes(out).items() if before[name] != inode] == [path.name]
+
+
+@pytest.mark.parametrize("labels", [None, [3, 1]])
+def test_a_sample_takes_in_its_file_what_disk_and_memory_are_asked_for(
+    tmp_path: Path, labels: list[int] | None
+) -> None:
+    draw(tmp_path, labels=labels)
+    plan = plan_of(tmp_path, json.loads((tmp_path / "manifest.json").read_text())["settings"])
+    tensors = load_file(plan.path(0))
+    assert sum(value.nbytes for value in tensors.values()) == plan.size(0) * plan.sample_bytes
+
+
+def test_a_shard_that_lacks_nothing_is_not_written_again(out: Path) -> None:
+    plan = plan_of(out, json.loads((out / "manifest.json").read_text())["settings"])
+    before = inodes(out)
+    assert _Filling(plan, 3, flow()).write().samples == SHARD
+    assert inodes(out) == before
+
+
+def test_a_disk_that_fails_at_the_very_end_is_told_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is in its place, and its name is not on the disk yet."""
+
+    def fsync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"cannot write .*new \(Input/output error\): see to that"):
+        write_atomically(tmp_path / "new", b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_a_sound_shard_is_left_as_it_is(out: Path) -> None:
@@ -414,6 +451,7 @@ def test_a_shard_that_is_gone_since_it_was_looked_at(out: Path) -> None:
             {"count": 10**12, "shard": 10**9},
             r"a shard of 1000000000 samples would take .* memory.*: give a smaller",
         ),
+        ({"count": 10**9, "shard": 10**9}, "a shard of 1000000000 samples would take"),
         ({"count": 10**30, "shard": 10**30}, "count is 1|a shard of"),
         ({"count": 10**11, "shard": 10**6}, r"100000000000 samples would take .* are free at .*: make room"),
         ({"count": 10**8, "slots": 10**12, "window": 10**12}, "give fewer slots or a smaller window"),

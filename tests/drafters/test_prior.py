@@ -11,6 +11,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.core.round import Padded
+from foresample.targets import Chain, ChainTarget
 from tests.small_chains import CHAINS, ddpm, mixture
 
 
@@ -78,6 +79,30 @@ def test_slopes_are_not_measured_against_the_prior() -> None:
     assert len(target.std) > 6
 
 
+@pytest.mark.parametrize("matrix", [True, False])
+def test_the_slopes_of_a_linear_network_are_found(matrix: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix a step where states have as many elements as that is for, else a number; none before the first noise."""
+    monkeypatch.setattr("foresample.engine.priors.MATRIX_ELEMENTS", 2 if matrix else 1)
+    one = torch.ones(6, dtype=torch.float64)
+    true = (
+        torch.tensor([[2.0, 1.0], [0.0, 1.0]], dtype=torch.float64) if matrix else 1.5 * torch.eye(2).double()
+    )
+    walk = ChainTarget(Chain(one, one, 0 * one), torch.Size([2]), lambda x, step, row: x @ true.T)
+    prior = fs.fit_prior(walk, window=3, pilots=2000, paths=2)
+    assert prior.states.shape == (2, 4, 2)
+    torch.testing.assert_close(prior.predictions, prior.states @ true.T)
+    if matrix:
+        assert prior.gain is None
+        assert prior.response is not None
+        slope = 1.5 * torch.eye(2).double()
+        shrunk = slope + (true - slope) / 1.1
+        torch.testing.assert_close(prior.response[1:], shrunk.expand(5, 2, 2), rtol=0, atol=0.02)
+        assert not prior.response[0].any()
+    else:
+        assert prior.response is None
+        torch.testing.assert_close(prior.gain, 1.5 * one[:4])
+
+
 def test_samples_take_their_paths_in_turn() -> None:
     states = torch.arange(3.0).view(3, 1, 1).expand(3, 2, 1)
     prior = fs.Prior(states, 10 * states, gain=torch.tensor([1.0, 2.0]))
@@ -120,6 +145,7 @@ def test_what_decides_on_samples_is_told() -> None:
     other = replace(prior, predictions=prior.predictions + 1)
     assert str(fs.Replay()) == "Replay(secant=True)"
     assert str(fs.Replay(prior=prior)) != str(fs.Replay(prior=other))
+    assert fs.Replay(prior=prior) == fs.Replay(prior=prior) != fs.Replay(prior=other)
 
 
 def test_refusals() -> None:

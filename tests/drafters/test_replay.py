@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -10,6 +10,112 @@ from torch import Tensor
 
 import foresample as fs
 from tests.small_chains import mixture, strays
+
+
+class Plain:
+    """What Replay says of itself, once more: one row, by lists."""
+
+    def __init__(self, prior: fs.Prior | None, row: int) -> None:
+        self.jacobian = None if prior is None else prior.response
+        self.states: list[Tensor] = []
+        self.predictions: list[Tensor] = []
+        self.gains: list[Tensor] = []
+        self.visited, self.response = 0, torch.tensor(0.0)
+        self.last = (torch.zeros(2, dtype=torch.float64),) * 2
+        if prior is not None:
+            which = row % len(prior.states)
+            self.states, self.predictions = [*prior.states[which]], [*prior.predictions[which]]
+            assert prior.gain is not None
+            self.gains = [*prior.gain, *prior.gain[-1:].expand(9)]  # the last one goes on
+
+    def guess(self, x: Tensor, position: int, step: int, before: tuple[Tensor, Tensor] | None) -> Tensor:
+        if position < len(self.states):
+            apart = x - self.states[position]
+            known = self.predictions[position] + self.gains[position] * apart
+            return known if self.jacobian is None else known + self.jacobian[step] @ apart
+        if before is None:  # all was committed: from where the path ended
+            x_last, prediction = self.last
+            return prediction if self.jacobian is None else prediction + self.jacobian[step] @ (x - x_last)
+        guess, innovation = before
+        if self.jacobian is not None:
+            return guess + self.jacobian[step] @ innovation
+        return guess + self.response * innovation
+
+    def learn(
+        self, states: Tensor, predictions: Tensor, innovations: Tensor, step: int, committed: int
+    ) -> None:
+        length = len(states) - 1
+        for j in range(committed + 1, min(self.visited, length + 1)):
+            swept = (predictions[j] - self.predictions[j]).norm()
+            if swept > 6 * (predictions[j] - predictions[0]).norm():
+                length = j - 1
+                break
+        gains: list[Tensor] = []
+        slope = None
+        for j in range(length + 1):
+            if j < self.visited:
+                dx, dp = states[j] - self.states[j], predictions[j] - self.predictions[j]
+                if self.jacobian is not None:
+                    dp = dp - self.jacobian[step + j] @ dx
+                if dx @ dx > torch.finfo(torch.float64).eps * (states[j] @ states[j]):
+                    slope = (dx @ dp) / (dx @ dx)
+            earlier = self.gains[j] if j < len(self.gains) else torch.tensor(0.0)
+            gains.append(earlier if slope is None else slope)
+        self.response = torch.tensor(0.0)
+        if length:
+            z = innovations[:length]
+            self.response = (predictions[: length + 1].diff(dim=0) * z).sum() / (z * z).sum()
+        self.states, self.predictions = (
+            [*states[committed : length + 1]],
+            [*predictions[committed : length + 1]],
+        )
+        self.gains, self.visited = gains[committed:], length + 1 - committed
+        self.last = states[length], predictions[length]
+
+
+OTHERS = torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+PRIOR = fs.Prior(OTHERS[0], OTHERS[1], gain=torch.linspace(0.5, 1, 4, dtype=torch.float64))
+JACOBIAN = torch.randn(40, 2, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "prior", [None, PRIOR, replace(PRIOR, response=JACOBIAN)], ids=["cold", "warm", "with a response"]
+)
+def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
+    """Any paths, of any lengths, with states seen twice to rounding, in windows of any width."""
+    rows, window, generator = 60, 5, torch.Generator().manual_seed(0)
+    drafter = fs.Replay(prior=prior)
+    row, plain = torch.arange(rows), [Plain(prior, r) for r in range(rows)]
+    memory = drafter.prime(drafter.begin(rows, window, torch.zeros(2, dtype=torch.float64)), row)
+    step = torch.zeros(rows, dtype=torch.int64)
+    reach = [0 if prior is None else window] * rows
+    for _ in range(6):
+        assert drafter.reach(memory, window).tolist() == reach
+        length = torch.minimum(torch.randint(0, window + 1, (rows,), generator=generator), torch.tensor(reach))
+        width = max(1, int(length.max()))
+        states, predictions, innovations = torch.randn(
+            3, rows, width + 1, 2, generator=generator, dtype=torch.float64
+        )
+        states *= 10
+        again = torch.rand(rows, width + 1, generator=generator) < 0.3
+        nudge = 1e-8 * torch.randn(rows, width + 1, 1, generator=generator, dtype=torch.float64)
+        states = torch.where(again.unsqueeze(2), memory["states"][:, : width + 1] * (1 + nudge), states)
+        before: fs.PreviousDraft | None = None
+        for j in range(width + 1):
+            guess = drafter.guess(memory, states[:, j], j, step + j, row, before)
+            for r in range(rows):
+                row_before = None if before is None else (before.guess[r], before.innovation[r])
+                told = plain[r].guess(states[r, j], j, int(step[r]) + j, row_before)
+                torch.testing.assert_close(guess[r], told, rtol=1e-9, atol=1e-9)
+            before = fs.PreviousDraft(guess, innovations[:, j])
+        committed = torch.minimum(torch.randint(1, window + 2, (rows,), generator=generator), length + 1)
+        path = fs.DraftPath(states, predictions, innovations[:, :width], length, step)
+        memory = drafter.learn(memory, path, committed)
+        for r in range(rows):
+            n = int(length[r]) + 1
+            plain[r].learn(states[r, :n], predictions[r, :n], innovations[r], int(step[r]), int(committed[r]))
+        step, reach = step + committed, [window] * rows
+        assert memory["visited"].tolist() == [p.visited for p in plain]
 
 
 def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:

@@ -39,6 +39,7 @@ def test_where_calls_cost_the_same_wide_windows_win(monkeypatch: pytest.MonkeyPa
     assert tuning.window >= 8
     best = max(tuning.trials, key=lambda trial: trial.gain)
     assert best.gain == pytest.approx(40 / best.calls)
+    assert {(trial.call_seconds, trial.round_seconds) for trial in tuning.trials} == {(1.0, 1.0)}
     assert tuning.predicted == best.gain
     assert tuning.achieved == pytest.approx(tuning.predicted, rel=0.5)
     assert f"{tuning.achieved:.2f}× achieved" in tuning.advice

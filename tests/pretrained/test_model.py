@@ -67,9 +67,10 @@ def test_a_folder_draws_what_its_accelerated_pipeline_draws(
     with fs.accelerate(pipe, window=4):
         theirs = pipe(3, generators(3), num_inference_steps=14, output_type="np").images
         calls = pipe.foresample_report.rounds
-    start = torch.cat([torch.randn(1, 1, 8, 8, generator=generator) for generator in generators(3)])
+    sources = generators(3)  # the seeds are drawn after the first latents
+    start = torch.cat([torch.randn(1, 1, 8, 8, generator=source) for source in sources])
     target = replace(pretrained.load(path).target(14, [1]), start_states=start)
-    run = fs.sample(target, seeds=_stream_seeds(generators(3))(3), window=4)
+    run = fs.sample(target, seeds=_stream_seeds(sources)(3), window=4)
     pictures = (run.samples / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
     torch.testing.assert_close(torch.from_numpy(theirs), pictures, rtol=1e-3, atol=1e-3)
     assert calls == int(run.calls.sum()) < 3 * 14

@@ -1,0 +1,277 @@
+"""The Triton kernels in Triton's interpreter: numpy on a CPU, program by program. `test_interpreted.py` runs this file
+in processes of their own, since the interpreter must be asked for before Triton is imported.
+
+What the compiler makes of them, and whether programs get in one another's way, only a GPU shows (tests/gpu).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.runtime import interpreter
+
+import foresample as fs
+from foresample import kernels
+from foresample.contracts import affine_chain
+from foresample.core import noise as streams
+from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable
+from foresample.faults import BROKEN_STATE
+from foresample.targets import ChainTarget
+from tests.agreement import fused_round, plain_round
+from tests.kernels import fused
+from tests.kernels.fused import CPU, assert_agree_along, small, warm, wide
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "run tests/kernels/test_interpreted.py"
+assert os.environ.get("FORESAMPLE_PLAIN") == "1", "what kernels are held against is plain PyTorch"
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in lanes that are masked later
+
+# The interpreter puts its own functions into the language at every call of a device function, and takes a third of the
+# time for it; here they stay.
+interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+interpreter._patch_lang = lambda fn: SimpleNamespace(restore=lambda: None)
+
+ROOM = [f"foresample.kernels.{name}" for name in ("noise", "transition", "coupling", "round", "tally")]
+
+
+def _lifted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of numpy's arrays for the interpreter's tensors."""
+
+    def of_tensor(x: Any) -> Any:
+        assert x.dtype == tl.float64
+        return tl.core.tensor(interpreter.TensorHandle(function(x.handle.data), x.handle.dtype), x.type)
+
+    return of_tensor
+
+
+LIBDEVICE = SimpleNamespace(
+    erf=_lifted(scipy.special.erf),
+    erfc=_lifted(scipy.special.erfc),
+    erfcx=_lifted(scipy.special.erfcx),
+    normcdfinv=_lifted(scipy.special.ndtri),
+    expm1=_lifted(np.expm1),
+    log1p=_lifted(np.log1p),
+    cospi=_lifted(lambda x: np.cos(np.pi * x)),
+    sinpi=_lifted(lambda x: np.sin(np.pi * x)),
+)
+"""CUDA's functions that the kernels use; the interpreter has none of its own."""
+
+
+def load() -> None:
+    """The kernels as their files are now."""
+    for name in (*ROOM, "tests.kernels.scalars"):
+        sys.modules.pop(name, None)
+    for name in ROOM:
+        module: Any = importlib.import_module(name)
+        if hasattr(module, "libdevice"):
+            module.libdevice = LIBDEVICE
+        for constant, value in list(vars(module).items()):
+            # As numbers: this version's interpreter takes constexpr · tensor for a constexpr.
+            if isinstance(value, tl.constexpr) and isinstance(value.value, float):
+                setattr(module, constant, value.value)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that serve on a CPU."""
+    monkeypatch.setattr(kernels, "serve", lambda target: affine_chain(target) is not None)
+    load()
+
+
+# ------------------------------------------------------------------ what must agree
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rounds to compare: how a chain is sampled."""
+
+    block: int | None
+    layout: Layout | None
+    prior: str | None = None
+    window: int = 5
+    rows: tuple[int, ...] = (0, 1)
+
+
+CASES = {
+    "flow": Case(1, Packed(), "slopes", window=3),
+    "multistep": Case(4, Packed()),
+    "ddim": Case(None, None, "table"),
+    "interrupted": Case(None, Padded()),
+    "wells": Case(4, Padded(), "jacobian"),
+    "strays": Case(None, Packed(), window=10, rows=(19,)),  # one of the few that do
+    "wide": Case(None, None, window=3),
+}
+
+
+@pytest.mark.parametrize("chain", CASES)
+def test_rounds_agree(chain: str) -> None:
+    case = CASES[chain]
+    # In single precision, and more elements than any program takes at a time.
+    target = wide(CPU, torch.float32, 5, 1100) if chain == "wide" else small(chain, CPU)
+    drafter = fs.Replay() if case.prior is None else warm(target, case.prior)
+    seeds = streams.seeds_of(1, 20)[list(case.rows)]
+    assert_agree_along(target, drafter, case.window, seeds, case.block, case.layout)
+
+
+def test_scalars_agree() -> None:
+    fused.assert_scalars_agree(CPU, 1 << 14, 1 << 11)
+
+
+def test_streams_agree() -> None:
+    fused.assert_noise_is_the_same_stream(CPU, 3)
+
+
+@pytest.mark.parametrize("chain", ["multistep", "wide"])
+def test_sequential_transitions_agree(chain: str) -> None:
+    target = wide(CPU, torch.float64, 5, 300) if chain == "wide" else small(chain, CPU)
+    fused.assert_sequential_is_its_formula(target)
+
+
+def broken(where: str) -> tuple[ChainTarget, int]:
+    """A chain whose network, or whose state, is broken at step 5; and the code for it."""
+    base = small("langevin", CPU)
+    if where == "network":
+
+        def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+            return torch.where((step == 5).unsqueeze(1), torch.nan, base.network(x, step, row))
+
+        return replace(base, network=network), 5
+    weight = base.chain.state_weight.clone()
+    weight[4] = torch.inf
+    return replace(base, chain=replace(base.chain, state_weight=weight)), BROKEN_STATE - 5
+
+
+@pytest.mark.parametrize("where", ["network", "state"])
+def test_faults_agree(where: str) -> None:
+    target, code = broken(where)
+    how = Speculation(fs.Replay(), 2, None, True, last_draftable(target.std), Padded())
+    for settled in (plain_round, fused_round):
+        rows = begin(target, how.drafter, 2, streams.seeds_of(0, 1))
+        for _ in range(6):
+            rows = settled(target, rows, how).after
+        assert (rows.fault == code).all()
+    with pytest.raises(FloatingPointError, match=r"step 5 of sample 0"):
+        fs.sequential(target, 1)
+
+
+# ------------------------------------------------------------------ what must be caught
+
+
+@dataclass(frozen=True)
+class Twin:
+    """One place of one kernel changed, and a test that must notice."""
+
+    file: str
+    old: str
+    new: str
+    notices: Callable[[], None]
+
+
+TWINS = {
+    "draft: a response of the wrong sign": Twin(
+        "round", "guess + follow * innovation", "guess - follow * innovation", lambda: test_rounds_agree("flow")
+    ),
+    "draft: the noise is kept a place further": Twin(
+        "round", "spent + at + j * size, z", "spent + at + (j + 1) * size, z", lambda: test_rounds_agree("flow")
+    ),
+    "draft: the rest of the window ends early": Twin(
+        "round", "(j + place < width)", "(j + place < width - 1)", lambda: test_rounds_agree("ddim")
+    ),
+    "draft: the Jacobian transposed": Twin(
+        "round",
+        "element[:, None]) * size + element[None, :]",
+        "element[None, :]) * size + element[:, None]",
+        lambda: test_rounds_agree("wells"),
+    ),
+    "measure: only the first elements": Twin(
+        "round", "range(0, size, BLOCK)", "range(0, BLOCK, BLOCK)", lambda: test_rounds_agree("wide")
+    ),
+    "measure: a gain of the wrong sign": Twin(
+        "round", "cross += dx * dp\n", "cross -= dx * dp\n", lambda: test_rounds_agree("ddim")
+    ),
+    "measure: the prediction before forgotten": Twin(
+        "round",
+        "earlier = inside & (j > 0)",
+        "earlier = inside & (j < 0)",
+        lambda: test_rounds_agree("multistep"),
+    ),
+    "decide: blocks end early": Twin(
+        "round", "(i % block == block - 1)", "(i % block == block - 2)", lambda: test_rounds_agree("multistep")
+    ),
+    "decide: uniforms of another round": Twin(
+        "round", "done.to(tl.uint32)", "(done + 1).to(tl.uint32)", lambda: test_rounds_agree("flow")
+    ),
+    "decide: reflected to the wrong side": Twin(
+        "round", "drawn, mismatch - s)", "drawn, mismatch + s)", lambda: test_rounds_agree("flow")
+    ),
+    "decide: the residual of the other tail": Twin(
+        "round", "residual(level_at,", "residual(1.0 - level_at,", lambda: test_rounds_agree("wells")
+    ),
+    "decide: recycled noise of the wrong sign": Twin(
+        "round", "normcdfinv(level))", "-normcdfinv(level))", lambda: test_rounds_agree("multistep")
+    ),
+    "decide: hopeless drafts examined": Twin(
+        "round", "(mismatch <= _FAR) & (code < 2)", "i < LANES", lambda: test_rounds_agree("strays")
+    ),
+    "decide: a fault of the wrong kind": Twin(
+        "round", "tl.where(kind > 1,", "tl.where(kind > 2,", lambda: test_faults_agree("state")
+    ),
+    "commit: noise moved up too little": Twin(
+        "round",
+        "j + tl.load(committed + row)",
+        "j + tl.load(committed + row) - 1",
+        lambda: test_rounds_agree("flow"),
+    ),
+    "commit: no correction": Twin(
+        "round", "+ scale * shift * difference", "+ 0 * shift * difference", lambda: test_rounds_agree("flow")
+    ),
+    "coupling: the residual on the wrong side": Twin(
+        "coupling", "return t + y", "return t - y", lambda: test_scalars_agree()
+    ),
+    "coupling: small mismatches cancel": Twin(
+        "coupling",
+        "value = tl.where(mismatch < _SMALL, small, large)",
+        "value = large",
+        lambda: test_scalars_agree(),
+    ),
+    "noise: pairs split elsewhere": Twin("noise", "(size + 1) // 2", "size // 2", lambda: test_streams_agree()),
+    "transition: the prediction forgotten": Twin(
+        "transition",
+        "previous + at, p,",
+        "previous + at, 0 * p,",
+        lambda: test_sequential_transitions_agree("multistep"),
+    ),
+    "transition: noise of another step": Twin(
+        "transition",
+        "element, k, k * 0",
+        "element, k + 1, k * 0",
+        lambda: test_sequential_transitions_agree("wide"),
+    ),
+    "tally: mismatches of the step after": Twin(
+        "tally", "row * stride) + i", "row * stride) + i + 1", lambda: test_rounds_agree("wide")
+    ),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
+def test_twins_are_caught(twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home,) = kernels.__path__
+    source = Path(home, f"{twin.file}.py").read_text()
+    assert source.count(twin.old) == 1
+    (tmp_path / f"{twin.file}.py").write_text(source.replace(twin.old, twin.new))
+    monkeypatch.setattr(kernels, "__path__", [str(tmp_path), home])
+    load()
+    with pytest.raises(AssertionError):
+        twin.notices()
