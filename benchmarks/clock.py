@@ -147,9 +147,10 @@ def latency(
 
 
 def _prior(model: Path, steps: int, window: int, pilots: int) -> fs.Prior:
-    """A path a class, fitted with the network as it is, not compiled for numbers of states that nobody times."""
+    """Of the class that a sample drawn alone has, the first; with the network as it is, not compiled for numbers of
+    states that nobody times."""
     source = _load(model, compiled=False)
-    return fs.fit_prior(source.target(steps), window=window, pilots=pilots, paths=max(1, len(source.labels)))
+    return fs.fit_prior(source.target(steps, [0] if source.labels else None), window=window, pilots=pilots)
 
 
 def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:

@@ -43,9 +43,11 @@ from foresample.kernels.transition import coefficients
 
 _BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
 _TILE = tl.constexpr(16)  # positions copied at a time
+_CHUNK = tl.constexpr(32)  # positions whose integrals are taken at a time
 MOST_ELEMENTS = 128  # of a state whose Jacobian one program holds
 _GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _SWEPT, _AWAY, _BROKEN = map(tl.constexpr, range(10))
-_SUMS = tl.constexpr(10)
+_BEFORE, _AFTER, _BAR, _LEVEL = map(tl.constexpr, range(10, 14))
+_SUMS = tl.constexpr(14)
 _STEP = tl.constexpr(streams.STEP)
 _TEST = tl.constexpr(streams.TEST)
 _NO_FAULT = tl.constexpr(NO_FAULT)
@@ -341,7 +343,6 @@ def _decide(
     near = (mismatch <= _FAR) & (code < 2)
     drafted = tl.min(tl.where(near, drafted, tl.minimum(i, drafted)), 0)
     gap, mismatch, s = _coordinates(sums, std, first, i, drafted, steps)
-    _, mismatch_next, _ = _coordinates(sums, std, first, i + 1, drafted, steps)
     _, mismatch_past, s_past = _coordinates(sums, std, first, i - 1, drafted, steps)
     inside = i < drafted
     past = mismatch_past * (s_past - 0.5 * mismatch_past)
@@ -349,7 +350,20 @@ def _decide(
     _, before = tl.associative_scan((slope, tl.zeros([LANES], tl.float64)), 0, _then)
     after = tl.minimum(before + mismatch * (s - 0.5 * mismatch), 0.0)
     ends = (i % block == block - 1) | (i == drafted - 1)
-    h = tl.where(ends, tl.exp(after), acceptance(mismatch_next, after, u, w))
+    tl.store(sums + i * _SUMS + _BEFORE, before, mask=inside)
+    tl.store(sums + i * _SUMS + _AFTER, after, mask=inside)
+    tl.debug_barrier()
+    for start in range(0, drafted, _CHUNK):  # integrals take the time: none where a narrow round has no drafts
+        c = start + tl.arange(0, _CHUNK)
+        here = sums + c * _SUMS
+        gap_c, mismatch_c, s_c = _coordinates(sums, std, first, c, drafted, steps)
+        gap_next, mismatch_next, s_next = _coordinates(sums, std, first, c + 1, drafted, steps)
+        before_c = tl.load(here + _BEFORE, mask=c < drafted, other=0.0)
+        after_c = tl.load(here + _AFTER, mask=c < drafted, other=0.0)
+        tl.store(here + _BAR, acceptance(mismatch_next, after_c, u, w), mask=c < drafted)
+        tl.store(here + _LEVEL, tilted_cdf(s_c, mismatch_c, before_c, u, w), mask=c < drafted)
+    tl.debug_barrier()
+    h = tl.where(ends, tl.exp(after), tl.load(sums + i * _SUMS + _BAR, mask=inside, other=0.0))
     lane = i.to(tl.uint32)
     key = tl.load(seed + row)
     done = tl.load(round + row)
@@ -361,14 +375,16 @@ def _decide(
     keep = tl.max(tl.where(kept, i + 1, 0), 0)
     examined = inside & (which == failing) & (i >= keep)
     corrected = examined & (i == keep)
-    level = tilted_cdf(s, mismatch, before, u, w)
+    level = tl.load(sums + i * _SUMS + _LEVEL, mask=inside, other=0.5)
 
     # the corrected coordinate, of one position
     one = tl.zeros([1], tl.float64)
     level_at = one + tl.sum(tl.where(corrected, level, 0.0), 0)
     mismatch_at = one + tl.sum(tl.where(corrected, mismatch, 0.0), 0)
     before_at = one + tl.sum(tl.where(corrected, before, 0.0), 0)
-    drawn = tl.sum(residual(level_at, mismatch_at, before_at, u, w), 0)
+    drawn = tl.sum(one, 0)
+    if tl.sum(before_at, 0) < 0:  # else the residual is a reflection
+        drawn = tl.sum(residual(level_at, mismatch_at, before_at, u, w), 0)
     residual_s = tl.where(before < 0, drawn, mismatch - s)
     shift = tl.where(examined, tl.where(corrected, residual_s, normcdfinv(level)) - s, 0.0)
     tl.store(push + row * drafts + i, tl.where(gap > 0, shift / gap, 0.0), mask=i < drafts)
