@@ -147,16 +147,12 @@ class Tally:
     """Counts rounds as they go, on their own device and without reading back. Scalars only: O(N + window)."""
 
     def __init__(self, window: int, steps: int, device: torch.device) -> None:
-        self.lengths = torch.zeros(window + 1, dtype=torch.int64, device=device)
-        """How many rounds kept 0, 1, … drafts."""
-        self.drafted = torch.zeros((), dtype=torch.int64, device=device)
-        self.mismatch = torch.zeros(2, steps, dtype=torch.float64, device=device)
-        """At each step, the sum of mismatches and their number."""
+        self._all = torch.zeros(window + 2 + 2 * steps, dtype=torch.int64, device=device)  # one thing to read
+        self.drafted, self.lengths, self.mismatch = _counters(self._all, steps)
 
     def clear(self) -> None:
         """Forget everything."""
-        for counter in (self.lengths, self.drafted, self.mismatch):
-            counter.zero_()
+        self._all.zero_()
 
     def count(self, commit: Commit) -> None:
         """One round."""
@@ -182,17 +178,24 @@ class Tally:
         calls, evaluations = calls.cpu(), evaluations.cpu()
         report.rounds = int(calls.sum())
         report.evaluations = int(evaluations.sum())
-        counts = torch.cat([self.drafted.view(1), self.lengths]).double()
-        values = torch.cat([counts, self.mismatch[0] / self.mismatch[1]]).tolist()  # one wait for the device
-        report.drafted, *report.accepted_lengths = (int(count) for count in values[: len(counts)])
-        report.mismatch = values[len(counts) :]
+        drafted, lengths, mismatch = _counters(self._all.cpu(), report.steps)
+        report.drafted, report.accepted_lengths = int(drafted), lengths.tolist()
+        report.mismatch = (mismatch[0] / mismatch[1]).tolist()
         report.accepted = sum(i * n for i, n in enumerate(report.accepted_lengths))
         report.calls_mean = float(calls.double().mean())
         if report.count > 1:
             report.calls_error = float(calls.double().std() / math.sqrt(report.count))
         report.evaluations_mean = report.evaluations / report.count
         report.speedup = report.steps / report.calls_mean
-        return Run(samples, calls.to(samples.device), evaluations.to(samples.device), report)
+        calls, evaluations = torch.stack([calls, evaluations]).to(samples.device)
+        return Run(samples, calls, evaluations, report)
+
+
+def _counters(counters: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of a tally: drafts in all, []; how many rounds kept 0, 1, … of them, [window + 1]; and at each step the
+    sum of mismatches and their number, [2, N], in float64."""
+    whole, sums = counters[: -2 * steps], counters[-2 * steps :]
+    return whole[0], whole[1:], sums.view(torch.float64).view(2, steps)
 
 
 class TimedTarget:

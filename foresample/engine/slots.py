@@ -29,9 +29,9 @@ from foresample.core.look import FreeLook
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
 from foresample.faults import NO_FAULT, raise_faults
-from foresample.kernels.graphs import capture
+from foresample.kernels.graphs import capture, wait
 
-STATES = (2, 4, 8, 12, 20, 32, 50, 80, 128)
+STATES = (2, 4, 6, 8, 12, 16, 20, 26, 32, 40, 50, 64, 80, 104, 128)
 """Of each row in a call: the widths at which padded rounds are made, beside the whole window's."""
 
 
@@ -56,6 +56,8 @@ class Finished:
 
 def in_order(parts: list[Finished]) -> Finished:
     """All of them, by their index."""
+    if len(parts) == 1 and len(parts[0].index) == 1:
+        return parts[0]
     order = torch.cat([part.index for part in parts]).argsort()
     names = ("index", "x", "calls", "evaluations", "fault")
     return Finished(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
@@ -162,7 +164,9 @@ class FixedSlots:
     def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
         self.runner, self.capacity, self.most = runner, capacity, runner.how.window + 1
         device = runner.target.std.device
-        # For each slot: the sample to begin, its seed, and whether to begin it.
+        # For each slot: what is read of its row, where the device can write it; and, to begin, the sample, its seed,
+        # and whether to.
+        self.read = torch.zeros(5, capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
         self.rows = runner.begin(self.incoming[0], self.incoming[1]).map(_own)
         window = runner.how.window
@@ -203,7 +207,7 @@ class FixedSlots:
         new, begins = self.runner.begin(sample, seed), begins.bool()
 
         def replaced(mine: Tensor, other: Tensor) -> Tensor:
-            return mine.copy_(torch.where(expand(begins, mine), other, mine))
+            return torch.where(expand(begins, mine), other, mine, out=mine)
 
         self.rows.map(replaced, new)
 
@@ -245,23 +249,23 @@ class FixedSlots:
     def _look(self) -> Finished | None:
         """The one place that waits for the device, once."""
         steps, rows = self.runner.steps, self.rows
-        read = torch.stack([rows.step, rows.fault, rows.sample, rows.round, rows.evaluations]).cpu()
-        step, fault = read[:2].tolist()
-        gone = [
-            slot
-            for slot, left in enumerate(self.left)
-            if left and (step[slot] == steps or fault[slot] != NO_FAULT)
-        ]
-        self.left = [steps - step[slot] if left else 0 for slot, left in enumerate(self.left)]
+        asked = rows.step, rows.fault, rows.sample, rows.round, rows.evaluations
+        self.read.copy_(torch.stack(asked), non_blocking=True)
+        wait(rows.x.device)
+        step, fault = self.read[:2].tolist()
+        busy = [slot for slot, left in enumerate(self.left) if left]
+        broken = [slot for slot in busy if fault[slot] != NO_FAULT]
+        for slot in broken:
+            rows.step[slot] = step[slot] = steps
+        for slot in busy:
+            self.left[slot] = steps - step[slot]
         self.fresh = [False] * self.capacity
+        gone = [slot for slot in busy if not self.left[slot]]
         if not gone:
             return None
-        for slot in gone:
-            self.left[slot] = 0
-        _, faults, samples, calls, evaluations = read[:, gone]
-        index = torch.tensor(gone, device=rows.step.device)
-        rows.step.index_fill_(0, index, steps)
-        return Finished(samples, rows.x[index], calls, evaluations, faults)
+        _, faults, samples, calls, evaluations = self.read[:, gone]
+        x = rows.x.clone() if len(gone) == self.capacity else rows.x[gone]
+        return Finished(samples, x, calls, evaluations, faults)
 
 
 def _own(value: Tensor) -> Tensor:

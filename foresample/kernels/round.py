@@ -356,8 +356,8 @@ def _decide(
     for start in range(0, drafted, _CHUNK):  # integrals take the time: none where a narrow round has no drafts
         c = start + tl.arange(0, _CHUNK)
         here = sums + c * _SUMS
-        gap_c, mismatch_c, s_c = _coordinates(sums, std, first, c, drafted, steps)
-        gap_next, mismatch_next, s_next = _coordinates(sums, std, first, c + 1, drafted, steps)
+        _gap_c, mismatch_c, s_c = _coordinates(sums, std, first, c, drafted, steps)
+        _gap_next, mismatch_next, _s_next = _coordinates(sums, std, first, c + 1, drafted, steps)
         before_c = tl.load(here + _BEFORE, mask=c < drafted, other=0.0)
         after_c = tl.load(here + _AFTER, mask=c < drafted, other=0.0)
         tl.store(here + _BAR, acceptance(mismatch_next, after_c, u, w), mask=c < drafted)
