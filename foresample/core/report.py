@@ -187,7 +187,7 @@ class Tally:
             report.calls_error = float(calls.double().std() / math.sqrt(report.count))
         report.evaluations_mean = report.evaluations / report.count
         report.speedup = report.steps / report.calls_mean
-        calls, evaluations = torch.stack([calls, evaluations]).to(samples.device)
+        calls, evaluations = torch.stack([calls, evaluations]).to(samples.device).unbind()
         return Run(samples, calls, evaluations, report)
 
 

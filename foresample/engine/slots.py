@@ -29,7 +29,7 @@ from foresample.core.look import FreeLook
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
 from foresample.faults import NO_FAULT, raise_faults
-from foresample.kernels.graphs import capture, wait
+from foresample.kernels.graphs import capture
 
 STATES = (2, 4, 6, 8, 12, 16, 20, 26, 32, 40, 50, 64, 80, 104, 128)
 """Of each row in a call: the widths at which padded rounds are made, beside the whole window's."""
@@ -187,6 +187,7 @@ class FixedSlots:
         self.runner.timed.seconds = 0.0
         self.left = [0] * self.capacity  # transitions left of the row in each slot; 0: free
         self.fresh = [False] * self.capacity  # rows that have just begun
+        self.pace = float(self.most)  # transitions a row has come on in a round, of late
         self.rounds = 0
         self.rows.step.fill_(self.runner.steps)
 
@@ -194,13 +195,14 @@ class FixedSlots:
         return sum(left > 0 for left in self.left)
 
     def admit(self, sample: Tensor, seed: Tensor) -> None:
-        free = [slot for slot, left in enumerate(self.left) if not left][: len(sample)]
-        incoming = torch.zeros(3, self.capacity, dtype=torch.int64)
-        incoming[:, free] = torch.stack([sample, seed, torch.ones_like(seed)])
-        self.incoming.copy_(incoming)
-        self.graphs[None].replay() if self.graphs else self._admit()
-        for slot in free:
+        free = [slot for slot, left in enumerate(self.left) if not left]
+        incoming = [[0] * self.capacity for _ in range(3)]
+        for slot, *begun in zip(free, sample.tolist(), seed.tolist(), strict=False):
+            for values, value in zip(incoming, (*begun, 1), strict=True):
+                values[slot] = value
             self.left[slot], self.fresh[slot] = self.runner.steps, True
+        self.incoming.copy_(torch.tensor(incoming))
+        self.graphs[None].replay() if self.graphs else self._admit()
 
     def _admit(self) -> None:
         sample, seed, begins = self.incoming
@@ -218,12 +220,13 @@ class FixedSlots:
         for _ in range(queued):
             self.graphs[drafts].replay() if self.graphs and observe is None else self._round(drafts, observe)
         self.rounds += queued
-        return self._look()
+        return self._look(queued)
 
     def _plan(self) -> tuple[int, int]:
         """The narrowest round that holds what any row can draft, and how many such rounds to queue.
 
-        No more than are certain to be needed before a sample is done, or before a narrower round would do.
+        No more than are certain to be needed before a sample is done, nor, at the pace of late, before a narrower
+        round would do.
         """
         busy = [
             (left, self.reach if fresh else self.most)
@@ -235,7 +238,8 @@ class FixedSlots:
         if drafts < self.widths[-1]:
             return drafts, 1
         certain = min(-(-left // self.most) for left, _ in busy)
-        return drafts, min(certain, max(1, max(left for left, _ in busy) // self.most))
+        wide = (max(left for left, _ in busy) - self.most) / self.pace + 1
+        return drafts, min(certain, max(1, int(wide)))
 
     def _round(self, drafts: int, observe: Observer | None = None) -> None:
         after, commit = self.runner.round(self.rows, drafts)
@@ -246,17 +250,20 @@ class FixedSlots:
             if mine is not new:
                 mine.copy_(new)
 
-    def _look(self) -> Finished | None:
-        """The one place that waits for the device, once."""
+    def _look(self, rounds: int) -> Finished | None:
+        """What so many rounds have come to; the one place that waits for the device, once."""
         steps, rows = self.runner.steps, self.rows
         asked = rows.step, rows.fault, rows.sample, rows.round, rows.evaluations
         self.read.copy_(torch.stack(asked), non_blocking=True)
-        wait(rows.x.device)
+        if rows.x.is_cuda:
+            torch.cuda.current_stream(rows.x.device).synchronize()
         step, fault = self.read[:2].tolist()
         busy = [slot for slot, left in enumerate(self.left) if left]
         broken = [slot for slot in busy if fault[slot] != NO_FAULT]
         for slot in broken:
             rows.step[slot] = step[slot] = steps
+        committed = sum(self.left[slot] - (steps - step[slot]) for slot in busy)
+        self.pace = max(1.0, committed / (rounds * len(busy)))
         for slot in busy:
             self.left[slot] = steps - step[slot]
         self.fresh = [False] * self.capacity

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from time import sleep
 
 import torch
 
@@ -39,19 +38,6 @@ def capture(work: Callable[[], object], device: torch.device) -> torch.cuda.CUDA
                 _record(graph, work)
         here.wait_stream(aside)
     return graph
-
-
-def wait(device: torch.device) -> None:
-    """Until all that was queued on the device is done.
-
-    By asking again and again, other threads let through in between: a thread that sleeps meanwhile is woken too late,
-    by more than it takes to say what comes next.
-    """
-    if device.type == "cuda":
-        done = torch.cuda.Event()
-        done.record(torch.cuda.current_stream(device))
-        while not done.query():
-            sleep(0)
 
 
 def _record(graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
