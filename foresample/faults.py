@@ -56,10 +56,9 @@ def fault_error(fault: int, sample: int, hint: str = "") -> FloatingPointError:
 
 def raise_faults(fault: Tensor, sample: Tensor, target: object = None) -> None:
     """Raise the first fault of these samples of a target, if there is one."""
-    found = (fault != NO_FAULT).nonzero().flatten().tolist()
-    if found:
-        hint = getattr(target, "fault_hint", "")
-        raise fault_error(int(fault[found[0]]), int(sample[found[0]]), hint)
+    for index, code in enumerate(fault.tolist()):
+        if code != NO_FAULT:
+            raise fault_error(code, int(sample[index]), getattr(target, "fault_hint", ""))
 
 
 def end_error(sample: int) -> FloatingPointError:

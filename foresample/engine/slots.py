@@ -167,6 +167,7 @@ class FixedSlots:
         # For each slot: what is read of its row, where the device can write it; and, to begin, the sample, its seed,
         # and whether to.
         self.read = torch.zeros(5, capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.seen = self.read.numpy()  # the same numbers
         self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
         self.rows = runner.begin(self.incoming[0], self.incoming[1]).map(_own)
         window = runner.how.window
@@ -257,7 +258,7 @@ class FixedSlots:
         self.read.copy_(torch.stack(asked), non_blocking=True)
         if rows.x.is_cuda:
             torch.cuda.current_stream(rows.x.device).synchronize()
-        step, fault = self.read[:2].tolist()
+        step, fault = self.seen[:2].tolist()
         busy = [slot for slot, left in enumerate(self.left) if left]
         broken = [slot for slot in busy if fault[slot] != NO_FAULT]
         for slot in broken:
@@ -270,7 +271,7 @@ class FixedSlots:
         gone = [slot for slot in busy if not self.left[slot]]
         if not gone:
             return None
-        _, faults, samples, calls, evaluations = self.read[:, gone]
+        _, faults, samples, calls, evaluations = map(torch.from_numpy, self.seen[:, gone])
         x = rows.x.clone() if len(gone) == self.capacity else rows.x[gone]
         return Finished(samples, x, calls, evaluations, faults)
 
