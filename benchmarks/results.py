@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -469,6 +469,25 @@ class QualityCost(Result):
     settings: QualityCostSettings
     commands: list[str]
     rows: Some[QualityCostPoint]
+
+    @property
+    def floor(self) -> QualityCostPoint:
+        """Sequential samples of other seeds."""
+        return next(row for row in self.rows if row.method == "sequential")
+
+    @staticmethod
+    def joined(results: Sequence[QualityCost]) -> list[QualityCost]:
+        """Those of the same settings as one, in the first one's name; methods together, loose tolerances last."""
+        groups: dict[str, list[QualityCost]] = {}
+        for result in results:
+            groups.setdefault(repr(result.settings), []).append(result)
+        whole = []
+        for same in groups.values():
+            rows = [row for result in same for row in result.rows]
+            order = list(dict.fromkeys(row.method for row in rows))
+            rows.sort(key=lambda row: (order.index(row.method), row.tolerance or 0, row.steps or 0))
+            whole.append(replace(same[0], rows=rows))
+        return whole
 
 
 # ------------------------------------------------------------------ published figures

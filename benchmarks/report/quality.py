@@ -24,7 +24,11 @@ from foresample.webpage.markup import (
 def quality(results: Results) -> Section | None:
     """Quality against cost."""
     saved, costs = results.of(Quality), results.of(QualityCost)
-    plots = [_quality_plot(result) for result in saved] + [_cost_plot(result) for result in costs]
+    plots = [_quality_plot(result) for result in saved]
+    for cost in QualityCost.joined(costs):
+        plots.append(_cost_plot(cost))
+        if any(row.alone_ms for row in cost.rows):
+            plots.append(_clock_plot(cost))
     if not plots:
         return None
     told = [f"<div>{_distances(result)}</div>" for result in saved]
@@ -66,22 +70,41 @@ def _words(key: str) -> str:
     return key.replace("-", " ")
 
 
-def _cost_plot(result: QualityCost) -> Plot:
-    def role(row: QualityCostPoint) -> Role:
-        return "inexact" if not row.exact else "ours" if row.method == "default" else "exact"
+def _role(row: QualityCostPoint) -> Role:
+    return "inexact" if not row.exact else "ours" if row.method == "default" else "exact"
 
+
+def _cost_plot(result: QualityCost) -> Plot:
     return Plot(
         f"plot-{result.name}",
         f"{result.settings.target}: distance against calls",
         Axis("network calls a sample", log=True),
-        Axis("distance to the target's law"),
+        Axis("distance to the sequential law", log=True),
         by_name(
             result.rows,
             lambda row: label(row.method),
             lambda row: Point(row.calls, row.distance, None, row.detail),
-            role,
+            _role,
         ),
-        "Open marks are methods that are not exact.",
+        "Open marks are methods that are not exact; along their lines the tolerance or the number of steps varies. The "
+        "sequential mark, of other seeds, is the floor: exact methods differ from it by chance alone.",
+    )
+
+
+def _clock_plot(result: QualityCost) -> Plot:
+    where = "a GPU" if result.settings.device == "cuda" else "a CPU"
+    return Plot(
+        f"plot-{result.name}-ms",
+        f"{result.settings.target}: distance against milliseconds",
+        Axis("ms of a sample drawn alone", log=True),
+        Axis("distance to the sequential law", log=True),
+        by_name(
+            [row for row in result.rows if row.alone_ms],
+            lambda row: label(row.method),
+            lambda row: Point(row.alone_ms or 0.0, row.distance, None, row.detail),
+            _role,
+        ),
+        f"On {where}, in plain PyTorch, neither compiled nor captured: medians of a few samples, orders of magnitude.",
     )
 
 
