@@ -55,6 +55,7 @@ def main(
                 )
             axes.axhline(1, color="grey", linewidth=1, linestyle=":")
             axes.set(xscale="log", yscale="log")
+            axes.set_ylim(top=min(100, axes.get_ylim()[1]))  # what is further off is nowhere
             for axis, steps in ((axes.xaxis, (1, 2, 5)), (axes.yaxis, (1, 2, 5))):
                 axis.set_major_locator(ticker.LogLocator(subs=steps))
                 axis.set_major_formatter("{x:g}")

@@ -727,23 +727,33 @@ def curves_missing() -> str:
     return "\n".join(lines) or "Everything above was run at every number of states a call."
 
 
+FASHION_COST = ("quality-cost-fashion",)
+CIFAR10_COST = ("quality-cost-cifar10", "quality-cost-cifar10-tight")
+POLICY_COST = ("quality-cost-policy",)
+
+
 def quality_cost() -> str:
     """The lossy methods' distance to the sequential law against their calls."""
-    return _quality_cost("quality-cost-fashion")
+    return _quality_cost(*FASHION_COST)
 
 
 def quality_cost_cifar10() -> str:
     """The same for CIFAR-10, with every iteration."""
-    return _quality_cost("quality-cost-cifar10", "quality-cost-cifar10-tight")
+    return _quality_cost(*CIFAR10_COST)
 
 
 def quality_cost_policy() -> str:
     """The same for the robot policy."""
-    return _quality_cost("quality-cost-policy")
+    return _quality_cost(*POLICY_COST)
+
+
+def _costs(*names: str) -> QualityCost:
+    (saved,) = QualityCost.joined([load(QualityCost, name) for name in names])
+    return saved
 
 
 def _quality_cost(*names: str) -> str:
-    (saved,) = QualityCost.joined([load(QualityCost, name) for name in names])
+    saved = _costs(*names)
     settings, rows = saved.settings, saved.rows
     floor, cells = saved.floor, []
     alone = any(row.alone_ms is not None for row in rows)
@@ -854,8 +864,8 @@ def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float
 def when_lossy() -> str:
     """Few-step solvers and iterations to a tolerance beside ours: cost, and distance to the law."""
     cells = []
-    for name in ("quality-cost-fashion", "quality-cost-policy"):
-        saved = load(QualityCost, name)
+    for names in (FASHION_COST, CIFAR10_COST, POLICY_COST):
+        saved = _costs(*names)
         floor = saved.floor
         for method in dict.fromkeys(row.method for row in saved.rows):
             rows = [row for row in saved.rows if row.method == method]
