@@ -140,8 +140,10 @@ def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tenso
         extra = None if seeds is None else extra_noise(target, seeds.to(states.device), step)
         mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, previous, extra)
         noise = (states[:, k] - mean).flatten(1).double()
+        if not noise.any():  # all of it lost in rounding
+            continue
         moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
-        slope = (noise * moved).sum() / (noise * noise).sum().clamp(min=1e-300)
+        slope = (noise * moved).sum() / (noise * noise).sum()
         square = noise.T @ noise
         ridge = _RIDGE * square.trace() / size
         rest = torch.linalg.solve(square + ridge * identity, noise.T @ (moved - slope * noise))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -99,6 +100,14 @@ def test_a_refused_target_is_refused_again_and_can_be_forced(name: str) -> None:
             made.sample([1, 2])
     run = fs.sample(of_vectors(WRONG[name][0]()), 2, window=3, look=False)
     assert run.report.look_calls == 0
+
+
+def test_an_engine_looks_once_and_each_run_reports_its_own() -> None:
+    made, began = fs.Engine(flow(), window=3, slots=2), perf_counter()
+    first, second = (made.sample([1, 2]).report for _ in range(2))
+    assert first.look_calls >= 1
+    assert second.look_calls == 0
+    assert 0 < first.seconds + second.seconds <= perf_counter() - began
 
 
 def test_check_tells_the_same_causes_apart() -> None:
