@@ -87,7 +87,9 @@ def test_the_slopes_of_a_linear_network_are_found(matrix: bool, monkeypatch: pyt
     true = (
         torch.tensor([[2.0, 1.0], [0.0, 1.0]], dtype=torch.float64) if matrix else 1.5 * torch.eye(2).double()
     )
-    weights = torch.tensor([1.0, 0.5, 1.5, 0.5, 1.5, 1.0]).double()  # of the state: each step's noise by its own
+    weights = torch.tensor(
+        [1.0, 0.5, 1.5, 0.5, 1.5, 1.0]
+    ).double()  # of the state: each step's noise by its own
     walk = ChainTarget(Chain(one, weights, 0 * one), torch.Size([2]), lambda x, step, row: x @ true.T)
     prior = fs.fit_prior(walk, window=3, pilots=8000, paths=2)
     assert prior.states.shape == (2, 4, 2)
