@@ -297,6 +297,26 @@ def test_padded_rounds_evaluate_every_position_and_say_so() -> None:
     assert (fixed.evaluations < 7 * fixed.calls).all()
 
 
+def test_a_padded_round_is_the_narrowest_that_holds_what_is_left() -> None:
+    target = flow()
+    made, seen = engine(target, "fixed", window=6, slots=1), list[tuple[int, int]]()
+
+    def watch(commit: fs.Commit) -> None:
+        seen.append((int(commit.step), commit.path.shape[1] - 1))
+
+    made.sample(seeds_of(0, 1), watch)
+    slots = under_way(made)
+    assert isinstance(slots, FixedSlots)
+    for i, (step, drafts) in enumerate(seen):
+        needed = min(6, len(target.std) - 1 - step) if i else 0  # nothing is known before the first call
+        assert drafts == min(width for width in slots.widths if width >= needed)
+
+
+@pytest.mark.parametrize("kind", ["loose", "fixed"])
+def test_a_sample_alone_fills_its_slot(kind: str) -> None:
+    assert engine(flow(), kind, window=3, slots=1).sample([5]).report.occupancy == 1
+
+
 def test_the_host_looks_only_when_a_sample_can_be_done() -> None:
     target = fs.GaussianMixture.of_draft_trees(2).langevin(200, 0.01)
     made = engine(target, "fixed", window=4, slots=1)
