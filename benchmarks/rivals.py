@@ -12,6 +12,7 @@ import typer
 
 from benchmarks.results import RESULTS, QualityCost, label, read
 
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 SHOWN = {
     "sequential": ("grey", "s"),
     "default": ("crimson", "o"),
@@ -26,7 +27,7 @@ SHOWN = {
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Folder of the picture.")] = Path("docs") / "pictures",
+    out: Annotated[Path, typer.Option(help="Folder of the picture.")] = PICTURES,
 ) -> None:
     """Draw `rivals.png`: a row a model, distance against calls and against milliseconds."""
     import matplotlib
@@ -56,19 +57,18 @@ def main(
             axes.axhline(1, color="grey", linewidth=1, linestyle=":")
             axes.set(xscale="log", yscale="log")
             axes.set_ylim(top=min(100, axes.get_ylim()[1]))  # what is further off is nowhere
-            for axis, steps in ((axes.xaxis, (1, 2, 5)), (axes.yaxis, (1, 2, 5))):
-                axis.set_major_locator(ticker.LogLocator(subs=steps))
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
                 axis.set_major_formatter("{x:g}")
                 axis.set_minor_locator(ticker.NullLocator())
             axes.spines[["top", "right"]].set_visible(False)
         where = "GPU" if result.settings.device == "cuda" else "CPU"
         name = f"{result.settings.target}, {result.settings.steps} steps"
         calls.set_title(name, loc="left", fontsize=10)
-        clock.set_title(f"{name}, {where}, plain PyTorch", loc="left", fontsize=10)
+        clock.set_title(f"{name}, {where}, eager", loc="left", fontsize=10)
         calls.set(xlabel="network calls a sample", ylabel="distance to the sequential law, over the floor")
         clock.set(xlabel="ms of a sample drawn alone")
-    first = panels[0][1]
-    first.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1), title="filled: exact")
+    panels[0][1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1), title="filled: exact")
     figure.savefig(out / "rivals.png", dpi=110)
 
 

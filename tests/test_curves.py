@@ -14,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import foresample as fs
-from benchmarks import agreement, curves, quality_cost
+from benchmarks import agreement, curves, quality_cost, rivals
 from benchmarks.checks import stale
 from benchmarks.curves import BATCHES, METHODS, PROBLEMS, TREES, Problem, measure, shapes, tuned
 from benchmarks.peers import nodes
@@ -226,6 +226,23 @@ def test_quality_against_cost_at_a_tiny_size(tmp_path: Path) -> None:
     assert rows[4].evaluations == 2
     assert all(row.alone_ms for row in rows)
     assert all(row.distance > 0 for row in rows)
+
+
+def test_costs_of_the_same_settings_are_one_and_drawn_as_one(tmp_path: Path) -> None:
+    """The tight tolerances were run later: they stand with their method, and in its line of the picture."""
+    loose, tight, policy = (
+        load(QualityCost, f"quality-cost-{name}") for name in ("cifar10", "cifar10-tight", "policy")
+    )
+    whole, other = QualityCost.joined([loose, policy, tight])
+    assert (whole.name, other) == (loose.name, QualityCost.joined([policy])[0])
+    assert sorted(map(repr, whole.rows)) == sorted(map(repr, loose.rows + tight.rows))
+    assert [row.method for row in whole.rows if row.steps is None and row.tolerance is None] == [
+        "sequential", "default", "reflection-nearest", "blocks-parent",
+    ]  # fmt: skip
+    assert [row.tolerance for row in whole.rows if row.method == "parataa"] == [0.01, 0.03, 0.1, 0.3, 1.0]
+    assert whole.floor is whole.rows[0]
+    rivals.main(tmp_path)
+    assert (tmp_path / "rivals.png").stat().st_size > 10_000
 
 
 # ------------------------------------------------------------------ labels that the classifier sees

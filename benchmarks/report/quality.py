@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.results import Policy, Quality, QualityCost, QualityCostPoint, label
+from benchmarks.results import Policy, Quality, QualityCost, label
 from foresample.results import Result, Results
 from foresample.webpage.markup import (
     Axis,
     Plot,
     Point,
-    Role,
     Section,
     Series,
     by_name,
@@ -25,10 +25,7 @@ def quality(results: Results) -> Section | None:
     """Quality against cost."""
     saved, costs = results.of(Quality), results.of(QualityCost)
     plots = [_quality_plot(result) for result in saved]
-    for cost in QualityCost.joined(costs):
-        plots.append(_cost_plot(cost))
-        if any(row.alone_ms for row in cost.rows):
-            plots.append(_clock_plot(cost))
+    plots += [plot for cost in QualityCost.joined(costs) for plot in _cost_plots(cost)]
     if not plots:
         return None
     told = [f"<div>{_distances(result)}</div>" for result in saved]
@@ -70,41 +67,46 @@ def _words(key: str) -> str:
     return key.replace("-", " ")
 
 
-def _role(row: QualityCostPoint) -> Role:
-    return "inexact" if not row.exact else "ours" if row.method == "default" else "exact"
-
-
-def _cost_plot(result: QualityCost) -> Plot:
-    return Plot(
+def _cost_plots(result: QualityCost) -> list[Plot]:
+    """Distance against calls, and against milliseconds where samples were drawn alone."""
+    where = "a GPU" if result.settings.device == "cuda" else "a CPU"
+    calls = _cost_plot(
+        result,
         f"plot-{result.name}",
-        f"{result.settings.target}: distance against calls",
-        Axis("network calls a sample", log=True),
+        "calls",
+        "calls",
+        "network calls a sample",
+        "Open marks are methods that are not exact; along their lines the tolerance or the number of steps varies. The "
+        "sequential mark, of other seeds, is the floor: exact methods differ from it by chance alone.",
+    )
+    clocked = [row for row in result.rows if row.alone_ms is not None]
+    if not clocked:
+        return [calls]
+    clock = _cost_plot(
+        replace(result, rows=clocked),
+        f"plot-{result.name}-ms",
+        "alone_ms",
+        "milliseconds",
+        "ms of a sample drawn alone",
+        f"On {where}, networks eager, peers in plain PyTorch: medians of a few samples, orders of magnitude.",
+    )
+    return [calls, clock]
+
+
+def _cost_plot(result: QualityCost, id: str, quantity: str, against: str, axis: str, text: str) -> Plot:
+    """Distance against this quantity of a row."""
+    return Plot(
+        id,
+        f"{result.settings.target}: distance against {against}",
+        Axis(axis, log=True),
         Axis("distance to the sequential law", log=True),
         by_name(
             result.rows,
             lambda row: label(row.method),
-            lambda row: Point(row.calls, row.distance, None, row.detail),
-            _role,
+            lambda row: Point(getattr(row, quantity), row.distance, None, row.detail),
+            lambda row: "inexact" if not row.exact else "ours" if row.method == "default" else "exact",
         ),
-        "Open marks are methods that are not exact; along their lines the tolerance or the number of steps varies. The "
-        "sequential mark, of other seeds, is the floor: exact methods differ from it by chance alone.",
-    )
-
-
-def _clock_plot(result: QualityCost) -> Plot:
-    where = "a GPU" if result.settings.device == "cuda" else "a CPU"
-    return Plot(
-        f"plot-{result.name}-ms",
-        f"{result.settings.target}: distance against milliseconds",
-        Axis("ms of a sample drawn alone", log=True),
-        Axis("distance to the sequential law", log=True),
-        by_name(
-            [row for row in result.rows if row.alone_ms],
-            lambda row: label(row.method),
-            lambda row: Point(row.alone_ms or 0.0, row.distance, None, row.detail),
-            _role,
-        ),
-        f"On {where}, in plain PyTorch, neither compiled nor captured: medians of a few samples, orders of magnitude.",
+        text,
     )
 
 
