@@ -5,8 +5,8 @@ much the same for every sample, so a path of *other* samples is a draft of the f
 plan of a robot. Any draft is exact as long as it does not depend on the noise still to be spent (docs/theory.md,
 "Starting warm"). It must never bring along the other samples' **noise**: what they led to may be among the conditions.
 
-`response` is the average Jacobian of the prediction, J_k: a matrix a step, fitted once. It then takes the place of
-the scalar slopes within the horizon and beyond it, in every window.
+`response` is the average Jacobian of the prediction, J_k: a matrix or its diagonal for each step, fitted once. It then
+takes the place of the scalar slopes within the horizon and beyond it, in every window.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Prior:
     gain: Tensor | None = None
     """[K]: slope of the prediction in the state around these paths; 0 if None."""
     response: Tensor | None = None
-    """[N, d, d]: J_k, for states of d elements."""
+    """[N, d, d]: J_k, for states of d elements; or its diagonal, [N, 1, d]."""
 
     def __post_init__(self) -> None:
         if self.states.shape != self.predictions.shape or self.states.ndim < 3:
@@ -48,11 +48,11 @@ class Prior:
                 f"this prior is of states of shape {tuple(self.states.shape[2:])}, the target's are "
                 f"{tuple(target.shape)}: fit one for this target with foresample.fit_prior"
             )
-        needed = (len(target.std), target.shape.numel(), target.shape.numel())
-        if self.response is not None and self.response.shape != needed:
+        steps, size = len(target.std), target.shape.numel()
+        if self.response is not None and self.response.shape not in ((steps, size, size), (steps, 1, size)):
             raise ValueError(
-                f"this prior's response is {tuple(self.response.shape)}, this chain needs {needed}: fit one for this "
-                "number of steps with foresample.fit_prior"
+                f"this prior's response is {tuple(self.response.shape)}, this chain needs {(steps, size, size)} or "
+                f"{(steps, 1, size)}: fit one for this number of steps with foresample.fit_prior"
             )
 
     @property
@@ -103,6 +103,13 @@ class Prior:
         return {name: value for name, value in values.items() if value is not None}
 
 
+def is_diagonal(jacobian: Tensor) -> bool:
+    """Whether only the diagonals are there, [N, 1, d]."""
+    return jacobian.shape[1] == 1
+
+
 def answer(jacobian: Tensor, step: Tensor, change: Tensor) -> Tensor:
     """J_k · change, [R, *shape], for steps k, [R]."""
-    return torch.einsum("rij,rj->ri", jacobian[step], change.flatten(1)).view_as(change)
+    at, flat = jacobian[step], change.flatten(1)
+    product = at.squeeze(1) * flat if is_diagonal(jacobian) else torch.einsum("rij,rj->ri", at, flat)
+    return product.view_as(change)

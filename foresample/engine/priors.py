@@ -2,9 +2,9 @@
 
 The table is the mean path of the pilots. The denoised estimate is a martingale along the chain, so along any path its
 change from step k − 1 to k is its answer to the noise of step k − 1: a regression of the one on the other over the
-pilots gives the average Jacobian J_k, a matrix where states are small, shrunk towards a multiple of the identity
-(docs/theory.md, "Starting warm"). For larger states a scalar slope around the mean path is fitted for each step of the
-table.
+pilots gives the average Jacobian J_k (docs/theory.md, "Starting warm"): a matrix where states are small, shrunk
+towards a multiple of the identity; a diagonal, a number for each of the target's `bands`, where it has any
+(`targets.in_frequencies`). For other states a scalar slope around the mean path is fitted for each step of the table.
 
 Samples drawn with a prior depend on it, and have the target's law whatever it is; it must only not have been fitted on
 the samples' own noise, so pilots have seeds of their own.
@@ -80,9 +80,8 @@ def fit_prior(
     )
     if pilots < 2 * paths:
         raise ValueError(f"{pilots} pilots are too few for {paths} paths: draw at least two for each")
-    steps, size = len(target.std), target.shape.numel()
-    matrix = size <= MATRIX_ELEMENTS
-    recorded = RecordingTarget(target, pilots, steps if matrix else min(window + 1, steps))
+    steps = len(target.std)
+    recorded = RecordingTarget(target, pilots, steps if _has_jacobian(target) else min(window + 1, steps))
     # The runs the prior is for look for themselves.
     engine = Engine(recorded, window=window, slots=slots or pilots, look=False)
     seeds = seeds_of(_SEED + seed, pilots)
@@ -109,12 +108,12 @@ def prior_of_paths(
 ) -> Prior:
     """A prior from recorded paths of pilots, [pilots, K, *shape] both.
 
-    They go through all N steps where states are small enough for a matrix a step, else through the table's. `seeds` are
-    the pilots', for a target with extra noise.
+    They go through all N steps where a Jacobian is fitted, else through the table's. `seeds` are the pilots', for a
+    target with extra noise.
     """
     pilots, table = len(states), min(window + 1, len(target.std))
     means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
-    if target.shape.numel() <= MATRIX_ELEMENTS:
+    if _has_jacobian(target):
         return Prior(means[0], means[1], response=_jacobians(target, states, predictions, seeds))
     which = torch.arange(pilots, device=states.device) % paths
     dx, dp = (
@@ -126,11 +125,19 @@ def prior_of_paths(
     )
 
 
+def _has_jacobian(target: Target) -> bool:
+    return target.shape.numel() <= MATRIX_ELEMENTS or _bands(target) is not None
+
+
+def _bands(target: Target) -> Tensor | None:
+    """[size]: the band of each element, in a basis where the Jacobian is a diagonal; None in any other."""
+    return getattr(target, "bands", None)
+
+
 def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tensor | None) -> Tensor:
-    """J_k of every step, [N, d, d]; 0 where no noise leads to it."""
-    steps, size, pilots = len(target.std), target.shape.numel(), len(states)
-    found = target.std.new_zeros((steps, size, size))
-    identity = torch.eye(size, dtype=torch.float64, device=states.device)
+    """J_k of every step, [N, d, d] or [N, 1, d]; 0 where no noise leads to it."""
+    steps, size, pilots, bands = len(target.std), target.shape.numel(), len(states), _bands(target)
+    found = target.std.new_zeros((steps, size if bands is None else 1, size))
     before = no_history(target, states[:, 0])
     for k in range(1, steps):
         previous, before = before, remember(target, predictions[:, k - 1], before)
@@ -143,9 +150,25 @@ def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tenso
         if not noise.any():  # all of it lost in rounding
             continue
         moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
-        slope = (noise * moved).sum() / (noise * noise).sum()
-        square = noise.T @ noise
-        ridge = _RIDGE * square.trace() / size
-        rest = torch.linalg.solve(square + ridge * identity, noise.T @ (moved - slope * noise))
-        found[k] = (rest.T + slope * identity).to(found.dtype)
+        found[k] = _matrix(noise, moved) if bands is None else _diagonal(noise, moved, bands)
     return found
+
+
+def _matrix(noise: Tensor, moved: Tensor) -> Tensor:
+    """[d, d]: how predictions moved with the noise, [pilots, d] both."""
+    size = noise.shape[1]
+    identity = torch.eye(size, dtype=noise.dtype, device=noise.device)
+    slope = (noise * moved).sum() / (noise * noise).sum()
+    square = noise.T @ noise
+    ridge = _RIDGE * square.trace() / size
+    rest = torch.linalg.solve(square + ridge * identity, noise.T @ (moved - slope * noise))
+    return rest.T + slope * identity
+
+
+def _diagonal(noise: Tensor, moved: Tensor, bands: Tensor) -> Tensor:
+    """[d]: the same for a matrix that is a number in each band."""
+    product, square = (
+        noise.new_zeros(int(bands.max()) + 1).index_add(0, bands, (noise * other).sum(0))
+        for other in (moved, noise)
+    )
+    return torch.where(square > 0, product / square, 0.0)[bands]

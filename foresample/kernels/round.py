@@ -35,6 +35,7 @@ from foresample.core.coupling import quadrature
 from foresample.core.report import Commit
 from foresample.core.round import Call, Padded, Rows, Speculation
 from foresample.core.verify import FAR
+from foresample.drafters.prior import is_diagonal
 from foresample.drafters.replay import DIVERGED, Replay
 from foresample.faults import BROKEN_STATE, NO_FAULT
 from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
@@ -72,7 +73,7 @@ def _draft(
     kappa,                             # [R]
     old_states,                        # [R, W, size]
     old_predictions,                   # [R, W, size]
-    jacobian,                          # [N, size, size]
+    jacobian,                          # [N, size, size], or its diagonals, [N, size]
     std,                               # [N]
     state_weight,                      # [N]
     prediction_weight,                 # [N]
@@ -89,7 +90,8 @@ def _draft(
     drafts,                            # D
     size,                              # elements of a state
     MULTISTEP: tl.constexpr,
-    JACOBIAN: tl.constexpr,            # then BLOCK ≥ size
+    JACOBIAN: tl.constexpr,            # whether there is one
+    DIAGONAL: tl.constexpr,            # else BLOCK ≥ size
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,               # a power of 2 ≥ V
     STAGES: tl.constexpr,
@@ -127,7 +129,7 @@ def _draft(
         within = prediction + tl.load(gain + row * width + j) * apart
         if JACOBIAN:
             change = tl.where(is_within, apart, innovation)
-            answer = _answer(jacobian, k, change, element, inside, size)
+            answer = _answer(jacobian, k, change, element, inside, size, DIAGONAL)
             guess = tl.where(is_within, within, guess) + answer
         else:
             guess = tl.where(is_within, within, guess + follow * innovation)
@@ -149,11 +151,15 @@ def _draft(
 
 
 @triton.jit
-def _answer(jacobian, k, change, element, inside, size):
-    """J_k · change, for a state that one program holds."""
-    both = inside[:, None] & inside[None, :]
-    matrix = tl.load(jacobian + (k * size + element[:, None]) * size + element[None, :], mask=both, other=0.0)
-    return tl.sum(matrix * change[None, :], 1)
+def _answer(jacobian, k, change, element, inside, size, DIAGONAL):
+    """J_k · change; for a state that one program holds, unless J is a diagonal."""
+    if DIAGONAL:
+        product = tl.load(jacobian + k * size + element, mask=inside, other=0.0) * change
+    else:
+        both = inside[:, None] & inside[None, :]
+        matrix = tl.load(jacobian + (k * size + element[:, None]) * size + element[None, :], mask=both, other=0.0)
+        product = tl.sum(matrix * change[None, :], 1)
+    return product
 
 
 @triton.jit
@@ -195,7 +201,7 @@ def _measure(
     length,                            # [R]
     old_states,                        # [R, W, size]
     old_predictions,                   # [R, W, size]
-    jacobian,                          # [N, size, size]
+    jacobian,                          # [N, size, size], or its diagonals, [N, size]
     std,                               # [N]
     prediction_weight,                 # [N]
     previous_weight,                   # [N]
@@ -205,7 +211,8 @@ def _measure(
     drafts,                            # D
     size,                              # elements of a state
     MULTISTEP: tl.constexpr,
-    JACOBIAN: tl.constexpr,            # then BLOCK ≥ size
+    JACOBIAN: tl.constexpr,            # whether there is one
+    DIAGONAL: tl.constexpr,            # else BLOCK ≥ size
     BLOCK: tl.constexpr,
 ):
     width = window + 1
@@ -242,7 +249,7 @@ def _measure(
         apart = (prediction - leading).to(tl.float64)
         square += dx * dx
         if JACOBIAN:  # the slope of what it leaves unexplained
-            cross += dx * (dp - _answer(jacobian, k, dx, element, inside, size))
+            cross += dx * (dp - _answer(jacobian, k, dx, element, inside, size, DIAGONAL))
         else:
             cross += dx * dp
         swept += dp * dp
@@ -540,13 +547,14 @@ def serves(drafter: object, size: int) -> bool:
     """Whether these kernels draft as this drafter does, for states of so many elements."""
     if not isinstance(drafter, Replay) or not drafter.secant:
         return False
-    return drafter.prior is None or drafter.prior.response is None or size <= MOST_ELEMENTS
+    response = None if drafter.prior is None else drafter.prior.response
+    return response is None or is_diagonal(response) or size <= MOST_ELEMENTS
 
 
 def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
     """See `core.round.propose`."""
     chain = cast(AffineChain, affine_chain(target))
-    count, memory, jacobian = len(rows.x), rows.memory, _jacobian(how, target)
+    count, memory, jacobian = len(rows.x), rows.memory, _Jacobian.of(how, target)
     sizes = _sizes(target, how)
     drafts, size = sizes["drafts"], sizes["size"]
     std, state_weight, *weights = coefficients(chain)
@@ -554,15 +562,14 @@ def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
     guesses = rows.x.new_empty((count, drafts, *target.shape))
     step, sample = (rows.step.new_empty((count, drafts + 1)) for _ in range(2))
     length = torch.empty_like(rows.step)
-    part = _BLOCK if jacobian is None else triton.next_power_of_2(size)
+    part = triton.next_power_of_2(size) if jacobian.is_matrix else _BLOCK
     with torch.cuda.device_of(states):
         _draft[(count, triton.cdiv(size, part))](
             rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["horizon"],
             memory["gain"], memory["response"], memory["states"], memory["predictions"],
-            std if jacobian is None else jacobian, std, state_weight, *weights, how.last,
-            states, guesses, spent, length, step, sample,
-            **sizes, MULTISTEP=chain.previous_weight is not None, JACOBIAN=jacobian is not None, BLOCK=part,
-            LANES=triton.next_power_of_2(drafts + 1), STAGES=4 if jacobian is None else 2,
+            jacobian.values, std, state_weight, *weights, how.last, states, guesses, spent, length, step, sample,
+            **sizes, MULTISTEP=chain.previous_weight is not None, **jacobian.kind, BLOCK=part,
+            LANES=triton.next_power_of_2(drafts + 1), STAGES=2 if jacobian.is_matrix else 4,
         )
     call = Call.at(states, step, sample, how.layout.needed(length, drafts))
     return FusedDraft(call, states, guesses, spent, step, length)
@@ -573,7 +580,7 @@ def settle(
 ) -> tuple[Rows, Commit]:
     """See `core.round.settle`; in place."""
     chain = cast(AffineChain, affine_chain(target))
-    count, memory, jacobian = len(rows.x), rows.memory, _jacobian(how, target)
+    count, memory, jacobian = len(rows.x), rows.memory, _Jacobian.of(how, target)
     states, guesses, spent, step, length = draft.states, draft.guesses, draft.spent, draft.step, draft.length
     std, state_weight, *weights = coefficients(chain)
     sizes, multistep = _sizes(target, how), chain.previous_weight is not None
@@ -585,9 +592,8 @@ def settle(
     with torch.cuda.device_of(states):
         _measure[(count * (drafts + 1),)](
             states, predictions, guesses, spent, step, length, memory["states"], memory["predictions"],
-            std if jacobian is None else jacobian, std, *weights, sums,
-            **sizes, MULTISTEP=multistep, JACOBIAN=jacobian is not None,
-            BLOCK=_WIDE if jacobian is None else triton.next_power_of_2(size),
+            jacobian.values, std, *weights, sums, **sizes, MULTISTEP=multistep, **jacobian.kind,
+            BLOCK=triton.next_power_of_2(size) if jacobian.is_matrix else _WIDE,
         )
         _decide[(count,)](
             sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
@@ -610,9 +616,22 @@ def _sizes(target: Target, how: Speculation) -> dict[str, int]:
     return {"steps": len(target.std), "window": how.window, "drafts": drafts, "size": math.prod(target.shape)}
 
 
-def _jacobian(how: Speculation, target: Target) -> Tensor | None:
-    """The prior's J, [N, size, size], if there is one."""
-    prior = cast(Replay, how.drafter).prior
-    if prior is None or prior.response is None:
-        return None
-    return prior.response.to(target.std).contiguous()
+@dataclass(frozen=True)
+class _Jacobian:
+    """The prior's J, and of what kind it is."""
+
+    values: Tensor
+    """[N, size, size], or [N, 1, size]; anything if there is none."""
+    kind: dict[str, bool]
+
+    @staticmethod
+    def of(how: Speculation, target: Target) -> _Jacobian:
+        prior = cast(Replay, how.drafter).prior
+        if prior is None or prior.response is None:
+            return _Jacobian(target.std, {"JACOBIAN": False, "DIAGONAL": True})
+        values = prior.response.to(target.std).contiguous()
+        return _Jacobian(values, {"JACOBIAN": True, "DIAGONAL": is_diagonal(values)})
+
+    @property
+    def is_matrix(self) -> bool:
+        return not self.kind["DIAGONAL"]

@@ -13,6 +13,7 @@ from foresample.targets.chained import (
     reverse_sde,
     vp,
 )
+from foresample.targets.frequencies import FrequencyTarget, in_frequencies
 from foresample.targets.mixture import GaussianMixture
 from foresample.targets.replicas import replicated
 
@@ -20,6 +21,7 @@ __all__ = [
     "Chain",
     "ChainTarget",
     "Denoiser",
+    "FrequencyTarget",
     "GaussianMixture",
     "Kind",
     "StructureTarget",
@@ -27,6 +29,7 @@ __all__ = [
     "from_chain",
     "from_edm",
     "from_scheduler",
+    "in_frequencies",
     "karras_sigmas",
     "langevin",
     "replicated",

@@ -49,7 +49,7 @@ def test_rounds_agree_along_whole_chains(chain: str, block: int | None, layout: 
 
 
 @pytest.mark.parametrize("chain", ["flow", "multistep", "wells", "wide float32", "less wide float32"])
-@pytest.mark.parametrize("kind", ["table", "slopes", "jacobian"])
+@pytest.mark.parametrize("kind", ["table", "slopes", "jacobian", "diagonal"])
 def test_rounds_agree_with_a_prior(chain: str, kind: str) -> None:
     target = named(chain)
     if target.shape.numel() > 128 and kind == "jacobian":

@@ -55,13 +55,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return launched
 
 
-@pytest.mark.parametrize("case", ["double", "single, narrow", "multistep", "jacobian"])
+@pytest.mark.parametrize("case", ["double", "single, narrow", "multistep", "jacobian", "diagonal"])
 def test_rounds_compile(case: str, compiled: list[str]) -> None:
     window, drafts = (20, 3) if "narrow" in case else (5, 5)
     target = small("multistep", CPU) if case == "multistep" else wide(CPU, torch.float64, 30, 100)
     if "single" in case:
         target = wide(CPU, torch.float32, 30)
-    drafter = warm(target, "jacobian") if case == "jacobian" else fs.Replay()
+    drafter = warm(target, case) if case in ("jacobian", "diagonal") else fs.Replay()
     how = Speculation(drafter, window, None, True, last_draftable(target.std), Padded(drafts))
     rows = begin(target, how.drafter, window, streams.seeds_of(1, 2))
     draft = round.propose(target, rows, how)

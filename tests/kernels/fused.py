@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -43,19 +44,20 @@ def wide(device: torch.device, dtype: torch.dtype, steps: int = 40, size: int = 
 
 
 def warm(target: ChainTarget, kind: str) -> fs.Replay:
-    """The drafter with a prior at random: a table, that with slopes, or with a Jacobian."""
+    """The drafter with a prior at random: a table, that with slopes, or with a Jacobian or its diagonal."""
     size, steps, generator = target.shape.numel(), len(target.std), torch.Generator().manual_seed(4)
 
     def random(*shape: int) -> Tensor:
         return 0.3 * torch.randn(*shape, generator=generator, dtype=target.std.dtype).to(target.std)
 
     path = random(3, 6, *target.shape), random(3, 6, *target.shape)
-    extra = {
-        "table": {},
-        "slopes": {"gain": random(6)},
-        "jacobian": {"response": random(steps, size, size) / size},
+    extra: dict[str, Callable[[], dict[str, Tensor]]] = {
+        "table": dict,
+        "slopes": lambda: {"gain": random(6)},
+        "jacobian": lambda: {"response": random(steps, size, size) / size},
+        "diagonal": lambda: {"response": random(steps, 1, size)},
     }
-    return fs.Replay(prior=fs.Prior(*path, **extra[kind]))
+    return fs.Replay(prior=fs.Prior(*path, **extra[kind]()))
 
 
 def on_cpu(commit: fs.Commit) -> fs.Commit:

@@ -112,6 +112,7 @@ CASES = {
     "wells": Case(4, Padded(), "jacobian"),
     "strays": Case(None, Packed(), window=10, rows=(19,)),  # one of the few that do
     "wide": Case(None, None, window=3),
+    "wide, diagonal": Case(None, None, "diagonal", window=3),
 }
 
 
@@ -119,7 +120,7 @@ CASES = {
 def test_rounds_agree(chain: str) -> None:
     case = CASES[chain]
     # In single precision, and more elements than any program takes at a time.
-    target = wide(CPU, torch.float32, 5, 1100) if chain == "wide" else small(chain, CPU)
+    target = wide(CPU, torch.float32, 5, 1100) if chain.startswith("wide") else small(chain, CPU)
     drafter = fs.Replay() if case.prior is None else warm(target, case.prior)
     seeds = streams.seeds_of(1, 20)[list(case.rows)]
     assert_agree_along(target, drafter, case.window, seeds, case.block, case.layout)

@@ -57,12 +57,13 @@ def wide(dtype: torch.dtype, steps: int = 40, shape: tuple[int, ...] = (2, 20)) 
     return ChainTarget(Chain(0.1 * ones, 0.95 * ones, 0.05 * ones), torch.Size(shape), network)
 
 
-def warm(target: ChainTarget, *, jacobian: bool = False) -> fs.Replay:
+def warm(target: ChainTarget, *, rows: int = 0) -> fs.Replay:
+    """With a prior; with a Jacobian at random if that has rows, one for a diagonal."""
     prior = fs.fit_prior(target, window=6, pilots=40)
-    if jacobian:
+    if rows:
         size = target.shape.numel()
         generator = torch.Generator().manual_seed(1)
-        response = 0.2 * torch.randn(len(target.std), size, size, generator=generator, dtype=torch.float64)
+        response = 0.2 * torch.randn(len(target.std), rows, size, generator=generator, dtype=torch.float64)
         prior = replace(prior, response=response.to(target.std))
     return fs.Replay(prior=prior)
 
@@ -70,7 +71,8 @@ def warm(target: ChainTarget, *, jacobian: bool = False) -> fs.Replay:
 DRAFTERS: dict[str, Callable[[ChainTarget], fs.Replay]] = {
     "secant": lambda target: fs.Replay(),
     "prior": warm,
-    "Jacobian": lambda target: warm(target, jacobian=True),
+    "Jacobian": lambda target: warm(target, rows=target.shape.numel()),
+    "diagonal": lambda target: warm(target, rows=1),
 }
 TARGETS: dict[str, Callable[[], ChainTarget]] = {
     **CHAINS,

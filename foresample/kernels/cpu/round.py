@@ -82,7 +82,7 @@ def _draft(
     kappa,                             # [R]
     old_states,                        # [R, W, size]
     old_predictions,                   # [R, W, size]
-    jacobian,                          # [N, size, size], or empty
+    jacobian,                          # [N, size, size], its diagonals, [N, 1, size], or empty
     std,                               # [N]
     state_weight,                      # [N]
     prediction_weight,                 # [N]
@@ -114,8 +114,9 @@ def _draft(
                     change[e] = scale * z[e]
                     guess[e] = before[e] + follow * change[e]
             if len(jacobian):
+                matrix = jacobian[k]
                 for e in range(size):
-                    guess[e] += _dot(jacobian[k, e], change)
+                    guess[e] += _answer(matrix, change, e)
             ahead, z = states[row, j + 1], noise[row, j]
             scale, weight, share = std[k], state_weight[k], prediction_weight[k]
             for e in range(size):
@@ -132,10 +133,17 @@ def _draft(
 
 
 @summing
-def _dot(one, two):
+def _answer(
+    jacobian,                          # [size, size], or its diagonal, [1, size]
+    change,                            # [size]
+    e,
+):
+    """Element e of J · change."""
+    if len(jacobian) == 1:
+        return np.float64(jacobian[0, e] * change[e])
     total = 0.0
-    for e in range(len(one)):
-        total += one[e] * two[e]
+    for i in range(len(change)):
+        total += jacobian[e, i] * change[i]
     return total
 
 
@@ -177,7 +185,7 @@ def _measure(
     length,                            # transitions drafted
     old_states,                        # [W, size]
     old_predictions,                   # [W, size]
-    jacobian,                          # [N, size, size], or empty
+    jacobian,                          # [N, size, size], its diagonals, [N, 1, size], or empty
     std,                               # [N]
     prediction_weight,                 # [N]
     previous_weight,                   # [N], or empty
@@ -200,8 +208,9 @@ def _measure(
         if len(jacobian):  # the slope of what it leaves unexplained
             for e in range(size):
                 scratch[e] = x[e] - old[e]
+            matrix = jacobian[k]
             for e in range(size):
-                cross -= scratch[e] * _dot(jacobian[k, e], scratch)
+                cross -= scratch[e] * _answer(matrix, scratch, e)
         sums[j, _SQUARE], sums[j, _CROSS], sums[j, _SIZE] = square, cross, norm
         sums[j, _SWEPT], sums[j, _AWAY] = swept, away
         sums[j, _BROKEN] = 0.0
@@ -339,7 +348,7 @@ def _settle(
     ready,                             # out, [R]
     old_states,                        # in place, [R, W, size]
     old_predictions,                   # in place, [R, W, size]
-    jacobian,                          # [N, size, size], or empty
+    jacobian,                          # [N, size, size], its diagonals, [N, 1, size], or empty
     std,                               # [N]
     state_weight,                      # [N]
     prediction_weight,                 # [N]
@@ -447,7 +456,7 @@ def serves(target: Target, how: Speculation) -> bool:
     response = None if drafter.prior is None else drafter.prior.response
     like = target.std
     return response is None or (
-        response.shape == (len(like), size, size)
+        response.shape in ((len(like), size, size), (len(like), 1, size))
         and (response.dtype, response.device) == (like.dtype, like.device)
     )
 

@@ -1,0 +1,98 @@
+"""Pictures by their frequencies: the same chain in a basis in which the network's average Jacobian is a diagonal.
+
+A chain whose mean is a number times the state plus a number times the prediction commutes with an orthonormal
+transform Q: y = Qx is a chain of the same kind, with the network y ↦ Q predict(Qᵀy), the same steps and noise of the
+same law. Its samples, turned back, have the law of the others.
+
+Q is the cosine transform of height, width and channels. A network for pictures answers to noise much the same
+wherever it falls, so on average its Jacobian only tells frequencies apart: `bands` says which elements are alike, and
+`foresample.fit_prior` fits one number for each of them and each step (docs/theory.md, "Starting warm").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import (
+    AffineChain,
+    Target,
+    affine_chain,
+    calls_per_step,
+    earlier_predictions,
+    require_target,
+)
+
+_RINGS = 4
+"""Bands an octave of frequency has, in each mixture of the channels."""
+
+
+def in_frequencies(target: Target) -> FrequencyTarget:
+    """The same chain of pictures, by their frequencies; `pictures` turns its samples back.
+
+    Args:
+        target: a chain of pictures [channels, height, width], such as an image model or its latents.
+    """
+    require_target(target)
+    if len(target.shape) != 3:
+        raise ValueError(
+            f"in_frequencies takes pictures [channels, height, width], not states of shape {tuple(target.shape)}: "
+            "sample this target as it is"
+        )
+    if affine_chain(target) is None:
+        raise ValueError(
+            f"the mean of {type(target).__name__} is not known to be numbers times state and prediction, which is what "
+            "changes with the basis as they do: sample this target as it is"
+        )
+    return FrequencyTarget(target)
+
+
+class FrequencyTarget:
+    """A chain of pictures in the basis of `in_frequencies`; states have the pictures' shape."""
+
+    def __init__(self, target: Target) -> None:
+        channels, height, width = target.shape
+        self.shape, self.std, self.mean = target.shape, target.std, target.mean
+        self.multistep, self.calls_per_step = earlier_predictions(target), calls_per_step(target)
+        self.chain = cast(AffineChain, affine_chain(target))  # kernels serve it as they serve the other
+        self.bands = bands(target.shape).to(target.std.device)
+        """[elements of a state]: the number of the band each is in."""
+        self._target = target
+        self._left = torch.kron(cosines(channels), cosines(height)).to(target.std)
+        self._right = cosines(width).to(target.std)
+
+    def start(self, noise: Tensor) -> Tensor:
+        return self._turned(self._target.start(self._turned_back(noise)))
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return self._turned(self._target.predict(self._turned_back(x), step, row))
+
+    def pictures(self, samples: Tensor) -> Tensor:
+        """Samples of this target as the other's, [n, *shape]."""
+        return self._turned_back(samples)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        return (self._left @ x.flatten(1, 2) @ self._right.T).view_as(x)
+
+    def _turned_back(self, y: Tensor) -> Tensor:
+        return (self._left.T @ y.flatten(1, 2) @ self._right).view_as(y)
+
+
+def cosines(size: int) -> Tensor:
+    """The orthonormal cosine transform of so many elements (DCT-II), a frequency a row."""
+    frequency, place = torch.arange(size, dtype=torch.float64).view(-1, 1), torch.arange(size) + 0.5
+    waves = torch.cos(math.pi / size * frequency * place) * math.sqrt(2 / size)
+    waves[0] /= math.sqrt(2)
+    return waves
+
+
+def bands(shape: torch.Size) -> Tensor:
+    """The band of each element, flat: rings of like frequency, apart for each mixture of the channels."""
+    channels, height, width = shape
+    up, across = (torch.arange(n, dtype=torch.float64) * max(height, width) / n for n in (height, width))
+    ring = (_RINGS * torch.log2(1 + torch.hypot(up.view(-1, 1), across))).long()
+    apart = ring + (ring.max() + 1) * torch.arange(channels).view(-1, 1, 1)
+    return apart.flatten().unique(return_inverse=True)[1]
