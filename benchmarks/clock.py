@@ -94,6 +94,7 @@ def latency(
     samples: int = 32,
     seed: int = 1,
     pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 200,
+    bands: Annotated[bool, typer.Option(help="By frequencies, so that a prior has a Jacobian.")] = True,
     eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
     benchmarked: Annotated[
         bool, typer.Option(help="Let cuDNN choose its convolutions by trying them.")
@@ -114,28 +115,28 @@ def latency(
         samples=samples,
         seed=seed,
         pilots=pilots,
+        bands=bands and pilots > 0,
         benchmarked=benchmarked,
     )
     path = out / f"{model.resolve().name}-latency-{mode}.json"
     for length in steps:
         target = source.target(length)
-        drafter = fs.Replay(prior=_prior(model, length, max(window), pilots)) if pilots else None
+        ours = fs.targets.in_frequencies(target) if settings.bands else target
+        drafter = fs.Replay(prior=_prior(model, length, max(window), pilots, bands)) if pilots else None
         few = seeds[: max(2, samples // 4)]
         base, _ = _each(Sequential(target, 1, graph=not eager), few)
-        for size in (0, *window):
+        for size in (0, *sorted(window)):
             if size == 0:
                 seconds, calls = base, float(length)
             else:
-                engine = fs.Engine(target, window=size, slots=1, graph=not eager, drafter=drafter)
+                engine = fs.Engine(ours, window=size, slots=1, graph=not eager, drafter=drafter)
                 seconds, calls = _each(engine, seeds)
             (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
             gain = base_ms / ms
             rows.append(LatencyRow(steps=length, window=size, calls=calls, ms=ms, ms_error=error, gain=gain))
             print(f"{length:5d} window {size:3d}: {calls:7.1f} calls {ms:8.2f} ms {gain:6.2f}x")
             save(path, "latency", settings, rows=rows, rounds=rounds)
-    if not eager:
-        target = source.target(1000)
-        engine = fs.Engine(target, window=max(window), slots=1, graph=True)
+    if not eager:  # rounds of the longest chain, which is the last
         slots = engine._slots(1)
         assert isinstance(slots, FixedSlots)
         for drafts in (0, *slots.widths):
@@ -146,16 +147,20 @@ def latency(
             save(path, "latency", settings, rows=rows, rounds=rounds)
 
 
-def _prior(model: Path, steps: int, window: int, pilots: int) -> fs.Prior:
+def _prior(model: Path, steps: int, window: int, pilots: int, bands: bool) -> fs.Prior:
     """Of the class that a sample drawn alone has, the first; with the network as it is, not compiled for numbers of
     states that nobody times."""
     source = _load(model, compiled=False)
-    return fs.fit_prior(source.target(steps, [0] if source.labels else None), window=window, pilots=pilots)
+    target = source.target(steps, [0] if source.labels else None)
+    return fs.fit_prior(
+        fs.targets.in_frequencies(target) if bands else target, window=window, pilots=pilots, slots=64
+    )
 
 
 def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
     """Microseconds of a round of so many drafts and of the network alone on as many states, replayed in turn; 0 is
-    the sequential sampler."""
+    the sequential sampler. What a round adds to the target's predictions, a turn to frequencies and back, is no
+    network."""
     key = seeds_of(0, repeats)
     x = torch.randn((drafts + 1, *target.shape), device="cuda")
     row = torch.zeros(drafts + 1, dtype=torch.int64, device="cuda")
@@ -197,45 +202,54 @@ def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: i
 def warm(
     model: Annotated[list[Path], typer.Argument(help="Diffusers DDPM folders.")],
     steps: list[int] = [50, 100, 250],  # noqa: B006
-    samples: int = 64,
+    samples: int = 256,
     pilots: int = 200,
+    slots: int = 64,
     seed: int = 3,
     device: str = "cuda",
     out: Out = RESULTS,
 ) -> None:
-    """Calls started cold and started from a prior, from the same seeds; window 50, or half the chain."""
+    """Calls started cold, from a table a class, and from that with a Jacobian by bands of frequency; from the same
+    seeds; window 50, or half the chain."""
     rows: list[WarmRow] = []
     half = device == "cuda"
     for folder in model:
         source = pretrained.load(folder, device, torch.bfloat16 if half else torch.float32)
         for length in steps:
-            target, window = source.target(length), min(50, length // 2)
-            prior = fs.fit_prior(target, window=window, pilots=pilots, paths=max(1, len(source.labels)))
-            cold, hot = (
-                fs.sample(target, samples, window=window, seed=seed, drafter=fs.Replay(prior=p))
-                .calls.double()
-                .cpu()
-                for p in (None, prior)
-            )
-            (before, before_error), (after, after_error) = _mean(cold.tolist()), _mean(hot.tolist())
-            saved = 1 - hot / cold.mean()
-            rows.append(
-                WarmRow(
-                    model=folder.resolve().name,
-                    steps=length,
-                    window=window,
-                    pilots=pilots,
-                    cold=before,
-                    cold_error=before_error,
-                    warm=after,
-                    warm_error=after_error,
-                    fewer=1 - after / before,
-                    fewer_error=float((saved - (1 - cold / cold.mean())).std() / math.sqrt(samples)),
+            plain, window = source.target(length), min(50, length // 2)
+            cold = _calls(plain, samples, window, seed, slots)
+            for bands in (False, True):
+                target = fs.targets.in_frequencies(plain) if bands else plain
+                paths = max(1, len(source.labels))
+                prior = fs.fit_prior(target, window=window, pilots=pilots, paths=paths, slots=slots)
+                hot = _calls(target, samples, window, seed, slots, prior)
+                (before, before_error), (after, after_error) = _mean(cold.tolist()), _mean(hot.tolist())
+                rows.append(
+                    WarmRow(
+                        model=folder.resolve().name,
+                        steps=length,
+                        window=window,
+                        bands=bands,
+                        pilots=pilots,
+                        cold=before,
+                        cold_error=before_error,
+                        warm=after,
+                        warm_error=after_error,
+                        fewer=1 - after / before,
+                        fewer_error=_mean(((cold - hot) / before).tolist())[1],
+                    )
                 )
-            )
-            print(rows[-1], flush=True)
-            settings = WarmSettings(samples=samples, seed=seed, network="bfloat16" if half else "float32")
-            save(out / "warm.json", "warm", settings, rows=rows)
+                print(rows[-1], flush=True)
+                settings = WarmSettings(samples=samples, seed=seed, network="bfloat16" if half else "float32")
+                save(out / "warm.json", "warm", settings, rows=rows)
+
+
+def _calls(
+    target: fs.Target, samples: int, window: int, seed: int, slots: int, prior: fs.Prior | None = None
+) -> Tensor:
+    drafter = fs.Replay(prior=prior)
+    run = fs.sample(target, samples, window=window, seed=seed, slots=slots, drafter=drafter)
+    return run.calls.double().cpu()
 
 
 @app.command()

@@ -217,6 +217,8 @@ class LatencySettings:
     seed: int
     pilots: Count = 0
     """Of the prior that first windows were drafted from; 0: none."""
+    bands: bool = False
+    """Whether it had the network's average Jacobian, by bands of frequency."""
     benchmarked: bool = False
     """Whether cuDNN chose its convolutions by trying them (`torch.backends.cudnn.benchmark`), for both samplers."""
 
@@ -238,6 +240,8 @@ class WarmRow:
     model: str
     steps: AtLeastOne
     window: AtLeastOne
+    bands: bool = False
+    """Whether the prior also had the network's average Jacobian, by bands of frequency."""
     pilots: AtLeastOne
     cold: Positive
     cold_error: NotNegative

@@ -349,13 +349,14 @@ def warm() -> str:
             MODELS.get(row.model, row.model),
             f"{row.steps}",
             f"{row.window}",
+            "table and bands" if row.bands else "table",
             f"{row.cold:.2f} ± {row.cold_error:.2f}",
             f"{row.warm:.2f} ± {row.warm_error:.2f}",
             f"{100 * row.fewer:.1f} ± {100 * row.fewer_error:.1f} %",
         ]
         for row in load(Warm, "warm").rows
     ]
-    return table(["model", "steps", "window", "calls, cold", "calls, warm", "fewer"], cells)
+    return table(["model", "steps", "window", "prior", "calls, cold", "calls, warm", "fewer"], cells)
 
 
 def rounds() -> str:
