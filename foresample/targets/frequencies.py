@@ -17,6 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from foresample import kernels
 from foresample.contracts import (
     AffineChain,
     Target,
@@ -61,8 +62,9 @@ class FrequencyTarget:
         self.bands = bands(target.shape).to(target.std.device)
         """[elements of a state]: the number of the band each is in."""
         self._target = target
-        self._left = torch.kron(cosines(channels), cosines(height)).to(target.std)
-        self._right = cosines(width).to(target.std)
+        left, right = torch.kron(cosines(channels), cosines(height)), cosines(width)
+        there, back = (left, right.T), (left.T, right)
+        self._there, self._back = ([m.contiguous().to(target.std) for m in way] for way in (there, back))
 
     def start(self, noise: Tensor) -> Tensor:
         return self._turned(self._target.start(self._turned_back(noise)))
@@ -75,10 +77,21 @@ class FrequencyTarget:
         return self._turned_back(samples)
 
     def _turned(self, x: Tensor) -> Tensor:
-        return (self._left @ x.flatten(1, 2) @ self._right.T).view_as(x)
+        return _product(x, *self._there)
 
     def _turned_back(self, y: Tensor) -> Tensor:
-        return (self._left.T @ y.flatten(1, 2) @ self._right).view_as(y)
+        return _product(y, *self._back)
+
+
+def _product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """left · x · right for each of the pictures, [B, channels, height, width], channels and height as one."""
+    flat = x.flatten(1, 2)
+    if x.is_cuda and kernels.available():
+        from foresample.kernels import basis
+
+        if basis.serves(flat):
+            return basis.turn(left, flat, right).view_as(x)
+    return (left @ flat @ right).view_as(x)
 
 
 def cosines(size: int) -> Tensor:

@@ -21,6 +21,7 @@ from foresample.targets import ChainTarget
 from tests.kernels.fused import (
     assert_agree_along,
     assert_noise_is_the_same_stream,
+    assert_pictures_are_turned,
     assert_scalars_agree,
     assert_sequential_is_its_formula,
     small,
@@ -70,6 +71,29 @@ def test_scalars_agree_over_the_whole_range() -> None:
 
 def test_noise_is_the_same_stream() -> None:
     assert_noise_is_the_same_stream(GPU, 50)
+
+
+def test_pictures_are_turned() -> None:
+    assert_pictures_are_turned(GPU)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (3, 64, 64)], ids=["by the kernel", "by products"])
+def test_pictures_by_their_frequencies(shape: tuple[int, ...]) -> None:
+    """Captured or not, and whoever is beside it: the same sample; its Jacobian serves in the fused round."""
+    flat = wide(GPU, torch.float32, size=math.prod(shape))
+
+    def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return flat.network(x.flatten(1), step, row).view_as(x)
+
+    target = fs.targets.in_frequencies(replace(flat, shape=torch.Size(shape), network=network))
+    drafter = fs.Replay(prior=fs.fit_prior(target, window=6, pilots=8))
+    runs = [
+        fs.sample(target, 9, window=6, drafter=drafter, slots=slots, graph=graph)
+        for slots, graph in ((9, False), (9, True), (2, True))
+    ]
+    for run in runs[1:]:
+        torch.testing.assert_close(run.samples, runs[0].samples, rtol=1e-4, atol=1e-4)
+        assert torch.equal(run.calls, runs[0].calls)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

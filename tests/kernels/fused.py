@@ -60,6 +60,21 @@ def warm(target: ChainTarget, kind: str) -> fs.Replay:
     return fs.Replay(prior=fs.Prior(*path, **extra[kind]()))
 
 
+def assert_pictures_are_turned(device: torch.device) -> None:
+    """Of any size that is served, and states whose memory is not in order."""
+    from foresample.kernels import basis
+
+    generator = torch.Generator().manual_seed(3)
+    for count, rows, columns in ((3, 96, 32), (2, 5, 7), (1, 28, 28)):
+        sizes = (rows, rows), (columns, rows, count), (columns, columns)
+        left, x, right = (torch.randn(size, generator=generator).to(device) for size in sizes)
+        x = x.permute(2, 1, 0)
+        assert basis.serves(x)
+        torch.testing.assert_close(basis.turn(left, x, right), left @ x @ right, rtol=1e-4, atol=1e-3)
+    assert not basis.serves(x.double())
+    assert not basis.serves(x.new_empty(1, 192, 64))
+
+
 def on_cpu(commit: fs.Commit) -> fs.Commit:
     return fs.Commit(**{name: value.cpu() for name, value in vars(commit).items()})
 

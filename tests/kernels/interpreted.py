@@ -43,7 +43,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, i
 interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
 interpreter._patch_lang = lambda fn: SimpleNamespace(restore=lambda: None)
 
-ROOM = [f"foresample.kernels.{name}" for name in ("noise", "transition", "coupling", "round", "tally")]
+ROOM = [f"foresample.kernels.{name}" for name in ("basis", "noise", "transition", "coupling", "round", "tally")]
 
 
 def _lifted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -138,6 +138,10 @@ def test_streams_agree() -> None:
 def test_sequential_transitions_agree(chain: str) -> None:
     target = wide(CPU, torch.float64, 5, 300) if chain == "wide" else small(chain, CPU)
     fused.assert_sequential_is_its_formula(target)
+
+
+def test_pictures_are_turned() -> None:
+    fused.assert_pictures_are_turned(CPU)
 
 
 def broken(where: str) -> tuple[ChainTarget, int]:
@@ -259,6 +263,18 @@ TWINS = {
         "element, k, k * 0",
         "element, k + 1, k * 0",
         lambda: test_sequential_transitions_agree("wide"),
+    ),
+    "draft: the diagonal of the step before": Twin(
+        "round",
+        "jacobian + k * size + element",
+        "jacobian + tl.maximum(k - 1, 0) * size + element",
+        lambda: test_rounds_agree("wide, diagonal"),
+    ),
+    "basis: the wrong way across": Twin(
+        "basis",
+        "right + column_down * columns + column,",
+        "right + column * columns + column_down,",
+        lambda: test_pictures_are_turned(),
     ),
     "tally: mismatches of the step after": Twin(
         "tally", "row * stride) + i", "row * stride) + i + 1", lambda: test_rounds_agree("wide")
