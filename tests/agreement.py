@@ -151,7 +151,8 @@ def assert_rows_agree(
     used = (theirs.step.unsqueeze(1) + position < steps) & alive.unsqueeze(1)
     torch.testing.assert_close(ours.noise[used], theirs.noise[used], **rounding)
     for name, value in theirs.memory.items():
-        torch.testing.assert_close(ours.memory[name][alive], value[alive], equal_nan=equal_nan, **rounding)
+        at = used if name in ("states", "predictions") else alive  # what lies behind the chain is of no use
+        torch.testing.assert_close(ours.memory[name][at], value[at], equal_nan=equal_nan, **rounding)
     return same, may_part
 
 

@@ -144,9 +144,10 @@ def _draft(
         here = mean + innovation
     tl.store(states + out + drafts * size, here, mask=inside)
     place = tl.arange(0, _TILE)[:, None]
-    for j in range(drafts, width, _TILE):  # what is not drafted waits for nothing: many at a time
+    end = tl.minimum(width, steps - first)  # of what will be of use
+    for j in range(drafts, end, _TILE):  # what is not drafted waits for nothing: many at a time
         rest = (row * width + j + place) * size + element[None, :]
-        both = (j + place < width) & inside[None, :]
+        both = (j + place < end) & inside[None, :]
         tl.store(spent + rest, tl.load(noise + rest, mask=both, other=0.0), mask=both)
 
 
@@ -481,27 +482,28 @@ def _commit(
     first = tl.load(at_step + row * places)
     source = j + tl.load(committed + row)
 
-    # noise: what is left of the window's, moved along the line where it was examined; then the stream's next
-    if source < width:
-        z = tl.load(spent + (row * width + source) * size + element, mask=inside)
-        if source < drafted:
-            k = tl.minimum(first + source, steps - 1)
-            shift = tl.load(push + row * drafts + source).to(z.dtype)
-            difference = _difference(
-                predictions, guesses, row, source, k, element, inside,
-                prediction_weight, previous_weight, drafts, size, MULTISTEP,
-            )
-            z += shift * difference
-        tl.store(noise + at, z, mask=inside)
-    else:
-        fresh = normals(tl.load(seed + row), size, element, first + source, first * 0, _STEP)
-        tl.store(noise + at, fresh, mask=inside)
-
-    # memory: the path, moved up; beyond its end, the last one
     keep = tl.load(accepted + row)
-    seen = (row * places + keep + tl.minimum(j + 1, tl.load(visited + row))) * size + element
-    tl.store(old_states + at, tl.load(states + seen, mask=inside), mask=inside)
-    tl.store(old_predictions + at, tl.load(predictions + seen, mask=inside), mask=inside)
+    if first + source < steps:  # else nothing comes there any more
+        # noise: what is left of the window's, moved along the line where it was examined; then the stream's next
+        if source < width:
+            z = tl.load(spent + (row * width + source) * size + element, mask=inside)
+            if source < drafted:
+                k = first + source
+                shift = tl.load(push + row * drafts + source).to(z.dtype)
+                difference = _difference(
+                    predictions, guesses, row, source, k, element, inside,
+                    prediction_weight, previous_weight, drafts, size, MULTISTEP,
+                )
+                z += shift * difference
+            tl.store(noise + at, z, mask=inside)
+        else:
+            fresh = normals(tl.load(seed + row), size, element, first + source, first * 0, _STEP)
+            tl.store(noise + at, fresh, mask=inside)
+
+        # memory: the path, moved up; beyond its end, the last one
+        seen = (row * places + keep + tl.minimum(j + 1, tl.load(visited + row))) * size + element
+        tl.store(old_states + at, tl.load(states + seen, mask=inside), mask=inside)
+        tl.store(old_predictions + at, tl.load(predictions + seen, mask=inside), mask=inside)
 
     if j == 0:
         k = tl.minimum(first + keep, steps - 1)

@@ -192,7 +192,7 @@ TWINS = {
         "round", "spent + at + j * size, z", "spent + at + (j + 1) * size, z", lambda: test_rounds_agree("flow")
     ),
     "draft: the rest of the window ends early": Twin(
-        "round", "(j + place < width)", "(j + place < width - 1)", lambda: test_rounds_agree("ddim")
+        "round", "(j + place < end)", "(j + place < end - 1)", lambda: test_rounds_agree("ddim")
     ),
     "draft: the Jacobian transposed": Twin(
         "round",
