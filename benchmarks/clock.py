@@ -4,6 +4,7 @@ Every figure is against the sequential sampler with the same network, compiled a
 in the same process.
 
 python -m benchmarks.clock latency assets/cifar10
+python -m benchmarks.clock warm assets/cifar10 foresample/pretrained/fashion_mnist
 python -m benchmarks.clock throughput assets/cifar10
 python -m benchmarks.clock memory assets/cifar10
 python -m benchmarks.clock growth assets/cifar10
@@ -69,15 +70,11 @@ def _load(model: Path, *, compiled: bool) -> Pretrained:
     return pretrained.load(model, "cuda", torch.bfloat16, compiled=compiled)
 
 
-def _each(sampler: Sequential | fs.Engine, seeds: Tensor) -> tuple[list[float], float]:
-    """Seconds of every sample, drawn alone, and mean calls."""
-    sampler.sample(seeds[:1])
-    seconds, calls = [], 0.0
-    for seed in seeds:
-        run, clocked = _clocked(sampler.sample, seed.view(1))
-        seconds.append(clocked)
-        calls += run.report.calls_mean
-    return seconds, calls / len(seeds)
+def _each(draws: Sequence[Callable[[], fs.Run]]) -> tuple[list[float], list[float]]:
+    """Seconds and calls of every sample, each drawn alone, after one of no account."""
+    draws[0]()
+    drawn = [_clocked(draw) for draw in draws]
+    return [seconds for _, seconds in drawn], [run.report.calls_mean for run, _ in drawn]
 
 
 def _mean(values: list[float]) -> tuple[float, float]:
@@ -124,17 +121,21 @@ def latency(
         ours = fs.targets.in_frequencies(target) if settings.bands else target
         drafter = fs.Replay(prior=_prior(model, length, max(window), pilots, bands)) if pilots else None
         few = seeds[: max(2, samples // 4)]
-        base, _ = _each(Sequential(target, 1, graph=not eager), few)
+        plain = Sequential(target, 1, graph=not eager)
+        base, _ = _each([partial(plain.sample, seed.view(1)) for seed in few])  # each takes the same time
         for size in (0, *sorted(window)):
             if size == 0:
-                seconds, calls = base, float(length)
+                seconds, calls = base, [float(length)]
             else:
                 engine = fs.Engine(ours, window=size, slots=1, graph=not eager, drafter=drafter)
-                seconds, calls = _each(engine, seeds)
+                # Classes in turn: a sample's number says which.
+                alone = [partial(engine.sample, seed.view(1), first=i) for i, seed in enumerate(seeds)]
+                seconds, calls = _each(alone)
             (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
             gain = base_ms / ms
-            rows.append(LatencyRow(steps=length, window=size, calls=calls, ms=ms, ms_error=error, gain=gain))
-            print(f"{length:5d} window {size:3d}: {calls:7.1f} calls {ms:8.2f} ms {gain:6.2f}x")
+            mean = sum(calls) / len(calls)
+            rows.append(LatencyRow(steps=length, window=size, calls=mean, ms=ms, ms_error=error, gain=gain))
+            print(f"{length:5d} window {size:3d}: {mean:7.1f} calls {ms:8.2f} ms {gain:6.2f}x")
             save(path, "latency", settings, rows=rows, rounds=rounds)
     if not eager:  # rounds of the longest chain, which is the last
         slots = engine._slots(1)
@@ -148,13 +149,11 @@ def latency(
 
 
 def _prior(model: Path, steps: int, window: int, pilots: int, bands: bool) -> fs.Prior:
-    """Of the class that a sample drawn alone has, the first; with the network as it is, not compiled for numbers of
-    states that nobody times."""
+    """With a table a class; by the network as it is, not compiled for numbers of states that nobody times."""
     source = _load(model, compiled=False)
-    target = source.target(steps, [0] if source.labels else None)
-    return fs.fit_prior(
-        fs.targets.in_frequencies(target) if bands else target, window=window, pilots=pilots, slots=64
-    )
+    plain, paths = source.target(steps), max(1, len(source.labels))
+    target = fs.targets.in_frequencies(plain) if bands else plain
+    return fs.fit_prior(target, window=window, pilots=pilots, paths=paths, slots=64)
 
 
 def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
@@ -211,9 +210,9 @@ def warm(
 ) -> None:
     """Calls started cold, from a table a class, and from that with a Jacobian by bands of frequency; from the same
     seeds; window 50, or half the chain."""
-    rows: list[WarmRow] = []
     half = device == "cuda"
     for folder in model:
+        rows: list[WarmRow] = []
         source = pretrained.load(folder, device, torch.bfloat16 if half else torch.float32)
         for length in steps:
             plain, window = source.target(length), min(50, length // 2)
@@ -241,7 +240,7 @@ def warm(
                 )
                 print(rows[-1], flush=True)
                 settings = WarmSettings(samples=samples, seed=seed, network="bfloat16" if half else "float32")
-                save(out / "warm.json", "warm", settings, rows=rows)
+                save(out / f"warm-{rows[-1].model}.json", "warm", settings, rows=rows)
 
 
 def _calls(
@@ -468,8 +467,10 @@ def gpu_tests(out: Out = RESULTS) -> None:
             self.failed: list[str] = []
 
         def pytest_runtest_logreport(self, report: Any) -> None:
-            if report.failed or report.when == "call":
-                (self.passed if report.passed else self.failed).append(report.nodeid)
+            if report.failed:
+                self.failed.append(report.nodeid)
+            elif report.passed and report.when == "call":
+                self.passed.append(report.nodeid)
 
     log = Log()
     pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"], plugins=[log])

@@ -354,7 +354,8 @@ def warm() -> str:
             f"{row.warm:.2f} ± {row.warm_error:.2f}",
             f"{100 * row.fewer:.1f} ± {100 * row.fewer_error:.1f} %",
         ]
-        for row in load(Warm, "warm").rows
+        for model in ("cifar10", "fashion_mnist")
+        for row in load(Warm, f"warm-{model}").rows
     ]
     return table(["model", "steps", "window", "prior", "calls, cold", "calls, warm", "fewer"], cells)
 

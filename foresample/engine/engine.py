@@ -176,12 +176,12 @@ class Engine:
                         yield held.pop(turn)
                         turn += 1
 
-    def sample(self, seeds: Sequence[int] | Tensor, observe: Observer | None = None) -> Run:
-        """All samples of these seeds, in order, and what they cost."""
+    def sample(self, seeds: Sequence[int] | Tensor, observe: Observer | None = None, *, first: int = 0) -> Run:
+        """All samples of these seeds, in order, and what they cost; to the target they are number `first` and on."""
         started, seeds = perf_counter(), resolve_seeds(seeds=seeds)
         looked = self._look_calls
         parts = []
-        for done in self.finished(seeds, observe):
+        for done in self.finished(seeds, observe, first=first):
             raise_faults(done.fault, done.index, self.target)
             parts.append(done)
         done = in_order(parts)

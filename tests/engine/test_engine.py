@@ -247,6 +247,17 @@ def test_a_broken_sample_is_named(kind: str) -> None:
 
 
 @kinds
+def test_samples_may_be_any_of_those_of_the_target(kind: str) -> None:
+    """Their number is what the target is told of them: the class of an image, say."""
+    base = flow()
+    target = replace(base, network=lambda x, time, row: base.network(x, time, row) + row.unsqueeze(1))
+    seeds, made = seeds_of(0, 5), engine(target, kind, window=5, slots=2)
+    whole, part = made.sample(seeds), made.sample(seeds[3:], first=3)
+    assert torch.equal(part.samples, whole.samples[3:])
+    assert not torch.equal(made.sample(seeds[3:]).samples, part.samples)
+
+
+@kinds
 def test_an_engine_serves_again(kind: str) -> None:
     made = engine(flow(), kind, window=5, slots=3)
     first = made.sample(seeds_of(0, 10))
