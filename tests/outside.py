@@ -110,6 +110,10 @@ def use_targets() -> list[fs.Target]:
     vp = targets.vp(network, torch.linspace(0.1, 0.9, 6), (2,), predicts="eps")
     chained: targets.ChainTarget = targets.from_chain(network, use_chains()[0], (2,))
     mixture: targets.GaussianMixture = fs.GaussianMixture.of_draft_trees(2)
+    waves: targets.FrequencyTarget = targets.in_frequencies(
+        targets.langevin(lambda x, step, row: -x, (1, 2, 2), step_size=0.01, steps=6)
+    )
+    assert waves.pictures(fs.sample(waves, 2, window=3).samples).shape == (2, 1, 2, 2)
     return [
         vp,
         chained,
