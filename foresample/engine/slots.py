@@ -215,13 +215,18 @@ class FixedSlots:
         self.rows.map(replaced, new)
 
     def advance(self, observe: Observer | None) -> Finished | None:
-        drafts, queued = self._plan()
-        if observe is not None:
-            queued = 1
-        for _ in range(queued):
-            self.graphs[drafts].replay() if self.graphs and observe is None else self._round(drafts, observe)
-        self.rounds += queued
-        return self._look(queued)
+        finished = None
+        while finished is None:
+            drafts, queued = self._plan()
+            if observe is not None:
+                queued = 1
+            for _ in range(queued):
+                self.graphs[drafts].replay() if self.graphs and observe is None else self._round(
+                    drafts, observe
+                )
+            self.rounds += queued
+            finished = self._look(queued)
+        return finished
 
     def _plan(self) -> tuple[int, int]:
         """The narrowest round that holds what any row can draft, and how many such rounds to queue.

@@ -80,6 +80,7 @@ def _draft(
     previous_weight,                   # [N]
     last,                              # [N]
     states,                            # out, [R, V, size]
+    asked,                             # out, [R, V, size]: the same, for the target to write into
     guesses,                           # out, [R, D, size]
     spent,                             # out, [R, W, size]
     length,                            # out, [R]
@@ -102,6 +103,12 @@ def _draft(
     width = window + 1
     places = drafts + 1
     first = tl.minimum(tl.load(step + row), steps - 1)
+    if tl.program_id(2) > 0:  # what is not drafted waits for nothing: other programs copy it, many places at a time
+        place = drafts + (tl.program_id(2) - 1) * _TILE + tl.arange(0, _TILE)[:, None]
+        rest = (row * width + place) * size + element[None, :]
+        of_use = (place < tl.minimum(width, steps - first)) & inside[None, :]
+        tl.store(spent + rest, tl.load(noise + rest, mask=of_use, other=0.0), mask=of_use)
+        return
     if tl.program_id(1) == 0:
         lane = tl.arange(0, LANES)
         tl.store(at_step + row * places + lane, tl.minimum(first + lane, steps - 1), mask=lane < places)
@@ -139,16 +146,12 @@ def _draft(
             before = guess
         tl.store(spent + at + j * size, z, mask=inside)
         tl.store(states + out + j * size, here, mask=inside)
+        tl.store(asked + out + j * size, here, mask=inside)
         tl.store(guesses + (row * drafts + j) * size + element, guess, mask=inside)
         innovation = tl.load(std + k) * z
         here = mean + innovation
     tl.store(states + out + drafts * size, here, mask=inside)
-    place = tl.arange(0, _TILE)[:, None]
-    end = tl.minimum(width, steps - first)  # of what will be of use
-    for j in range(drafts, end, _TILE):  # what is not drafted waits for nothing: many at a time
-        rest = (row * width + j + place) * size + element[None, :]
-        both = (j + place < end) & inside[None, :]
-        tl.store(spent + rest, tl.load(noise + rest, mask=both, other=0.0), mask=both)
+    tl.store(asked + out + drafts * size, here, mask=inside)
 
 
 @triton.jit
@@ -560,20 +563,26 @@ def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
     sizes = _sizes(target, how)
     drafts, size = sizes["drafts"], sizes["size"]
     std, state_weight, *weights = coefficients(chain)
-    states, spent = rows.x.new_empty((count, drafts + 1, *target.shape)), torch.empty_like(rows.noise)
+    states, asked = (rows.x.new_empty((count, drafts + 1, *target.shape)) for _ in range(2))
+    spent = torch.empty_like(rows.noise)
     guesses = rows.x.new_empty((count, drafts, *target.shape))
     step, sample = (rows.step.new_empty((count, drafts + 1)) for _ in range(2))
     length = torch.empty_like(rows.step)
     part = triton.next_power_of_2(size) if jacobian.is_matrix else _BLOCK
     with torch.cuda.device_of(states):
-        _draft[(count, triton.cdiv(size, part))](
+        _draft[(count, triton.cdiv(size, part), 1 + triton.cdiv(how.window + 1 - drafts, _TILE.value))](
             rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["horizon"],
             memory["gain"], memory["response"], memory["states"], memory["predictions"],
-            jacobian.values, std, state_weight, *weights, how.last, states, guesses, spent, length, step, sample,
+            jacobian.values, std, state_weight, *weights, how.last,
+            states, asked, guesses, spent, length, step, sample,
             **sizes, MULTISTEP=chain.previous_weight is not None, **jacobian.kind, BLOCK=part,
             LANES=triton.next_power_of_2(drafts + 1), STAGES=2 if jacobian.is_matrix else 4,
         )
-    call = Call.at(states, step, sample, how.layout.needed(length, drafts))
+    needed = how.layout.needed(length, drafts)
+    if needed is None:
+        call = Call(asked.flatten(0, 1), step.flatten(), sample.flatten(), None)
+    else:
+        call = Call.at(states, step, sample, needed)
     return FusedDraft(call, states, guesses, spent, step, length)
 
 
