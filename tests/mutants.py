@@ -67,10 +67,19 @@ TESTS = {
         "tests/engine/test_sampling.py",
         *_LAW,
     ],
-    "drafters": ["tests/drafters", "tests/core/test_round.py", "tests/engine/test_sampling.py"],
+    "drafters": [
+        "tests/drafters",
+        "tests/targets/test_frequencies.py",
+        "tests/core/test_round.py",
+        "tests/engine/test_sampling.py",
+    ],
     "engine/tuning.py": ["tests/engine/test_tuning.py", "tests/core/test_look.py"],
     "engine/throughput.py": ["tests/engine/test_throughput.py"],
-    "engine/priors.py": ["tests/drafters/test_prior.py", "tests/engine/test_engine.py"],
+    "engine/priors.py": [
+        "tests/drafters/test_prior.py",
+        "tests/targets/test_frequencies.py",
+        "tests/engine/test_engine.py",
+    ],
     "engine": [
         "tests/engine/test_leaving.py",
         "tests/engine/test_engine.py",

@@ -48,11 +48,13 @@ class Prior:
                 f"this prior is of states of shape {tuple(self.states.shape[2:])}, the target's are "
                 f"{tuple(target.shape)}: fit one for this target with foresample.fit_prior"
             )
-        steps, size = len(target.std), target.shape.numel()
-        if self.response is not None and self.response.shape not in ((steps, size, size), (steps, 1, size)):
+        size, banded = target.shape.numel(), hasattr(target, "bands")
+        needed = (len(target.std), 1 if banded else size, size)
+        found = None if self.response is None else tuple(self.response.shape)
+        if found != needed and (banded or found is not None):
             raise ValueError(
-                f"this prior's response is {tuple(self.response.shape)}, this chain needs {(steps, size, size)} or "
-                f"{(steps, 1, size)}: fit one for this number of steps with foresample.fit_prior"
+                f"this prior's response is {found}, this target needs {needed}: fit one for this number of steps, and "
+                "in this basis (foresample.targets.in_frequencies), with foresample.fit_prior"
             )
 
     @property

@@ -147,5 +147,12 @@ def test_refusals() -> None:
     noisy = replace(flat, base=picture(flat.base, (1, 1, 2)))
     with pytest.raises(ValueError, match="not known to be numbers times state and prediction"):
         in_frequencies(noisy)
+    small, large = picture(ddpm(), (1, 1, 2)), smooth(6)  # with a matrix, and without
+    for base in (small, large):
+        waves = in_frequencies(base)
+        for fitted, sampled in ((base, waves), (waves, base)):
+            drafter = fs.Replay(prior=fs.fit_prior(fitted, window=3, pilots=4))
+            with pytest.raises(ValueError, match="in this basis"):
+                fs.sample(sampled, 2, window=3, drafter=drafter)
     with pytest.raises(TypeError, match="is not a target"):
         in_frequencies(3)  # type: ignore[arg-type]
