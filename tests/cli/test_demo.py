@@ -24,6 +24,7 @@ from foresample.cli.demo.server import DemoServer, read_numbers, serve
 from foresample.cli.demo.shows import LIMITS, PEN, Send, Shows
 from tests.browser import Browser, in_a_browser
 from tests.cli.common import refuses
+from tests.waiting import wait_for
 
 DRAW = "/draw?window=4&steps=12&count=2&seed=0&label=1"
 PLAN = "/plan?window=16&shape=1&plans=2&seed=0"
@@ -175,6 +176,36 @@ def test_work_that_nobody_listens_to_ends(demo: DemoServer, monkeypatch: pytest.
             left.sendall(f"GET {DRAW} HTTP/1.1\r\nHost: 127.0.0.1:{demo.server_port}\r\n\r\n".encode())
             assert left.recv(100)
     assert events(ask(demo, PLAN)[1])[-1] == {"kind": "end"}
+
+
+def test_closing_waits_for_work_and_not_for_browsers(demo: DemoServer) -> None:
+    """No thread is left: an interpreter that ends under one at work may abort."""
+    ended = threading.Event()
+    before = set(threading.enumerate())
+
+    def long(asked: object, send: Send) -> None:
+        try:
+            send({"kind": "round"})
+            server.ending.wait()
+            send({"kind": "round"})
+        finally:
+            ended.set()
+
+    with serve(Shows(demo.shows.model), 0) as server:
+        server.shows.draw = long  # type: ignore[method-assign]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = ("127.0.0.1", server.server_port)
+        with socket.create_connection(address) as silent, socket.create_connection(address) as listening:
+            listening.sendall(f"GET {DRAW} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+            assert listening.recv(100)
+            wait_for(lambda: len(server.connected) == 2, "both connections")
+            server.shutdown()
+            server.server_close()
+            assert ended.is_set()
+            assert silent.recv(100) == b""
+    thread.join()
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_fault_is_told_and_the_demo_goes_on(demo: DemoServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ It listens on 127.0.0.1, and answers only requests made to that name: a page els
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,18 +30,32 @@ POLICY = (
 
 
 class DemoServer(ThreadingHTTPServer):
-    """Serves until it is told to stop; at most one piece of work at a time."""
+    """Serves until it is told to stop; at most one piece of work at a time.
 
-    daemon_threads = True
+    Closing waits for all that is under way: an interpreter that ends under a thread at work may abort.
+    """
+
+    daemon_threads = False
 
     def __init__(self, shows: Shows, port: int) -> None:
         self.shows = shows
         self.working = threading.Lock()
         self.ending = threading.Event()
+        self.connected: set[socket.socket] = set()
         super().__init__(("127.0.0.1", port), Handler)
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        self.connected.add(request)
+        with suppress(ConnectionError):  # whoever is gone need not be told
+            if not self.ending.is_set():
+                super().finish_request(request, client_address)
+        self.connected.discard(request)
+
     def server_close(self) -> None:
-        self.ending.set()  # whoever is at work stops at its next event
+        self.ending.set()  # whoever is at work stops at its next event,
+        for connection in list(self.connected):  # and nobody waits for what a browser may still ask
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         super().server_close()
 
 
