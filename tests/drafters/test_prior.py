@@ -89,10 +89,10 @@ def test_the_slopes_of_a_linear_network_are_found(matrix: bool, monkeypatch: pyt
     )
     # The state's weights change, so that a step's noise is found by its own alone.
     weights = torch.tensor([1.0, 0.5, 1.5, 0.5, 1.5, 1.0]).double()
-    walk = ChainTarget(Chain(one, weights, 0 * one), torch.Size([2]), lambda x, step, row: x @ true.T)
+    walk = ChainTarget(Chain(one, weights, 0 * one), torch.Size([2]), lambda x, step, row: x @ true.T + 9)
     prior = fs.fit_prior(walk, window=3, pilots=60_000, paths=2)
     assert prior.states.shape == (2, 4, 2)
-    torch.testing.assert_close(prior.predictions, prior.states @ true.T)
+    torch.testing.assert_close(prior.predictions, prior.states @ true.T + 9)
     if matrix:
         assert prior.gain is None
         assert prior.response is not None
