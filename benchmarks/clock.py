@@ -63,6 +63,7 @@ from foresample.targets import ChainTarget
 app = typer.Typer(add_completion=False, help=__doc__)
 Model = Annotated[Path, typer.Argument(help="A diffusers DDPM folder.")]
 Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
+_SLOTS = 64  # samples under way at a time, where nothing is timed
 
 
 def _load(model: Path, *, compiled: bool) -> Pretrained:
@@ -70,11 +71,11 @@ def _load(model: Path, *, compiled: bool) -> Pretrained:
     return pretrained.load(model, "cuda", torch.bfloat16, compiled=compiled)
 
 
-def _each(draws: Sequence[Callable[[], fs.Run]]) -> tuple[list[float], list[float]]:
-    """Seconds and calls of every sample, each drawn alone, after one of no account."""
+def _each(draws: Sequence[Callable[[], fs.Run]]) -> tuple[list[float], float]:
+    """Seconds of every sample, each drawn alone, after one of no account; and mean calls."""
     draws[0]()
     drawn = [_clocked(draw) for draw in draws]
-    return [seconds for _, seconds in drawn], [run.report.calls_mean for run, _ in drawn]
+    return [seconds for _, seconds in drawn], sum(run.report.calls_mean for run, _ in drawn) / len(drawn)
 
 
 def _mean(values: list[float]) -> tuple[float, float]:
@@ -116,16 +117,20 @@ def latency(
         benchmarked=benchmarked,
     )
     path = out / f"{model.resolve().name}-latency-{mode}.json"
-    for length in steps:
+    # Pilots by the network as it is, not compiled for numbers of states that nobody times.
+    as_is = source if eager else _load(model, compiled=False)
+    for length in sorted(steps):
         target = source.target(length)
-        ours = fs.targets.in_frequencies(target) if settings.bands else target
-        drafter = fs.Replay(prior=_prior(model, length, max(window), pilots, bands)) if pilots else None
+        ours, drafter = _in_basis(target, settings.bands), None
+        if pilots:
+            pilot = _in_basis(as_is.target(length), settings.bands)
+            drafter = fs.Replay(prior=_prior(as_is, pilot, max(window), pilots))
         few = seeds[: max(2, samples // 4)]
         plain = Sequential(target, 1, graph=not eager)
         base, _ = _each([partial(plain.sample, seed.view(1)) for seed in few])  # each takes the same time
         for size in (0, *sorted(window)):
             if size == 0:
-                seconds, calls = base, [float(length)]
+                seconds, calls = base, float(length)
             else:
                 engine = fs.Engine(ours, window=size, slots=1, graph=not eager, drafter=drafter)
                 # Classes in turn: a sample's number says which.
@@ -133,11 +138,10 @@ def latency(
                 seconds, calls = _each(alone)
             (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
             gain = base_ms / ms
-            mean = sum(calls) / len(calls)
-            rows.append(LatencyRow(steps=length, window=size, calls=mean, ms=ms, ms_error=error, gain=gain))
-            print(f"{length:5d} window {size:3d}: {mean:7.1f} calls {ms:8.2f} ms {gain:6.2f}x")
+            rows.append(LatencyRow(steps=length, window=size, calls=calls, ms=ms, ms_error=error, gain=gain))
+            print(f"{length:5d} window {size:3d}: {calls:7.1f} calls {ms:8.2f} ms {gain:6.2f}x")
             save(path, "latency", settings, rows=rows, rounds=rounds)
-    if not eager:  # rounds of the longest chain, which is the last
+    if not eager:  # rounds of the longest chain and the widest window, which are the last
         slots = engine._slots(1)
         assert isinstance(slots, FixedSlots)
         for drafts in (0, *slots.widths):
@@ -148,12 +152,13 @@ def latency(
             save(path, "latency", settings, rows=rows, rounds=rounds)
 
 
-def _prior(model: Path, steps: int, window: int, pilots: int, bands: bool) -> fs.Prior:
-    """With a table a class; by the network as it is, not compiled for numbers of states that nobody times."""
-    source = _load(model, compiled=False)
-    plain, paths = source.target(steps), max(1, len(source.labels))
-    target = fs.targets.in_frequencies(plain) if bands else plain
-    return fs.fit_prior(target, window=window, pilots=pilots, paths=paths, slots=64)
+def _in_basis(target: ChainTarget, bands: bool) -> fs.Target:
+    return fs.targets.in_frequencies(target) if bands else target
+
+
+def _prior(source: Pretrained, target: fs.Target, window: int, pilots: int) -> fs.Prior:
+    """With a table a class."""
+    return fs.fit_prior(target, window=window, pilots=pilots, paths=max(1, len(source.labels)), slots=_SLOTS)
 
 
 def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
@@ -163,12 +168,12 @@ def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: i
     key = seeds_of(0, repeats)
     x = torch.randn((drafts + 1, *target.shape), device="cuda")
     row = torch.zeros(drafts + 1, dtype=torch.int64, device="cuda")
-    step = torch.arange(drafts + 1, device="cuda") + 100
+    step = (torch.arange(drafts + 1, device="cuda") + 100).clamp(max=len(target.std) - 1)
     network = capture(lambda: target.predict(x, step, row), x.device)
     plain = Sequential(target, 1, graph=True)
     graph = slots.graphs[drafts] if drafts else plain.graph
     assert graph is not None
-    certain = min(100, len(target.std) // (drafts + 1) - 2)
+    certain = max(1, min(100, len(target.std) // (drafts + 1) - 2))
     times: dict[str, list[float]] = {"round": [], "network": []}
     for i in range(repeats):
         if drafts:
@@ -203,7 +208,6 @@ def warm(
     steps: list[int] = [50, 100, 250],  # noqa: B006
     samples: int = 256,
     pilots: int = 200,
-    slots: int = 64,
     seed: int = 3,
     device: str = "cuda",
     out: Out = RESULTS,
@@ -216,12 +220,10 @@ def warm(
         source = pretrained.load(folder, device, torch.bfloat16 if half else torch.float32)
         for length in steps:
             plain, window = source.target(length), min(50, length // 2)
-            cold = _calls(plain, samples, window, seed, slots)
+            cold = _calls(plain, samples, window, seed)
             for bands in (False, True):
-                target = fs.targets.in_frequencies(plain) if bands else plain
-                paths = max(1, len(source.labels))
-                prior = fs.fit_prior(target, window=window, pilots=pilots, paths=paths, slots=slots)
-                hot = _calls(target, samples, window, seed, slots, prior)
+                target = _in_basis(plain, bands)
+                hot = _calls(target, samples, window, seed, _prior(source, target, window, pilots))
                 (before, before_error), (after, after_error) = _mean(cold.tolist()), _mean(hot.tolist())
                 rows.append(
                     WarmRow(
@@ -243,11 +245,9 @@ def warm(
                 save(out / f"warm-{rows[-1].model}.json", "warm", settings, rows=rows)
 
 
-def _calls(
-    target: fs.Target, samples: int, window: int, seed: int, slots: int, prior: fs.Prior | None = None
-) -> Tensor:
+def _calls(target: fs.Target, samples: int, window: int, seed: int, prior: fs.Prior | None = None) -> Tensor:
     drafter = fs.Replay(prior=prior)
-    run = fs.sample(target, samples, window=window, seed=seed, slots=slots, drafter=drafter)
+    run = fs.sample(target, samples, window=window, seed=seed, slots=_SLOTS, drafter=drafter)
     return run.calls.double().cpu()
 
 

@@ -56,7 +56,8 @@ class Target(Protocol):
         one of the kind above, so whatever ξ does to predictions and means the law is exact (theory, section 11).
 
         A target whose mean is affine may offer its weights as `chain` (`AffineChain`): rounds on a GPU are fused
-        then.
+        then. One in whose basis the prediction's average Jacobian is a diagonal may say which elements are alike, as
+        `bands`: a number for each, [elements of a state], on the CPU; priors hold that diagonal then.
         """
 
 
@@ -235,6 +236,11 @@ def is_multistep(target: Target) -> bool:
 def extra_shape(target: Target) -> torch.Size | None:
     """Shape of the extra noise of a step, None for a target without."""
     return getattr(target, "extra", None)
+
+
+def bands(target: Target) -> Tensor | None:
+    """The band of each element of a state, None for a target without; see `Target.mean`."""
+    return getattr(target, "bands", None)
 
 
 def calls_per_step(target: Target) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target
+from foresample.contracts import Target, bands
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Prior:
                 f"this prior is of states of shape {tuple(self.states.shape[2:])}, the target's are "
                 f"{tuple(target.shape)}: fit one for this target with foresample.fit_prior"
             )
-        size, banded = target.shape.numel(), hasattr(target, "bands")
+        size, banded = target.shape.numel(), bands(target) is not None
         needed = (len(target.std), 1 if banded else size, size)
         found = None if self.response is None else tuple(self.response.shape)
         if found != needed and (banded or found is not None):

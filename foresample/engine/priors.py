@@ -18,6 +18,7 @@ from torch import Tensor
 from foresample.contracts import (
     Target,
     at_least_one,
+    bands,
     calls_per_step,
     earlier_predictions,
     extra_shape,
@@ -126,18 +127,13 @@ def prior_of_paths(
 
 
 def _has_jacobian(target: Target) -> bool:
-    return target.shape.numel() <= MATRIX_ELEMENTS or _bands(target) is not None
-
-
-def _bands(target: Target) -> Tensor | None:
-    """[size]: the band of each element, in a basis where the Jacobian is a diagonal; None in any other."""
-    return getattr(target, "bands", None)
+    return target.shape.numel() <= MATRIX_ELEMENTS or bands(target) is not None
 
 
 def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tensor | None) -> Tensor:
     """J_k of every step, [N, d, d] or [N, 1, d]; 0 where no noise leads to it."""
-    steps, size, pilots, bands = len(target.std), target.shape.numel(), len(states), _bands(target)
-    found = target.std.new_zeros((steps, size if bands is None else 1, size))
+    steps, size, pilots, alike = len(target.std), target.shape.numel(), len(states), bands(target)
+    found = target.std.new_zeros((steps, size if alike is None else 1, size))
     before = no_history(target, states[:, 0])
     for k in range(1, steps):
         previous, before = before, remember(target, predictions[:, k - 1], before)
@@ -150,7 +146,7 @@ def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tenso
         if not noise.any():  # all of it lost in rounding
             continue
         moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
-        found[k] = _matrix(noise, moved) if bands is None else _diagonal(noise, moved, bands)
+        found[k] = _matrix(noise, moved) if alike is None else _diagonal(noise, moved, alike)
     return found
 
 
@@ -165,10 +161,10 @@ def _matrix(noise: Tensor, moved: Tensor) -> Tensor:
     return rest.T + slope * identity
 
 
-def _diagonal(noise: Tensor, moved: Tensor, bands: Tensor) -> Tensor:
-    """[d]: the same for a matrix that is a number in each band."""
-    product, square = (
-        noise.new_zeros(int(bands.max()) + 1).index_add(0, bands, (noise * other).sum(0))
-        for other in (moved, noise)
-    )
-    return torch.where(square > 0, product / square, 0.0)[bands]
+def _diagonal(noise: Tensor, moved: Tensor, alike: Tensor) -> Tensor:
+    """[d]: the same for a matrix that is a number in each band.
+
+    Bands are summed on the CPU, in an order that is always the same: a prior is what its pilots make it.
+    """
+    product, square = (torch.bincount(alike, (noise * other).sum(0).cpu()) for other in (moved, noise))
+    return torch.where(square > 0, product / square, 0.0)[alike]

@@ -214,7 +214,7 @@ class FixedSlots:
 
         self.rows.map(replaced, new)
 
-    def advance(self, observe: Observer | None) -> Finished | None:
+    def advance(self, observe: Observer | None) -> Finished:
         finished = None
         while finished is None:
             drafts, queued = self._plan()

@@ -59,7 +59,7 @@ class FrequencyTarget:
         self.shape, self.std, self.mean = target.shape, target.std, target.mean
         self.multistep, self.calls_per_step = earlier_predictions(target), calls_per_step(target)
         self.chain = cast(AffineChain, affine_chain(target))  # kernels serve it as they serve the other
-        self.bands = bands(target.shape).to(target.std.device)
+        self.bands = bands(target.shape)
         """[elements of a state]: the number of the band each is in."""
         self._target = target
         left, right = torch.kron(cosines(channels), cosines(height)), cosines(width)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from foresample.contracts import (
     Target,
+    bands,
     calls_per_step,
     earlier_predictions,
     extra_shape,
@@ -49,6 +50,7 @@ class _Replicated:
         self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
         self.calls_per_step, self.predict = calls_per_step(target), predict
         self.chain = getattr(target, "chain", None)  # kernels serve it as they serve the other
+        self.bands = bands(target)
 
 
 class _Split:

@@ -11,7 +11,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.contracts import affine_chain
 from foresample.selftest import ks_two_sample
-from foresample.targets import Chain, ChainTarget, FrequencyTarget, in_frequencies
+from foresample.targets import Chain, ChainTarget, FrequencyTarget, in_frequencies, replicated
 from foresample.targets.frequencies import bands, cosines
 from tests.law.test_law import SHARES, SUITE_LEVEL
 from tests.small_chains import CHAINS, ddpm, multistep, turned, wells
@@ -127,6 +127,16 @@ def test_the_answer_of_a_filter_is_found_by_bands() -> None:
     assert prior.response is not None
     torch.testing.assert_close(prior.response[1:], weights.expand(4, 1, 32))
     assert not prior.response[0].any()
+
+
+def test_replicas_have_the_bands_of_their_first() -> None:
+    waves = in_frequencies(smooth(6))
+    several = replicated([waves, waves])
+    priors = [fs.fit_prior(target, window=3, pilots=4) for target in (waves, several)]
+    torch.testing.assert_close(priors[0].response, priors[1].response)
+    drafter = fs.Replay(prior=priors[0])
+    one, two = (fs.sample(target, 2, window=3, drafter=drafter).samples for target in (waves, several))
+    torch.testing.assert_close(one, two)
 
 
 def test_bands_save_calls_where_frequencies_matter() -> None:
