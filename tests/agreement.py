@@ -6,6 +6,10 @@ differently where its u lies between. Nowhere else: the bars of each round are c
 round itself saw, widened by what rounding can do to them, and its decision must lie between those of its lowest and
 of its highest bars. Decisions are monotone in the bars, so where these two agree the row has no choice, and where
 they agree for both rounds, both must have decided alike.
+
+The noise that a round recycles is moved along the gap it saw. Where a draft is nearly right the gap is small and its
+direction mostly rounding, so the two rounds need not move the noise alike. But their gaps must agree, and each
+must have moved its noise as its own gap demands.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from foresample.core import coupling
 from foresample.core import noise as streams
 from foresample.core import round as plain
 from foresample.core.round import Rows, Speculation
-from foresample.core.verify import _levels
+from foresample.core.verify import _levels, verify
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,9 @@ def near(dtype: torch.dtype) -> dict[str, Any]:
 def assert_rows_agree(
     plain: Settled, other: Settled, block: int | None, steps: int, *, equal_nan: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`assert_rounds_agree`, and rows that decided alike are alike: states, predictions, the noise and the memory that
-    later rounds look at (whose memory may hold NaN, with `equal_nan`). Returns which rows did, and which may have
-    parted, [R] both.
+    """`assert_rounds_agree`, and rows that decided alike are alike: states, predictions, gaps, the noise and the memory
+    that later rounds look at (whose memory may hold NaN, with `equal_nan`). Returns which rows did, and which may
+    have parted, [R] both.
     """
     may_part = assert_rounds_agree(plain, other, block)
     ours, theirs, under_way = other.after, plain.after, plain.rows.step < steps
@@ -149,11 +153,49 @@ def assert_rows_agree(
     alive = same & (theirs.step < steps)
     position = torch.arange(theirs.noise.shape[1], device=alive.device)
     used = (theirs.step.unsqueeze(1) + position < steps) & alive.unsqueeze(1)
-    torch.testing.assert_close(ours.noise[used], theirs.noise[used], **rounding)
+    _, drafted = _inside(plain)
+    torch.testing.assert_close(other.gap[:, : drafted.shape[1]][drafted], plain.gap[drafted], **rounding)
+    for round_ in (plain, other):
+        _assert_noise_is_recycled(round_, used & ~may_part.unsqueeze(1), block)
+    moved = position + plain.commit.committed.unsqueeze(1) < plain.commit.drafted.unsqueeze(1)
+    torch.testing.assert_close(ours.noise[used & ~moved], theirs.noise[used & ~moved], **rounding)
     for name, value in theirs.memory.items():
         at = used if name in ("states", "predictions") else alive  # what lies behind the chain is of no use
         torch.testing.assert_close(ours.memory[name][at], value[at], equal_nan=equal_nan, **rounding)
     return same, may_part
+
+
+def _assert_noise_is_recycled(round_: Settled, used: Tensor, block: int | None) -> None:
+    """Of the window's noise, what is left and `used`, [R, W], is as `verify` leaves it for the gaps the round saw.
+
+    In double precision, and with the noise's coordinate along the gap a little lower and a little higher, for
+    what its rounding can do.
+    """
+    low, right, high = (_recycled(round_, block, sign) for sign in (-1, 0, 1))
+    position = torch.arange(used.shape[1], device=used.device)
+    source = (position + round_.commit.committed.unsqueeze(1)).expand_as(used)
+    row, at = (used & (source < right.shape[1])).nonzero(as_tuple=True)
+    place = source[row, at]
+    wanted, got = right[row, place], round_.after.noise[row, at].double()
+    tolerance = near(round_.gap.dtype)["atol"] * (1 + wanted.abs()) + (high - low)[row, place].abs()
+    wrong = (got - wanted).abs() > tolerance
+    assert not wrong.any(), f"noise is off by up to {(got - wanted)[wrong].abs().max():.2e}"
+
+
+def _recycled(round_: Settled, block: int | None, sign: int) -> Tensor:
+    """[R, W, *shape], float64: the noise after the decision."""
+    direction, _, _, error = _seen(round_)
+    gap, noise = round_.gap.flatten(2).double(), round_.noise.flatten(2).double()
+    verdict = verify(
+        noise + sign * error.unsqueeze(2) * direction,
+        torch.zeros_like(gap),
+        gap,
+        round_.std.double(),
+        round_.commit.drafted,
+        streams.uniform(round_.rows.seed, gap.shape[1], round=round_.rows.round),
+        block=block,
+    )
+    return verdict.noise.view_as(round_.noise)
 
 
 def _inside(round_: Settled) -> tuple[Tensor, Tensor]:
@@ -162,23 +204,32 @@ def _inside(round_: Settled) -> tuple[Tensor, Tensor]:
     return position, position < round_.commit.drafted.unsqueeze(1)
 
 
-def _bars(round_: Settled, block: int | None, sign: int) -> Tensor:
-    """h at every position, [R, W], at the lower (−1) or upper (+1) end of what rounding leaves open.
+def _seen(round_: Settled) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """In float64, 0 where nothing was examined: the gap's direction, [R, W, d]; the mismatch δ, the noise's coordinate
+    s along the gap, and how far rounding may have moved that, [R, W].
 
-    Rounding of the gap and of its product with the noise moves the noise's coordinate s by no more than a few ε·|z|,
-    and a relative error ε of the mismatch δ acts like moving s by ε·(|s| + δ); h rises with s. The kernels' special
-    functions agree with the plain ones to 1e-9.
+    Rounding of the gap and of its product with the noise moves s by no more than a few ε·|z|, and a relative error ε
+    of δ acts like moving s by ε·(|s| + δ).
     """
-    eps = torch.finfo(round_.gap.dtype).eps
     _, inside = _inside(round_)
     gap = torch.where(expand(inside, round_.gap), round_.gap, 0.0).flatten(2).double()
     noise = round_.noise.flatten(2).double()
     size = gap.norm(dim=2)
+    direction = gap / torch.where(size > 0, size, 1.0).unsqueeze(2)
     mismatch = torch.where(inside, size / round_.std.double(), 0.0)
-    s = (gap * noise).sum(2) / torch.where(size > 0, size, 1.0)
-    s = s + sign * 4 * eps * (noise.norm(dim=2) + mismatch)
-    block = gap.shape[1] if block is None else block
-    _, after = _levels(coupling.log_ratio(mismatch, s), block)
+    error = 4 * torch.finfo(round_.gap.dtype).eps * (noise.norm(dim=2) + mismatch)
+    return direction, mismatch, (direction * noise).sum(2), error
+
+
+def _bars(round_: Settled, block: int | None, sign: int) -> Tensor:
+    """h at every position, [R, W], at the lower (−1) or upper (+1) end of what rounding leaves open.
+
+    h rises with s. The kernels' special functions agree with the plain ones to 1e-9.
+    """
+    eps = torch.finfo(round_.gap.dtype).eps
+    _, mismatch, s, error = _seen(round_)
+    block = s.shape[1] if block is None else block
+    _, after = _levels(coupling.log_ratio(mismatch, s + sign * error), block)
     inner = coupling.acceptance(mismatch.roll(-1, dims=1), after)
     h = torch.where(_ends(round_, block), after.exp(), inner)
     return h * (1 + sign * (4 * eps + 1e-9))

@@ -101,8 +101,6 @@ class Recorded:
     """As returned."""
     names: tuple[str, str]
     """Of the first argument, and of the one that tells the step."""
-    time: Any
-    """The latter."""
     copies: int = 1
     """Rows of the network for a state, as with guidance."""
     dim: int | None = None
@@ -441,7 +439,7 @@ class Session:
             given = states.clone()
             output = self._call(self.networks[name], bound)
             names = parameters[0], time_name
-            self.recorded.append(Recorded(name, given, rest, output, names, bound[time_name]))
+            self.recorded.append(Recorded(name, given, rest, output, names))
             self.called += 1
             return output
         if self.called >= len(self.recorded) or self.recorded[self.called].name != name:
@@ -489,7 +487,7 @@ class Session:
                 again = recorded.states.unflatten(0, (copies, self.images))[:, :1]
                 real, step = torch.cat([real, again], 1), torch.cat([step, step.new_zeros(1)])
             arguments[first] = real.flatten(0, 1)
-            arguments[time] = self._times(bound[time], step.repeat(copies))
+            arguments[time] = self._times(step.repeat(copies))
             evaluated = self._routed(recorded.name, arguments, step.repeat(copies))
         return self._with_witnesses(recorded, recorded.output, evaluated, (), looks)
 
@@ -738,7 +736,7 @@ class Session:
             return _select(value, place, len(recorded.states))
 
         arguments = {k: _mapped(partial(chosen, k), _copied(v)) for k, v in recorded.arguments.items()}
-        arguments[recorded.names[0]], arguments[recorded.names[1]] = x, self._times(recorded.time, step)
+        arguments[recorded.names[0]], arguments[recorded.names[1]] = x, self._times(step)
         output = self._routed(recorded.name, arguments, step)
         answers = [v for v in _leaves(output) if isinstance(v, Tensor) and v.ndim and len(v) == STATES]
         return torch.cat([_plain(v)[-1].flatten() for v in answers])
@@ -775,10 +773,10 @@ class Session:
                 f"the timestep {float(self.timestep):g}; {REMEDY}"
             )
 
-    def _times(self, received: Any, step: Tensor) -> Tensor:
+    def _times(self, step: Tensor) -> Tensor:
+        """Beside the states: a network moves one time for all of them there by itself, but not one for each."""
         assert self.told
-        device = received.device if isinstance(received, Tensor) else self.first.device
-        return self.told[0](self.timesteps.to(device)[step.to(device)])
+        return self.told[0](self.timesteps.to(self.first.device)[step.to(self.first.device)])
 
     # ------------------------------------------------------------ turn 0
 
