@@ -44,6 +44,12 @@ class Settled:
     std: Tensor
     """[R, W]"""
 
+    def cpu(self) -> Settled:
+        """The same, where it is judged faster."""
+        commit = fs.Commit(**{name: value.cpu() for name, value in vars(self.commit).items()})
+        rows, after = (rows.map(lambda value: value.cpu()) for rows in (self.rows, self.after))
+        return Settled(rows, after, commit, self.gap.cpu(), self.noise.cpu(), self.std.cpu())
+
     @property
     def accepted(self) -> Tensor:
         """[R]: drafts kept by rows under way."""

@@ -783,10 +783,10 @@ class Session:
     def _read(self, bound: dict[str, Any]) -> None:
         eta, clipped = bound.get("eta") or 0.0, bool(bound.get("use_clipped_model_output"))
         chain = scheduler_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.start)
+        # A loop may end early; and what was made of the patched timesteps must not go out to users as such.
         steps = self.turns_expected
-        if len(chain.std) > steps:  # a loop that ends early
-            cut: dict[str, Any] = {k: v[:steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
-            chain = replace(chain, **cut)
+        cut: dict[str, Any] = {k: _plain(v)[:steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
+        chain = replace(chain, **cut)
         self.chain = chain.to(self.first.device, torch.float32)
 
     def _locate(self, recorded: Recorded) -> None:

