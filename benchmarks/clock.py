@@ -19,7 +19,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -134,7 +134,7 @@ def latency(
             else:
                 engine = fs.Engine(ours, window=size, slots=1, graph=not eager, drafter=drafter)
                 # Classes in turn: a sample's number says which.
-                alone = [partial(_picture, engine, seed.view(1), i) for i, seed in enumerate(seeds)]
+                alone = [partial(engine.sample, seed.view(1), first=i) for i, seed in enumerate(seeds)]
                 seconds, calls = _each(alone)
             (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
             gain = base_ms / ms
@@ -150,14 +150,6 @@ def latency(
                 f"{drafts} drafts: round {share.round_us:.0f} us, network {share.network_us:.0f} us, {share.share:.3f}"
             )
             save(path, "latency", settings, rows=rows, rounds=rounds)
-
-
-def _picture(engine: fs.Engine, seed: Tensor, number: int) -> fs.Run:
-    """One sample, turned back if it is by frequencies."""
-    run = engine.sample(seed, first=number)
-    if isinstance(engine.target, fs.targets.FrequencyTarget):
-        run = replace(run, samples=engine.target.pictures(run.samples))
-    return run
 
 
 def _in_basis(target: ChainTarget, bands: bool) -> fs.Target:

@@ -17,12 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from time import sleep
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from foresample import kernels
@@ -161,51 +158,16 @@ class LooseSlots:
         return finished
 
 
-class _Told:
-    """What the host reads of the rows, in its own memory: the device writes it there as the last part of each round.
-
-    Where there are kernels, one writes and counts (`kernels.tell`), and that count is watched; else a copy is queued,
-    and the end of the stream is.
-    """
-
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        self.device, self.capacity = device, capacity
-        self._memory = torch.zeros(5 * capacity + 1, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._numbers = self._memory.numpy()  # the same
-        self._before = 0
-
-    def clear(self) -> None:
-        """Count rounds from here."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # a run may have been left before its end
-        self._before = int(self._numbers[-1])
-
-    def write(self, *values: Tensor) -> None:
-        """Five tensors, [capacity] each."""
-        if self.device.type == "cuda" and kernels.available():
-            from foresample.kernels.tell import tell
-
-            tell(values, self._memory)
-        else:
-            self._memory[:-1].copy_(torch.cat(values), non_blocking=True)
-
-    def read(self, rounds: int) -> NDArray[np.int64]:
-        """What was written after so many rounds, [5, capacity]; the one place that waits for the device."""
-        if self.device.type == "cuda":
-            stream = torch.cuda.current_stream(self.device)
-            while self._numbers[-1] < self._before + rounds and not stream.query():
-                sleep(0)  # other threads may go on
-        return self._numbers[:-1].reshape(5, self.capacity)
-
-
 class FixedSlots:
     """Rows stay in place, and rounds are queued without waiting; see the module."""
 
     def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
         self.runner, self.capacity, self.most = runner, capacity, runner.how.window + 1
         device = runner.target.std.device
-        self.told = _Told(capacity, device)
-        # For each slot, to begin: the sample, its seed, and whether to.
+        # For each slot: what is read of its row, where the device can write it; and, to begin, the sample, its seed,
+        # and whether to.
+        self.read = torch.zeros(5, capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.seen = self.read.numpy()  # the same numbers
         self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
         self.rows = runner.begin(self.incoming[0], self.incoming[1]).map(_own)
         window = runner.how.window
@@ -228,7 +190,6 @@ class FixedSlots:
         self.fresh = [False] * self.capacity  # rows that have just begun
         self.pace = float(self.most)  # transitions a row has come on in a round, of late
         self.rounds = 0
-        self.told.clear()
         self.rows.step.fill_(self.runner.steps)
 
     def __len__(self) -> int:
@@ -294,13 +255,15 @@ class FixedSlots:
         for mine, new in zip(self.rows.tensors(), after.tensors(), strict=True):
             if mine is not new:
                 mine.copy_(new)
-        rows = self.rows
-        self.told.write(rows.step, rows.fault, rows.sample, rows.round, rows.evaluations)
 
     def _look(self, rounds: int) -> Finished | None:
-        """What so many rounds have come to."""
-        steps, rows, told = self.runner.steps, self.rows, self.told.read(self.rounds)
-        step, fault = told[:2].tolist()
+        """What so many rounds have come to; the one place that waits for the device, once."""
+        steps, rows = self.runner.steps, self.rows
+        asked = rows.step, rows.fault, rows.sample, rows.round, rows.evaluations
+        self.read.copy_(torch.stack(asked), non_blocking=True)
+        if rows.x.is_cuda:
+            torch.cuda.current_stream(rows.x.device).synchronize()
+        step, fault = self.seen[:2].tolist()
         busy = [slot for slot, left in enumerate(self.left) if left]
         broken = [slot for slot in busy if fault[slot] != NO_FAULT]
         for slot in broken:
@@ -313,7 +276,7 @@ class FixedSlots:
         gone = [slot for slot in busy if not self.left[slot]]
         if not gone:
             return None
-        _, faults, samples, calls, evaluations = map(torch.from_numpy, told[:, gone])
+        _, faults, samples, calls, evaluations = map(torch.from_numpy, self.seen[:, gone])
         x = rows.x.clone() if len(gone) == self.capacity else rows.x[gone]
         return Finished(samples, x, calls, evaluations, faults)
 

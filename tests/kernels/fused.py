@@ -75,20 +75,6 @@ def assert_pictures_are_turned(device: torch.device) -> None:
     assert not basis.serves(x.new_empty(1, 192, 64))
 
 
-def assert_the_host_is_told(device: torch.device) -> None:
-    """Twice, of numbers of slots that are no power of 2 or the only one."""
-    from foresample.kernels.tell import tell
-
-    for slots in (1, 7):
-        values = torch.arange(5 * slots, device=device).view(5, slots)
-        told = torch.full((5 * slots + 1,), -1, pin_memory=device.type == "cuda")
-        for times in range(2):
-            tell((values + times).unbind(), told)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            assert told.tolist() == [*range(times, 5 * slots + times), times]
-
-
 def assert_agree_along(
     target: ChainTarget,
     drafter: fs.Replay,
