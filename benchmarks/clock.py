@@ -19,7 +19,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -134,7 +134,7 @@ def latency(
             else:
                 engine = fs.Engine(ours, window=size, slots=1, graph=not eager, drafter=drafter)
                 # Classes in turn: a sample's number says which.
-                alone = [partial(engine.sample, seed.view(1), first=i) for i, seed in enumerate(seeds)]
+                alone = [partial(_picture, engine, seed.view(1), i) for i, seed in enumerate(seeds)]
                 seconds, calls = _each(alone)
             (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
             gain = base_ms / ms
@@ -150,6 +150,14 @@ def latency(
                 f"{drafts} drafts: round {share.round_us:.0f} us, network {share.network_us:.0f} us, {share.share:.3f}"
             )
             save(path, "latency", settings, rows=rows, rounds=rounds)
+
+
+def _picture(engine: fs.Engine, seed: Tensor, number: int) -> fs.Run:
+    """One sample, turned back if it is by frequencies."""
+    run = engine.sample(seed, first=number)
+    if isinstance(engine.target, fs.targets.FrequencyTarget):
+        run = replace(run, samples=engine.target.pictures(run.samples))
+    return run
 
 
 def _in_basis(target: ChainTarget, bands: bool) -> fs.Target:
@@ -463,18 +471,32 @@ def gpu_tests(out: Out = RESULTS) -> None:
 
     class Log:
         def __init__(self) -> None:
+            self.found: list[str] = []
             self.passed: list[str] = []
             self.failed: list[str] = []
+            self.skipped: list[str] = []
 
-        def pytest_runtest_logreport(self, report: Any) -> None:
+        def pytest_collection_finish(self, session: pytest.Session) -> None:
+            self.found += [item.nodeid for item in session.items]
+
+        @pytest.hookimpl(optionalhook=True)
+        def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+            self.found = ids  # each worker finds all of them
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.failed:
                 self.failed.append(report.nodeid)
-            elif report.passed and report.when == "call":
+            elif report.skipped:
+                self.skipped.append(report.nodeid)
+            elif report.when == "call":
                 self.passed.append(report.nodeid)
 
     log = Log()
     pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"], plugins=[log])
-    save(out / "gpu-tests.json", "gpu-tests", {}, passed=log.passed, failed=log.failed)
+    ended = {*log.passed, *log.failed, *log.skipped}
+    unfinished = [name for name in log.found if name not in ended]
+    ends = {"passed": log.passed, "failed": log.failed, "skipped": log.skipped, "unfinished": unfinished}
+    save(out / "gpu-tests.json", "gpu-tests", {}, **ends)
 
 
 @app.command()

@@ -375,6 +375,9 @@ class GpuTests(Result):
 
     passed: list[str]
     failed: list[str]
+    skipped: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    """Begun or not: the run was stopped before."""
 
 
 # ------------------------------------------------------------------ quality

@@ -17,8 +17,9 @@ import pytest
 import foresample as fs
 from benchmarks import report
 from benchmarks.report import evidence, recording
+from benchmarks.report.exactness import _gpu_tests
 from benchmarks.report.headlines import headlines
-from benchmarks.results import KINDS, LABELS, RESULTS, read
+from benchmarks.results import KINDS, LABELS, RESULTS, GpuTests, read
 from foresample.results import ResultError, Results, parse_result
 from tests import reference
 from tests.browser import Browser, data_of, in_a_browser, plots_of, values
@@ -110,6 +111,14 @@ def test_methods_that_are_not_exact_are_drawn_so(page: Path) -> None:
 def test_the_tests_on_a_gpu_are_told(page: Path) -> None:
     gpu = saved("gpu-tests")
     assert f"{len(gpu['passed'])} tests passed, {len(gpu['failed'])} failed" in page.read_text()
+
+
+def test_a_run_of_tests_that_was_stopped_is_not_taken_for_whole() -> None:
+    whole = replace(read().of(GpuTests)[0], failed=[], unfinished=[])
+    stopped = replace(whole, unfinished=["tests/gpu/test_kernels.py::test_the_law"])
+    assert "not finished" not in _gpu_tests(whole)
+    assert "1 were not finished" in _gpu_tests(stopped)
+    assert "test_the_law" in _gpu_tests(stopped)
 
 
 def test_every_source_stands_with_command_commit_versions_and_machine(page: Path) -> None:

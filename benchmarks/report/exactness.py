@@ -65,11 +65,16 @@ def _policy(result: Policy) -> str:
 
 def _gpu_tests(result: GpuTests) -> str:
     """What passed and failed on a GPU."""
-    failed = result.failed
-    count = f"{len(result.passed)} tests passed, {len(failed)} failed{machine_of(result)}."
-    names = "".join(f"<li><code>{escape(name)}</code></li>" for name in failed)
-    listed = f"<details><summary>The failed tests</summary><ul>{names}</ul></details>" if failed else ""
+    wrong = {"failed": result.failed, "unfinished": result.unfinished}
+    told = f"{len(result.passed)} tests passed, {len(result.failed)} failed"
+    if result.unfinished:
+        told += f", {len(result.unfinished)} were not finished"
+    listed = ""
+    for how, names in wrong.items():
+        if names:
+            items = "".join(f"<li><code>{escape(name)}</code></li>" for name in names)
+            listed += f"<details><summary>The {how} tests</summary><ul>{items}</ul></details>"
     return (
-        f'<div class="note{" bad" if failed else ""}"><h3>The fused rounds on a GPU</h3>'
-        f"{paragraph(count)}{listed}</div>"
+        f'<div class="note{" bad" if listed else ""}"><h3>The fused rounds on a GPU</h3>'
+        f"{paragraph(told + machine_of(result) + '.')}{listed}</div>"
     )

@@ -132,9 +132,12 @@ def test_graphs_slots_and_order_change_nothing(drafter: fs.Drafter | None) -> No
 
 
 def test_an_engine_serves_again() -> None:
-    target = wide(GPU, torch.float64)
+    """Also after a run that was left before its end."""
+    target, seeds = wide(GPU, torch.float64), streams.seeds_of(5, 9)
     work = fs.Engine(target, window=6, slots=4, graph=True)
-    first, again = work.sample(streams.seeds_of(5, 9)), work.sample(streams.seeds_of(5, 9))
+    first = work.sample(seeds)
+    next(iter(work.finished(streams.seeds_of(6, 9))))
+    again = work.sample(seeds)
     assert torch.equal(first.samples, again.samples)
     assert first.report.rounds == again.report.rounds
 
