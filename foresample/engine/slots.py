@@ -166,8 +166,7 @@ class FixedSlots:
         device = runner.target.std.device
         # For each slot: what is read of its row, where the device can write it; and, to begin, the sample, its seed,
         # and whether to.
-        self.read = torch.zeros(5, capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.seen = self.read.numpy()  # the same numbers
+        self.told = torch.zeros(5, capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
         self.rows = runner.begin(self.incoming[0], self.incoming[1]).map(_own)
         window = runner.how.window
@@ -255,15 +254,25 @@ class FixedSlots:
         for mine, new in zip(self.rows.tensors(), after.tensors(), strict=True):
             if mine is not new:
                 mine.copy_(new)
+        self._tell()
+
+    def _tell(self) -> None:
+        """What `_look` reads, as the last part of a round."""
+        rows = self.rows
+        values = rows.step, rows.fault, rows.sample, rows.round, rows.evaluations
+        if rows.x.is_cuda and kernels.available():
+            from foresample.kernels.tell import tell
+
+            tell(values, self.told)
+        else:
+            self.told.copy_(torch.stack(values), non_blocking=True)
 
     def _look(self, rounds: int) -> Finished | None:
         """What so many rounds have come to; the one place that waits for the device, once."""
-        steps, rows = self.runner.steps, self.rows
-        asked = rows.step, rows.fault, rows.sample, rows.round, rows.evaluations
-        self.read.copy_(torch.stack(asked), non_blocking=True)
+        steps, rows, told = self.runner.steps, self.rows, self.told.numpy()
         if rows.x.is_cuda:
             torch.cuda.current_stream(rows.x.device).synchronize()
-        step, fault = self.seen[:2].tolist()
+        step, fault = told[:2].tolist()
         busy = [slot for slot, left in enumerate(self.left) if left]
         broken = [slot for slot in busy if fault[slot] != NO_FAULT]
         for slot in broken:
@@ -276,7 +285,7 @@ class FixedSlots:
         gone = [slot for slot in busy if not self.left[slot]]
         if not gone:
             return None
-        _, faults, samples, calls, evaluations = map(torch.from_numpy, self.seen[:, gone])
+        _, faults, samples, calls, evaluations = map(torch.from_numpy, told[:, gone])
         x = rows.x.clone() if len(gone) == self.capacity else rows.x[gone]
         return Finished(samples, x, calls, evaluations, faults)
 

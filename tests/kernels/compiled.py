@@ -19,7 +19,7 @@ from foresample.contracts import affine_chain
 from foresample.core import noise as streams
 from foresample.core.report import Tally
 from foresample.core.round import Padded, Speculation, begin, last_draftable
-from foresample.kernels import basis, noise, round, tally, transition
+from foresample.kernels import basis, noise, round, tally, tell, transition
 from tests.kernels.fused import CPU, small, warm, wide
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -84,6 +84,11 @@ def test_transitions_and_noise_compile(dtype: torch.dtype, compiled: list[str]) 
 def test_turning_compiles(compiled: list[str]) -> None:
     basis.turn(torch.eye(96), torch.zeros(2, 96, 32), torch.eye(32))
     assert compiled == ["_turn"]
+
+
+def test_telling_compiles(compiled: list[str]) -> None:
+    tell.tell(torch.zeros(5, 3, dtype=torch.int64).unbind(), torch.zeros(5, 3, dtype=torch.int64))
+    assert compiled == ["_tell"]
 
 
 @triton.jit

@@ -75,6 +75,19 @@ def assert_pictures_are_turned(device: torch.device) -> None:
     assert not basis.serves(x.new_empty(1, 192, 64))
 
 
+def assert_the_host_is_told(device: torch.device) -> None:
+    """Of one slot, of a few, and of more than a program takes."""
+    from foresample.kernels.tell import tell
+
+    for slots in (1, 7, 3000):
+        values = torch.arange(5 * slots, device=device).view(5, slots)
+        told = torch.full((5, slots), -1, pin_memory=device.type == "cuda")
+        tell(values.unbind(), told)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        assert torch.equal(told, values.cpu())
+
+
 def assert_agree_along(
     target: ChainTarget,
     drafter: fs.Replay,

@@ -43,7 +43,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, i
 interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
 interpreter._patch_lang = lambda fn: SimpleNamespace(restore=lambda: None)
 
-ROOM = [f"foresample.kernels.{name}" for name in ("basis", "noise", "transition", "coupling", "round", "tally")]
+ROOM = [
+    f"foresample.kernels.{name}"
+    for name in ("basis", "noise", "transition", "coupling", "round", "tally", "tell")
+]
 
 
 def _lifted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -156,6 +159,10 @@ def test_sequential_transitions_agree(chain: str) -> None:
 
 def test_pictures_are_turned() -> None:
     fused.assert_pictures_are_turned(CPU)
+
+
+def test_the_host_is_told() -> None:
+    fused.assert_the_host_is_told(CPU)
 
 
 def broken(where: str) -> tuple[ChainTarget, int]:
@@ -292,6 +299,10 @@ TWINS = {
     ),
     "tally: mismatches of the step after": Twin(
         "tally", "row * stride) + i", "row * stride) + i + 1", lambda: test_rounds_agree("wide")
+    ),
+    "tell: only the first slots": Twin("tell", "i < count", "i < count - 1", lambda: test_the_host_is_told()),
+    "tell: only one program's slots": Twin(
+        "tell", "tl.program_id(0) * BLOCK +", "0 * tl.program_id(0) +", lambda: test_the_host_is_told()
     ),
 }
 
