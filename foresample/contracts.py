@@ -6,10 +6,11 @@ Shapes: R rows (samples under way), B states of one call, N steps, L the window,
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -59,6 +60,29 @@ class Target(Protocol):
         then. One in whose basis the prediction's average Jacobian is a diagonal may say which elements are alike, as
         `bands`: a number for each, [elements of a state], on the CPU; priors hold that diagonal then.
         """
+
+
+class Wrapper:
+    """A target that is another one to all who ask, whatever that has of the contract; a subclass says what it does
+    otherwise."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.shape, self.std = target, target.shape, target.std
+        self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
+        self.calls_per_step, self.bands, self.chain = (
+            calls_per_step(target),
+            bands(target),
+            offered_chain(target),
+        )
+
+    def start(self, noise: Tensor) -> Tensor:
+        return self.target.start(noise)
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        return self.target.predict(x, step, row, **extra)
+
+    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, *previous: Tensor, **extra: Tensor) -> Tensor:
+        return self.target.mean(x, prediction, step, *previous, **extra)
 
 
 DrafterMemory = dict[str, Tensor]
@@ -161,6 +185,36 @@ def require_target(target: object) -> None:
         raise ValueError(
             f"target.extra must be a torch.Size, the shape of one step's extra noise, not {extra!r}; a single number "
             "has shape torch.Size([1])"
+        )
+    _require_chain_of_its_own(target)
+
+
+def _require_chain_of_its_own(target: Target) -> None:
+    """Refuse a target that is not what the chain says that it offers: kernels look at that alone.
+
+    Its std must be the chain's, and its mean is tried at a few steps, with numbers up to a few hundred.
+    """
+    chain = affine_chain(target)
+    if chain is None:
+        return
+    std, shape = target.std, target.shape
+    few = max(2, min(8, 2**20 // shape.numel()))
+    step = torch.linspace(0, len(std) - 1, min(few, len(std)), device=std.device).long()
+    generator = torch.Generator().manual_seed(0)
+    draws = (torch.randn((len(step), *shape), generator=generator) for _ in range(3))
+    x, prediction, previous = ((expand(10.0 ** (torch.arange(len(z)) % 3), z) * z).to(std) for z in draws)
+    weighed = [
+        (chain.state_weight, x),
+        (chain.prediction_weight, prediction),
+        (chain.previous_weight, previous),
+    ]
+    parts = torch.stack([expand(weight[step], x) * value for weight, value in weighed if weight is not None])
+    apart = (transition_mean(target, x, prediction, step, previous) - parts.sum(0)).abs()
+    wrong = (apart > math.sqrt(torch.finfo(std.dtype).eps) * parts.abs().sum(0)).flatten(1).any(1)
+    if wrong.any() or not torch.equal(chain.std, std):
+        raise ValueError(
+            f"{type(target).__name__} offers a chain that is not its own, for its mean or its std is another: give it "
+            "one that agrees, or none (chain = None)"
         )
 
 
@@ -266,22 +320,32 @@ def _extra(target: Target, extra: Tensor | None) -> dict[str, Tensor]:
 def affine_chain(target: Target) -> AffineChain | None:
     """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`.
 
-    A subclass with a mean of its own no longer offers the chain it inherits. Kernels know nothing of extra noise, nor
-    of more than one earlier prediction.
+    Kernels know nothing of extra noise, nor of more than one earlier prediction.
     """
-    chain = getattr(target, "chain", None)
+    chain = offered_chain(target)
     served = extra_shape(target) is None and earlier_predictions(target) < 2
-    return (
-        chain if served and getattr(chain, "affine", False) and not _has_left_its_chain(type(target)) else None
-    )
+    return chain if served and getattr(chain, "affine", False) else None
+
+
+def offered_chain(target: Target) -> Any:
+    """The chain a target offers, None if it offers none.
+
+    A subclass with a mean of its own no longer offers the chain it inherits, nor does a class with a mean of its own
+    one that it has from another target by way of `__getattr__`.
+    """
+    declared = _is_declared_with_mean(type(target))
+    own = "chain" in getattr(target, "__dict__", {}) if declared is None else declared
+    return getattr(target, "chain", None) if own else None
 
 
 @cache
-def _has_left_its_chain(kind: type) -> bool:
-    """Whether `mean` is defined in a nearer class than `chain`."""
+def _is_declared_with_mean(kind: type) -> bool | None:
+    """Whether `chain` is declared in as near a class as `mean` is defined in; None if in no class."""
     declares = ["chain" in vars(base) or "chain" in inspect.get_annotations(base) for base in kind.__mro__]
     defines = ["mean" in vars(base) for base in kind.__mro__]
-    return any(declares) and defines.index(True) < declares.index(True)
+    if not any(declares):
+        return None
+    return not any(defines) or declares.index(True) <= defines.index(True)
 
 
 class AffineChain(Protocol):

@@ -3,11 +3,14 @@
 import math
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import foresample as fs
+from foresample.contracts import affine_chain
+from foresample.targets import replicated
 
 
 class Walk:
@@ -140,6 +143,56 @@ def test_a_std_that_is_no_scale_is_refused_at_its_step(sampler, value):
 def test_a_std_that_is_not_one_float_per_transition_is_refused(sampler, std):
     remedy = r"target\.std must be a floating-point tensor of shape \[N\], one scale per transition"
     refuses(lambda target: sampler(target, 2), Walk(std=std), ValueError, remedy)
+
+
+class Offering(Walk):
+    """A walk that offers its chain, to the kernels."""
+
+    def __init__(self, **broken):
+        weight, half = torch.zeros(6), torch.full((6,), 0.5)
+        self.chain = SimpleNamespace(
+            affine=True, std=half, state_weight=weight, prediction_weight=weight + 1, previous_weight=None
+        )
+        super().__init__(**broken)
+
+
+@both
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"mean": lambda x, prediction, step: prediction + 1e-3 * x},
+        {"mean": lambda x, prediction, step: torch.where((step == 5).unsqueeze(1), x, prediction)},
+        {"mean": lambda x, prediction, step: prediction.clamp(-30, 30)},
+        {"std": torch.tensor([0.5, 0.5, 0.5, 0.5, 0.5, 0.4])},
+    ],
+    ids=["mean", "last mean", "clipped mean", "last std"],
+)
+def test_a_chain_that_is_not_the_target_s_own_is_refused(sampler, broken):
+    sampler(Offering(), 2)
+    assert affine_chain(Offering()) is not None
+    remedy = r"Offering offers a chain that is not its own.*one that agrees, or none"
+    refuses(lambda target: sampler(target, 2), Offering(**broken), ValueError, remedy)
+
+
+class Lent:
+    """All of another target, but a mean of its own."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __getattr__(self, name):
+        return getattr(self.target, name)
+
+    def mean(self, x, prediction, step):
+        return self.target.mean(x, prediction, step) + 1
+
+
+@pytest.mark.parametrize("wrapped", [lambda t: t, lambda t: replicated([t])], ids=["as it is", "replicated"])
+def test_a_mean_of_one_s_own_is_not_forgotten_for_a_chain_that_is_lent(wrapped):
+    target = wrapped(Lent(Offering()))
+    assert affine_chain(target) is None
+    for sampler in (speculative, fs.sequential):
+        assert sampler(target, 200).samples.mean() > 3  # Σ 0.9ᵏ; 0 without
 
 
 # --- what the target returns ---

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foresample import kernels
-from foresample.contracts import Target, earlier_predictions, extra_shape
+from foresample.contracts import Wrapper
 
 
 @dataclass(frozen=True)
@@ -198,18 +198,14 @@ def _counters(counters: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     return whole[0], whole[1:], sums.view(torch.float64).view(2, steps)
 
 
-class TimedTarget:
+class TimedTarget(Wrapper):
     """A target that clocks its own predictions."""
 
-    def __init__(self, target: Target) -> None:
-        self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
-        self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
-        self._predict = target.predict
-        self.seconds = 0.0
+    seconds = 0.0
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
         started = perf_counter()
-        prediction = self._predict(x, step, row, **extra)
+        prediction = super().predict(x, step, row, **extra)
         self.seconds += perf_counter() - started
         return prediction
 

@@ -17,11 +17,9 @@ from torch import Tensor
 
 from foresample.contracts import (
     Target,
+    Wrapper,
     at_least_one,
     bands,
-    calls_per_step,
-    earlier_predictions,
-    extra_shape,
     no_history,
     remember,
     require_target,
@@ -37,24 +35,22 @@ _SEED = 2**61  # of the pilots, away from those a user draws
 _RIDGE = 0.1  # of the mean eigenvalue
 
 
-class RecordingTarget:
+class RecordingTarget(Wrapper):
     """A target that remembers, for each sample and step, the last state it was evaluated at and what it said.
 
     The last is the one that was committed. Nothing is read back from the device.
     """
 
     def __init__(self, target: Target, samples: int, steps: int) -> None:
-        self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
-        self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
-        self.chain, self.calls_per_step = getattr(target, "chain", None), calls_per_step(target)
-        self.steps, self.unrecorded, self._predict = steps, target, target.predict
+        super().__init__(target)
+        self.steps, self.unrecorded = steps, target
         self.states = target.std.new_zeros(
             (samples, steps + 1, *target.shape)
         )  # the last place is for all others
         self.predictions = torch.zeros_like(self.states)
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
-        prediction = self._predict(x, step, row, **extra)
+        prediction = super().predict(x, step, row, **extra)
         place = step.clamp(max=self.steps)
         self.states[row, place] = x
         self.predictions[row, place] = prediction

@@ -12,20 +12,12 @@ wherever it falls, so on average its Jacobian only tells frequencies apart: `ban
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from foresample import kernels
-from foresample.contracts import (
-    AffineChain,
-    Target,
-    affine_chain,
-    calls_per_step,
-    earlier_predictions,
-    require_target,
-)
+from foresample.contracts import Target, Wrapper, affine_chain, require_target
 
 _RINGS = 4
 """Bands an octave of frequency has, in each mixture of the channels."""
@@ -51,26 +43,23 @@ def in_frequencies(target: Target) -> FrequencyTarget:
     return FrequencyTarget(target)
 
 
-class FrequencyTarget:
+class FrequencyTarget(Wrapper):
     """A chain of pictures in the basis of `in_frequencies`; states have the pictures' shape."""
 
     def __init__(self, target: Target) -> None:
+        super().__init__(target)
         channels, height, width = target.shape
-        self.shape, self.std, self.mean = target.shape, target.std, target.mean
-        self.multistep, self.calls_per_step = earlier_predictions(target), calls_per_step(target)
-        self.chain = cast(AffineChain, affine_chain(target))  # kernels serve it as they serve the other
         self.bands = bands(target.shape)
         """[elements of a state]: the number of the band each is in."""
-        self._target = target
         left, right = torch.kron(cosines(channels), cosines(height)), cosines(width)
         there, back = (left, right.T), (left.T, right)
         self._there, self._back = ([m.contiguous().to(target.std) for m in way] for way in (there, back))
 
     def start(self, noise: Tensor) -> Tensor:
-        return self._turned(self._target.start(self._turned_back(noise)))
+        return self._turned(super().start(self._turned_back(noise)))
 
-    def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-        return self._turned(self._target.predict(self._turned_back(x), step, row))
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        return self._turned(super().predict(self._turned_back(x), step, row, **extra))
 
     def pictures(self, samples: Tensor) -> Tensor:
         """Samples of this target as the other's, [n, *shape]."""

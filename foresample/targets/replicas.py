@@ -9,21 +9,13 @@ Launches of several devices cannot be captured in one CUDA graph: leave `graph` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-from foresample.contracts import (
-    Target,
-    bands,
-    calls_per_step,
-    earlier_predictions,
-    extra_shape,
-    predict,
-    require_target,
-)
+from foresample.contracts import Target, Wrapper, predict, require_target
 
 
 def replicated(replicas: Sequence[Target]) -> Target:
@@ -42,15 +34,15 @@ def replicated(replicas: Sequence[Target]) -> Target:
     return _Replicated(first, _Split(replicas))
 
 
-class _Replicated:
+class _Replicated(Wrapper):
     """A target with another's predictions."""
 
-    def __init__(self, target: Target, predict: Callable[..., Tensor]) -> None:
-        self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
-        self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
-        self.calls_per_step, self.predict = calls_per_step(target), predict
-        self.chain = getattr(target, "chain", None)  # kernels serve it as they serve the other
-        self.bands = bands(target)
+    def __init__(self, target: Target, split: _Split) -> None:
+        super().__init__(target)
+        self._split = split
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        return self._split(x, step, row, **extra)
 
 
 class _Split:

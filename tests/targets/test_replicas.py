@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -25,6 +27,28 @@ def test_replicas_change_nothing(chain: str, replicas: int) -> None:
     assert torch.equal(run.samples, plain.samples)
     assert torch.equal(run.calls, plain.calls)
     assert torch.equal(fs.sequential(target, 2).samples, fs.sequential(CHAINS[chain](), 2).samples)
+
+
+class Shifted(ChainTarget):
+    """A chain's target with a mean of its own."""
+
+    def mean(
+        self,
+        x: Tensor,
+        prediction: Tensor,
+        step: Tensor,
+        previous: Tensor | None = None,
+        extra: Tensor | None = None,
+    ) -> Tensor:
+        return super().mean(x, prediction, step, previous, extra) + 1
+
+
+@pytest.mark.parametrize("sampler", [partial(fs.sample, window=5), fs.sequential], ids=["sample", "sequential"])
+def test_replicas_keep_a_mean_that_is_not_the_chain_s(sampler: Callable[..., fs.Run]) -> None:
+    base = flow()
+    target = Shifted(base.chain, base.shape, base.network)
+    assert torch.equal(sampler(replicated([target] * 2), 5).samples, sampler(target, 5).samples)
+    assert not torch.equal(sampler(base, 5).samples, sampler(target, 5).samples)
 
 
 class Own:
