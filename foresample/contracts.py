@@ -186,10 +186,9 @@ def require_target(target: object) -> None:
             f"target.extra must be a torch.Size, the shape of one step's extra noise, not {extra!r}; a single number "
             "has shape torch.Size([1])"
         )
-    _require_chain_of_its_own(target)
 
 
-def _require_chain_of_its_own(target: Target) -> None:
+def require_own_chain(target: Target) -> None:
     """Refuse a target that is not what the chain says that it offers: kernels look at that alone.
 
     Its std must be the chain's, and its mean is tried at a few steps, with numbers up to a few hundred.

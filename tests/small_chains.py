@@ -13,6 +13,20 @@ import foresample as fs
 from foresample.targets import Chain, ChainTarget, Kind
 
 
+class HalfMean(ChainTarget):
+    """A chain's target with a mean of its own."""
+
+    def mean(
+        self,
+        x: Tensor,
+        prediction: Tensor,
+        step: Tensor,
+        previous: Tensor | None = None,
+        extra: Tensor | None = None,
+    ) -> Tensor:
+        return 0.5 * super().mean(x, prediction, step, previous, extra)
+
+
 def mixture(dim: int = 2) -> fs.GaussianMixture:
     """Wide components, so that predictions bend."""
     generator = torch.Generator().manual_seed(5)

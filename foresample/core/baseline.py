@@ -20,6 +20,7 @@ from foresample.contracts import (
     no_history,
     predict,
     remember,
+    require_own_chain,
     require_target,
     resolve_slots,
     start_states,
@@ -38,6 +39,7 @@ class Sequential:
 
     def __init__(self, target: Target, slots: int, *, graph: bool = False) -> None:
         require_target(target)
+        require_own_chain(target)
         device = target.std.device
         if graph:
             require_cuda(target)

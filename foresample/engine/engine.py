@@ -20,6 +20,7 @@ from foresample.contracts import (
     at_least_one,
     calls_per_step,
     require_drafter,
+    require_own_chain,
     require_target,
 )
 from foresample.core.look import FreeLook
@@ -74,6 +75,7 @@ class Engine:
         look: bool = True,
     ) -> None:
         require_target(target)
+        require_own_chain(target)
         self.slots = at_least_one("slots", slots)
         window = min(at_least_one("window", window), max(1, len(target.std) - 1))  # a longer one drafts no more
         block = None if block is None else at_least_one("block", block)

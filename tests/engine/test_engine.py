@@ -355,6 +355,19 @@ def test_sequential_samples_do_not_depend_on_slots_either() -> None:
     assert torch.equal(Sequential(flow(), 4).sample(seeds_of(2, 7)).samples, reference.samples)
 
 
+@pytest.mark.parametrize("wrong", [4, 5])
+def test_the_sequential_sampler_stops_where_its_network_breaks(wrong: int) -> None:
+    base, steps = flow(), list[int]()
+
+    def network(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        steps.append(int(step[0]))
+        return base.network(x, step, row) + (torch.nan if steps[-1] == wrong else 0.0)
+
+    with pytest.raises(FloatingPointError, match=f"step {wrong} of sample 0"):
+        fs.sequential(replace(base, chain=replace(base.chain, time=None), network=network), 3)
+    assert steps == list(range(wrong + 1))
+
+
 @pytest.mark.parametrize("slots", [0, -1, 2.5, True])
 def test_slots_must_be_a_number_of_slots(slots: Any) -> None:
     draws: tuple[Callable[..., Any], ...] = fs.sample, fs.stream

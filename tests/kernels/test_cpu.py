@@ -42,7 +42,7 @@ from tests.core.test_coupling import (
     reachable,
 )
 from tests.core.test_coupling import tilted_cdf as exact_tilted_cdf
-from tests.small_chains import CHAINS, strays
+from tests.small_chains import CHAINS, HalfMean, strays
 
 
 def wide(dtype: torch.dtype, steps: int = 40, shape: tuple[int, ...] = (2, 20)) -> ChainTarget:
@@ -163,18 +163,6 @@ def test_a_network_that_writes_to_its_input_does_no_harm() -> None:
 
     run = fs.sample(replace(base, network=network), 5, window=6)
     assert torch.equal(run.samples, fs.sample(base, 5, window=6).samples)
-
-
-class HalfMean(ChainTarget):
-    def mean(
-        self,
-        x: Tensor,
-        prediction: Tensor,
-        step: Tensor,
-        previous: Tensor | None = None,
-        extra: Tensor | None = None,
-    ) -> Tensor:
-        return 0.5 * super().mean(x, prediction, step, previous, extra)
 
 
 class Bold(fs.Replay):

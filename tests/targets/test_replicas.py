@@ -14,7 +14,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.contracts import affine_chain
 from foresample.targets import ChainTarget, replicated
-from tests.small_chains import CHAINS, flow, mixture
+from tests.small_chains import CHAINS, HalfMean, flow, mixture
 from tests.waiting import GUARD
 
 
@@ -29,24 +29,10 @@ def test_replicas_change_nothing(chain: str, replicas: int) -> None:
     assert torch.equal(fs.sequential(target, 2).samples, fs.sequential(CHAINS[chain](), 2).samples)
 
 
-class Shifted(ChainTarget):
-    """A chain's target with a mean of its own."""
-
-    def mean(
-        self,
-        x: Tensor,
-        prediction: Tensor,
-        step: Tensor,
-        previous: Tensor | None = None,
-        extra: Tensor | None = None,
-    ) -> Tensor:
-        return super().mean(x, prediction, step, previous, extra) + 1
-
-
 @pytest.mark.parametrize("sampler", [partial(fs.sample, window=5), fs.sequential], ids=["sample", "sequential"])
 def test_replicas_keep_a_mean_that_is_not_the_chain_s(sampler: Callable[..., fs.Run]) -> None:
     base = flow()
-    target = Shifted(base.chain, base.shape, base.network)
+    target = HalfMean(base.chain, base.shape, base.network)
     assert torch.equal(sampler(replicated([target] * 2), 5).samples, sampler(target, 5).samples)
     assert not torch.equal(sampler(base, 5).samples, sampler(target, 5).samples)
 
