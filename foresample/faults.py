@@ -4,7 +4,7 @@ Raising inside a round would mean waiting for the device, so a row carries a cod
 
     NO_FAULT             every value used so far was finite
     k ≥ 0                the network returned NaN or infinity at step k
-    BROKEN_STATE − k     the state at step k was NaN or infinite already
+    BROKEN_STATE − k     the state at step k was NaN or infinite already; k = N: the sample is
 
 Only this file and the kernels (which import the two constants) know the encoding.
 
@@ -12,8 +12,6 @@ Somebody else's exception is told by its `first_line`.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -39,6 +37,12 @@ def note_fault(fault: Tensor, network: Tensor, state: Tensor, step: Tensor, used
     return torch.where((fault == NO_FAULT) & wrong.any(1), code, fault)
 
 
+def note_state(fault: Tensor, x: Tensor, step: Tensor | int) -> Tensor:
+    """The codes of rows at states x, [R, *shape]; also where such a state is broken and no transition has used it."""
+    wrong = broken(x.unsqueeze(1)).squeeze(1)
+    return torch.where((fault == NO_FAULT) & wrong, BROKEN_STATE - step, fault)
+
+
 def fault_step(fault: int) -> int:
     """The step a code speaks of."""
     return fault if fault > NO_FAULT else BROKEN_STATE - fault
@@ -59,21 +63,6 @@ def raise_faults(fault: Tensor, sample: Tensor, target: object = None) -> None:
     for index, code in enumerate(fault.tolist()):
         if code != NO_FAULT:
             raise fault_error(code, int(sample[index]), getattr(target, "fault_hint", ""))
-
-
-def end_error(sample: int) -> FloatingPointError:
-    """What to say of a sample whose every step was sound, and which is NaN or infinite all the same."""
-    return FloatingPointError(
-        f"sample {sample} ended as NaN or infinity: look at target.mean at the last steps"
-    )
-
-
-def require_finite(samples: Tensor, index: Tensor) -> None:
-    """The last word: no NaN or infinity leaves a run."""
-    if math.isfinite(torch.linalg.vector_norm(samples, math.inf).item()):
-        return
-    wrong = broken(samples.unsqueeze(1)).squeeze(1).nonzero().flatten().tolist()
-    raise end_error(int(index[wrong[0]]))
 
 
 def first_line(error: Exception) -> str:

@@ -401,12 +401,6 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "both have two",
     ),
     (
-        "engine/engine.py",
-        "if waiting is None or not len(waiting[0]):",
-        "'0' → '1'",
-        "as many seeds as indices",
-    ),
-    (
         "engine/slots.py",
         "STATES = (2, 4, 6, 8, 12, 16, 20, 26, 32, 40, 50, 64, 80, 104, 128)",
         ANY,
@@ -414,13 +408,13 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "engine/slots.py",
-        "self.rows = runner.begin(self.incoming[0], self.incoming[1]).map(_own)",
+        "self.rows = runner.begin(*self.asked[:2].to(device)).map(_own)",
         ANY,
         "rows that nobody draws",
     ),
     (
         "engine/slots.py",
-        "for values, value in zip(incoming, (*begun, 1), strict=True):",
+        "asked[:, slot] = *begun, 1",
         "'1' → '2'",
         "as true",
     ),

@@ -308,7 +308,7 @@ def test_no_sample_that_is_nan_is_returned(sampler):
     def mean(x, prediction, step):
         return torch.where((step == 5).unsqueeze(1), torch.nan, prediction)
 
-    with pytest.raises(FloatingPointError, match="sample 0 ended as NaN"):
+    with pytest.raises(FloatingPointError, match="the state at step 6 of sample 0 is NaN or infinite"):
         sampler(Walk(mean=mean), 2)
 
 

@@ -11,13 +11,12 @@ from torch import Tensor
 from foresample.faults import (
     NO_FAULT,
     broken,
-    end_error,
     fault_error,
     fault_step,
     first_line,
     note_fault,
+    note_state,
     raise_faults,
-    require_finite,
 )
 
 WIDTH = 5
@@ -78,10 +77,11 @@ def test_one_value_is_enough(value: float) -> None:
     states = torch.zeros(2, 3, 2, 2)
     states[1, 2, 0, 1] = value
     assert broken(states).nonzero().tolist() == [[1, 2]]
-    require_finite(states[0], torch.arange(3))
-    with pytest.raises(FloatingPointError) as error:
-        require_finite(states[1], torch.tensor([3, 8, 9]))
-    assert str(error.value) == str(end_error(9))
+    fault, step = torch.tensor([NO_FAULT, 7, NO_FAULT]), torch.tensor([3, 8, 9])
+    assert torch.equal(note_state(fault, states[0], step), fault)
+    after = note_state(fault, states[1], step)
+    assert after[:2].equal(fault[:2])
+    assert str(fault_error(int(after[2]), 5)).startswith("the state at step 9 of sample 5 is NaN or infinite")
 
 
 @pytest.mark.parametrize("said", ["out of memory", "\n\n  out of memory\nat line 3", "out of memory \n"])

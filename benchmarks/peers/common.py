@@ -25,7 +25,7 @@ from foresample.contracts import (
 )
 from foresample.core import noise as streams
 from foresample.core.coupling import log_ratio
-from foresample.faults import require_finite
+from foresample.faults import NO_FAULT, note_state, raise_faults
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class Counted:
 
     def finish(self, samples: Tensor) -> PeerRun:
         """The run's result, checked."""
-        require_finite(samples, torch.arange(len(samples)))
+        fault = note_state(torch.full_like(self.calls, NO_FAULT), samples, len(self.std))
+        raise_faults(fault, torch.arange(len(samples)))
         return PeerRun(samples, self.calls, self.evaluations)
 
 

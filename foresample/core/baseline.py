@@ -28,7 +28,7 @@ from foresample.contracts import (
 )
 from foresample.core import noise as streams
 from foresample.core.report import Commit, Observer, Report, Run, Tally, TimedTarget
-from foresample.faults import NO_FAULT, broken, note_fault, raise_faults, require_finite
+from foresample.faults import NO_FAULT, broken, note_fault, note_state, raise_faults
 from foresample.kernels.graphs import capture, require_cuda
 
 _LOOK_EVERY = 64  # steps between looks for NaN and infinity, on a device where looking means waiting
@@ -64,7 +64,6 @@ class Sequential:
         index, seeds = torch.arange(len(seeds)), seeds.cpu()
         parts = [self._batch(part, seeds, observe) for part in index.split(self.slots)]
         samples = torch.cat(parts)
-        require_finite(samples, index)
         tally = Tally(0, steps, index.device)
         tally.lengths[0] = steps * len(seeds)
         report = Report("sequential", steps, len(seeds), 0, slots=self.slots)
@@ -91,10 +90,11 @@ class Sequential:
             self.x.copy_(start_states(target, unit))
             for k in range(steps):
                 self.graph.replay() if self.graph else self._transition()
-                if (k + 1) % look_every == 0 or k + 1 == steps:
+                if (k + 1) % look_every == 0:
                     raise_faults(self.fault, self.row, target)
                 if observe is not None:
                     observe(self._commit(k, len(index)))
+            raise_faults(note_state(self.fault, self.x, steps), self.row, target)
         return self.x[: len(index)].clone()
 
     def _transition(self) -> None:

@@ -147,8 +147,11 @@ class Tally:
     """Counts rounds as they go, on their own device and without reading back. Scalars only: O(N + window)."""
 
     def __init__(self, window: int, steps: int, device: torch.device) -> None:
-        self._all = torch.zeros(window + 2 + 2 * steps, dtype=torch.int64, device=device)  # one thing to read
+        size = window + 2 + 2 * steps
+        self._all = torch.zeros(size, dtype=torch.int64, device=device)  # one thing to read
+        self._read = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.drafted, self.lengths, self.mismatch = _counters(self._all, steps)
+        self._counted = _counters(self._read, steps)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -175,19 +178,21 @@ class Tally:
 
     def close(self, report: Report, samples: Tensor, calls: Tensor, evaluations: Tensor) -> Run:
         """The finished run: what was counted, and what each sample cost."""
-        calls, evaluations = calls.cpu(), evaluations.cpu()
-        report.rounds = int(calls.sum())
-        report.evaluations = int(evaluations.sum())
-        drafted, lengths, mismatch = _counters(self._all.cpu(), report.steps)
+        costs = torch.stack([calls, evaluations])
+        made, evaluated = costs.tolist()
+        report.rounds, report.evaluations = sum(made), sum(evaluated)
+        self._read.copy_(self._all)
+        drafted, lengths, mismatch = self._counted
         report.drafted, report.accepted_lengths = int(drafted), lengths.tolist()
-        report.mismatch = (mismatch[0] / mismatch[1]).tolist()
+        pairs = zip(*mismatch.tolist(), strict=True)
+        report.mismatch = [total / times if times else math.nan for total, times in pairs]
         report.accepted = sum(i * n for i, n in enumerate(report.accepted_lengths))
-        report.calls_mean = float(calls.double().mean())
+        report.calls_mean = report.rounds / report.count
         if report.count > 1:
-            report.calls_error = float(calls.double().std() / math.sqrt(report.count))
+            report.calls_error = float(calls.double().std()) / math.sqrt(report.count)
         report.evaluations_mean = report.evaluations / report.count
         report.speedup = report.steps / report.calls_mean
-        calls, evaluations = torch.stack([calls, evaluations]).to(samples.device).unbind()
+        calls, evaluations = costs.to(samples.device, non_blocking=True).unbind()
         return Run(samples, calls, evaluations, report)
 
 

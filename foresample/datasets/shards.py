@@ -40,7 +40,7 @@ from foresample.contracts import Target
 from foresample.core.noise import seeds_of
 from foresample.engine import Engine
 from foresample.engine.slots import Finished
-from foresample.faults import NO_FAULT, end_error, fault_error, fault_step
+from foresample.faults import NO_FAULT, fault_error, fault_step
 from foresample.schema import Count, Unfit, open_plain, parse_json, read_object
 from foresample.sizes import state_bytes
 
@@ -366,7 +366,7 @@ class _Filling:
     def add(self, done: Finished) -> None:
         """Samples of this shard, finished or broken."""
         self.left -= len(done.index)
-        good = torch.isfinite(done.x.flatten(1)).all(1) & (done.fault == NO_FAULT)
+        good = done.fault == NO_FAULT
         self.failures += [self._failure(done, i) for i in (~good).nonzero().flatten().tolist()]
         done = _only(done, good)
         self._put(done)
@@ -376,8 +376,6 @@ class _Filling:
     def _failure(self, done: Finished, i: int) -> Failure:
         index, fault = int(done.index[i]), int(done.fault[i])
         seed = int(self.seeds[index - self.index[0]])
-        if fault == NO_FAULT:
-            return Failure(index, seed, self.steps, str(end_error(index)))
         return Failure(index, seed, fault_step(fault), str(fault_error(fault, index)))
 
     def write(self) -> Entry:

@@ -29,7 +29,7 @@ from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, last_draftable
 from foresample.drafters import Replay
 from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order, round_for
-from foresample.faults import raise_faults, require_finite
+from foresample.faults import raise_faults
 from foresample.kernels.graphs import require_cuda
 
 
@@ -100,7 +100,7 @@ class Engine:
 
         Those that are done first are no fair sample (`stream`): take all of them.
         """
-        return self.draw([(first + torch.arange(len(seeds)), seeds)], observe, at_most=len(seeds))
+        return self.draw([(torch.arange(first, first + len(seeds)), seeds)], observe, at_most=len(seeds))
 
     def draw(
         self,
@@ -124,14 +124,14 @@ class Engine:
                 while room := slots.capacity - len(slots):
                     if stop is not None and stop():
                         break
-                    if waiting is None or not len(waiting[0]):
+                    if waiting is None:
                         waiting = next(coming, None)
                         if waiting is None:
                             break
                     index, seeds = waiting
                     if len(index):
                         slots.admit(index[:room], seeds[:room])
-                    waiting = index[room:], seeds[room:]
+                    waiting = (index[room:], seeds[room:]) if len(index) > room else None
                 if not len(slots):
                     return
                 done = slots.advance(observe)
@@ -163,7 +163,6 @@ class Engine:
         turn = 0
         for done in self.draw(begun()):
             raise_faults(done.fault, done.index, self.target)
-            require_finite(done.x, done.index)
             costs = torch.stack([done.index, done.calls, done.evaluations], 1).tolist()
             for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
                 sample = Sample(index, seed_of.pop(index), x, calls, evaluations)
@@ -187,7 +186,6 @@ class Engine:
             raise_faults(done.fault, done.index, self.target)
             parts.append(done)
         done = in_order(parts)
-        require_finite(done.x, done.index)
         slots = self._under_way
         assert slots is not None
         runner = slots.runner

@@ -28,7 +28,7 @@ from foresample.core import round as plain
 from foresample.core.look import FreeLook
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
-from foresample.faults import NO_FAULT, raise_faults
+from foresample.faults import NO_FAULT, note_state, raise_faults
 from foresample.kernels.graphs import capture
 
 STATES = (2, 4, 6, 8, 12, 16, 20, 26, 32, 40, 50, 64, 80, 104, 128)
@@ -50,7 +50,8 @@ class Finished:
     @staticmethod
     def of(rows: Rows, index: Tensor) -> Finished:
         """Those rows."""
-        fields = rows.sample, rows.x, rows.round, rows.evaluations, rows.fault
+        fault = note_state(rows.fault, rows.x, rows.step)
+        fields = rows.sample, rows.x, rows.round, rows.evaluations, fault
         return Finished(*(value[index] for value in fields))
 
 
@@ -164,11 +165,14 @@ class FixedSlots:
     def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
         self.runner, self.capacity, self.most = runner, capacity, runner.how.window + 1
         device = runner.target.std.device
-        # For each slot: what is read of its row, where the device can write it; and, to begin, the sample, its seed,
-        # and whether to.
-        self.told = torch.zeros(5, capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.incoming = torch.zeros(3, capacity, dtype=torch.int64, device=device)
-        self.rows = runner.begin(self.incoming[0], self.incoming[1]).map(_own)
+        # In the host's memory, where the device reads and writes. For each slot: the sample to begin there, its seed,
+        # and whether to; and what has become of its row.
+        self.asked, self.told = (
+            torch.zeros(values, capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
+            for values in (3, 5)
+        )
+        self.fresh = self.asked.numpy()[2]
+        self.rows = runner.begin(*self.asked[:2].to(device)).map(_own)
         window = runner.how.window
         self.reach = int(
             runner.how.drafter.reach(self.rows.memory, window).max()
@@ -179,33 +183,31 @@ class FixedSlots:
             self.graphs[None] = capture(self._admit, device)
             for drafts in self.widths:
                 self.graphs[drafts] = capture(partial(self._round, drafts), device)
+        self.left = [self.runner.steps] * capacity  # transitions left of the row in each slot; 0: free
         self.clear()
 
     def clear(self) -> None:
         """Free all slots, and count from the start."""
         self.runner.tally.clear()
         self.runner.timed.seconds = 0.0
-        self.left = [0] * self.capacity  # transitions left of the row in each slot; 0: free
-        self.fresh = [False] * self.capacity  # rows that have just begun
+        if any(self.left):  # rows that nobody waits for any more
+            self.rows.step.fill_(self.runner.steps)
+        self.left = [0] * self.capacity
+        self.fresh[:] = 0
         self.pace = float(self.most)  # transitions a row has come on in a round, of late
         self.rounds = 0
-        self.rows.step.fill_(self.runner.steps)
 
     def __len__(self) -> int:
         return sum(left > 0 for left in self.left)
 
     def admit(self, sample: Tensor, seed: Tensor) -> None:
-        free = [slot for slot, left in enumerate(self.left) if not left]
-        incoming = [[0] * self.capacity for _ in range(3)]
+        asked, free = self.asked.numpy(), [slot for slot, left in enumerate(self.left) if not left]
         for slot, *begun in zip(free, sample.tolist(), seed.tolist(), strict=False):
-            for values, value in zip(incoming, (*begun, 1), strict=True):
-                values[slot] = value
-            self.left[slot], self.fresh[slot] = self.runner.steps, True
-        self.incoming.copy_(torch.tensor(incoming))
-        self.graphs[None].replay() if self.graphs else self._admit()
+            asked[:, slot] = *begun, 1
+            self.left[slot] = self.runner.steps
 
     def _admit(self) -> None:
-        sample, seed, begins = self.incoming
+        sample, seed, begins = self.asked.to(self.rows.x.device, non_blocking=True)
         new, begins = self.runner.begin(sample, seed), begins.bool()
 
         def replaced(mine: Tensor, other: Tensor) -> Tensor:
@@ -215,6 +217,8 @@ class FixedSlots:
 
     def advance(self, observe: Observer | None) -> Finished:
         finished = None
+        if self.fresh.any():
+            self.graphs[None].replay() if self.graphs else self._admit()
         while finished is None:
             drafts, queued = self._plan()
             if observe is not None:
@@ -235,7 +239,7 @@ class FixedSlots:
         """
         busy = [
             (left, self.reach if fresh else self.most)
-            for left, fresh in zip(self.left, self.fresh, strict=True)
+            for left, fresh in zip(self.left, self.fresh.tolist(), strict=True)
             if left
         ]
         longest = max(min(left - 1, reach) for left, reach in busy)
@@ -259,12 +263,13 @@ class FixedSlots:
     def _tell(self) -> None:
         """What `_look` reads, as the last part of a round."""
         rows = self.rows
-        values = rows.step, rows.fault, rows.sample, rows.round, rows.evaluations
         if rows.x.is_cuda and kernels.available():
             from foresample.kernels.tell import tell
 
-            tell(values, self.told)
+            tell(rows, self.told)
         else:
+            fault = note_state(rows.fault, rows.x, rows.step)
+            values = rows.step, fault, rows.sample, rows.round, rows.evaluations
             self.told.copy_(torch.stack(values), non_blocking=True)
 
     def _look(self, rounds: int) -> Finished | None:
@@ -281,7 +286,7 @@ class FixedSlots:
         self.pace = max(1.0, committed / (rounds * len(busy)))
         for slot in busy:
             self.left[slot] = steps - step[slot]
-        self.fresh = [False] * self.capacity
+        self.fresh[:] = 0
         gone = [slot for slot in busy if not self.left[slot]]
         if not gone:
             return None
@@ -316,7 +321,7 @@ class HandedRounds:
         rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.how)
         self.tally.count(commit)
         self.observe(commit)
-        raise_faults(rows.fault, rows.sample, self.target)
+        raise_faults(note_state(rows.fault, rows.x, rows.step), rows.sample, self.target)
         done = rows.step == len(self.target.std)
         if done.any():
             self._parts.append(Finished.of(rows, done.nonzero().squeeze(1)))

@@ -87,7 +87,8 @@ def test_turning_compiles(compiled: list[str]) -> None:
 
 
 def test_telling_compiles(compiled: list[str]) -> None:
-    tell.tell(torch.zeros(5, 3, dtype=torch.int64).unbind(), torch.zeros(5, 3, dtype=torch.int64))
+    rows = begin(wide(CPU, torch.float32), fs.Replay(), 3, streams.seeds_of(1, 2))
+    tell.tell(rows, torch.zeros(5, 2, dtype=torch.int64))
     assert compiled == ["_tell"]
 
 

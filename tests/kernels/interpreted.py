@@ -300,9 +300,11 @@ TWINS = {
     "tally: mismatches of the step after": Twin(
         "tally", "row * stride) + i", "row * stride) + i + 1", lambda: test_rounds_agree("wide")
     ),
-    "tell: only the first slots": Twin("tell", "i < count", "i < count - 1", lambda: test_the_host_is_told()),
-    "tell: only one program's slots": Twin(
-        "tell", "tl.program_id(0) * BLOCK +", "0 * tl.program_id(0) +", lambda: test_the_host_is_told()
+    "tell: of the first elements only": Twin(
+        "tell", "range(0, size, BLOCK)", "range(0, BLOCK, BLOCK)", lambda: test_the_host_is_told()
+    ),
+    "tell: a fault noted before is forgotten": Twin(
+        "tell", "(code == _NO_FAULT) & ", "", lambda: test_the_host_is_told()
     ),
 }
 
