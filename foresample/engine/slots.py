@@ -28,7 +28,7 @@ from foresample.core import round as plain
 from foresample.core.look import FreeLook
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
-from foresample.faults import NO_FAULT, raise_faults
+from foresample.faults import NO_FAULT, raise_faults, require_finite
 from foresample.kernels.graphs import capture
 
 STATES = (2, 4, 6, 8, 12, 16, 20, 26, 32, 40, 50, 64, 80, 104, 128)
@@ -310,7 +310,9 @@ class HandedRounds:
         raise_faults(rows.fault, rows.sample, self.target)
         done = rows.step == len(self.target.std)
         if done.any():
-            self._parts.append(Finished.of(rows, done.nonzero().squeeze(1)))
+            finished = Finished.of(rows, done.nonzero().squeeze(1))
+            require_finite(finished.x, finished.index)
+            self._parts.append(finished)
             kept = (~done).nonzero().squeeze(1)
             rows = rows.map(lambda v: v[kept])
         self._rows = rows
