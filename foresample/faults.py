@@ -38,7 +38,7 @@ def note_fault(fault: Tensor, network: Tensor, state: Tensor, step: Tensor, used
 
 
 def note_state(fault: Tensor, x: Tensor, step: Tensor | int) -> Tensor:
-    """The codes of rows at states x, [R, *shape]; also where such a state is broken and no transition has used it."""
+    """The codes of rows that have come to states x, [R, *shape], of these steps."""
     wrong = broken(x.unsqueeze(1)).squeeze(1)
     return torch.where((fault == NO_FAULT) & wrong, BROKEN_STATE - step, fault)
 

@@ -42,7 +42,7 @@ from foresample.contracts import (
 from foresample.core import noise as streams
 from foresample.core.report import Commit
 from foresample.core.verify import verify
-from foresample.faults import NO_FAULT, broken, note_fault
+from foresample.faults import NO_FAULT, broken, note_fault, note_state
 
 
 @dataclass(frozen=True)
@@ -268,12 +268,14 @@ def settle(
     innovations = draft.states[:, 1:] - draft.mean
     path = DraftPath(draft.states, predictions, innovations, examined - lost.long(), step[:, 0])
     used = torch.arange(width + 1, device=step.device) <= accepted.unsqueeze(1)
+    after = rows.step + committed
+    fault = note_state(note_fault(rows.fault, network, state, step, used), x, after)
     rows_after = replace(
         rows,
         round=rows.round + active,
         evaluations=rows.evaluations + active * how.layout.evaluated(draft.length, width),
-        step=rows.step + committed,
-        fault=note_fault(rows.fault, network, state, step, used),
+        step=after,
+        fault=torch.where(active, fault, rows.fault),
         x=x,
         previous=history[:, -width - 1 :][index, accepted],
         noise=_advance(rows, noise, committed, steps, how.layout),

@@ -14,7 +14,7 @@ waits for stragglers. Two ways to keep slots, for two kinds of machine:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +28,7 @@ from foresample.core import round as plain
 from foresample.core.look import FreeLook
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
-from foresample.faults import NO_FAULT, note_state, raise_faults
+from foresample.faults import NO_FAULT, raise_faults
 from foresample.kernels.graphs import capture
 
 STATES = (2, 4, 6, 8, 12, 16, 20, 26, 32, 40, 50, 64, 80, 104, 128)
@@ -50,8 +50,7 @@ class Finished:
     @staticmethod
     def of(rows: Rows, index: Tensor) -> Finished:
         """Those rows."""
-        fault = note_state(rows.fault, rows.x, rows.step)
-        fields = rows.sample, rows.x, rows.round, rows.evaluations, fault
+        fields = rows.sample, rows.x, rows.round, rows.evaluations, rows.fault
         return Finished(*(value[index] for value in fields))
 
 
@@ -165,14 +164,16 @@ class FixedSlots:
     def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
         self.runner, self.capacity, self.most = runner, capacity, runner.how.window + 1
         device = runner.target.std.device
-        # In the host's memory, where the device reads and writes. For each slot: the sample to begin there, its seed,
-        # and whether to; and what has become of its row.
-        self.asked, self.told = (
-            torch.zeros(values, capacity, dtype=torch.int64, pin_memory=device.type == "cuda")
-            for values in (3, 5)
-        )
+        # Of each slot, where the device reads it: the sample to begin there, its seed, and whether to.
+        self.asked = _of_the_host((3, capacity), device)
         self.fresh = self.asked.numpy()[2]
         self.rows = runner.begin(*self.asked[:2].to(device)).map(_own)
+        # What `_look` reads of the rows is one piece of memory, for one copy; each begins where kernels like it to.
+        names = ("step", "fault", "sample", "round", "evaluations")
+        each = torch.stack([getattr(self.rows, name) for name in names])
+        self.numbers = torch.nn.functional.pad(each, (0, capacity % 2))
+        self.rows = replace(self.rows, **dict(zip(names, self.numbers[:, :capacity], strict=True)))
+        self.read = _of_the_host(self.numbers.shape, device)
         window = runner.how.window
         self.reach = int(
             runner.how.drafter.reach(self.rows.memory, window).max()
@@ -258,26 +259,14 @@ class FixedSlots:
         for mine, new in zip(self.rows.tensors(), after.tensors(), strict=True):
             if mine is not new:
                 mine.copy_(new)
-        self._tell()
-
-    def _tell(self) -> None:
-        """What `_look` reads, as the last part of a round."""
-        rows = self.rows
-        if rows.x.is_cuda and kernels.available():
-            from foresample.kernels.tell import tell
-
-            tell(rows, self.told)
-        else:
-            fault = note_state(rows.fault, rows.x, rows.step)
-            values = rows.step, fault, rows.sample, rows.round, rows.evaluations
-            self.told.copy_(torch.stack(values), non_blocking=True)
 
     def _look(self, rounds: int) -> Finished | None:
         """What so many rounds have come to; the one place that waits for the device, once."""
-        steps, rows, told = self.runner.steps, self.rows, self.told.numpy()
+        steps, rows, read = self.runner.steps, self.rows, self.read.numpy()
+        self.read.copy_(self.numbers, non_blocking=True)
         if rows.x.is_cuda:
             torch.cuda.current_stream(rows.x.device).synchronize()
-        step, fault = told[:2].tolist()
+        step, fault = read[:2].tolist()
         busy = [slot for slot, left in enumerate(self.left) if left]
         broken = [slot for slot in busy if fault[slot] != NO_FAULT]
         for slot in broken:
@@ -290,9 +279,14 @@ class FixedSlots:
         gone = [slot for slot in busy if not self.left[slot]]
         if not gone:
             return None
-        _, faults, samples, calls, evaluations = map(torch.from_numpy, told[:, gone])
+        _, faults, samples, calls, evaluations = map(torch.from_numpy, read[:, gone])
         x = rows.x.clone() if len(gone) == self.capacity else rows.x[gone]
         return Finished(samples, x, calls, evaluations, faults)
+
+
+def _of_the_host(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers, all 0, which that device can copy from and to without anybody waiting."""
+    return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 def _own(value: Tensor) -> Tensor:
@@ -321,7 +315,7 @@ class HandedRounds:
         rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.how)
         self.tally.count(commit)
         self.observe(commit)
-        raise_faults(note_state(rows.fault, rows.x, rows.step), rows.sample, self.target)
+        raise_faults(rows.fault, rows.sample, self.target)
         done = rows.step == len(self.target.std)
         if done.any():
             self._parts.append(Finished.of(rows, done.nonzero().squeeze(1)))

@@ -340,8 +340,15 @@ def _decide(
     sums += row * (drafts + 1) * _SUMS
     u = tl.load(nodes + tl.arange(0, 16))
     w = tl.load(weights + tl.arange(0, 16))
+    # All that is changed in place is read before any of it is written: the program's warps need not keep pace.
     drafted = tl.load(length + row)
     at = tl.load(step + row)
+    key = tl.load(seed + row)
+    done = tl.load(round + row)
+    seen = tl.load(visited + row)
+    known = tl.load(fault + row)
+    counted = tl.load(evaluations + row)
+    old_gain = tl.load(gain + row * width + i, mask=i < width, other=0.0)
     active = at < steps
     first = tl.minimum(at, steps - 1)
 
@@ -376,8 +383,6 @@ def _decide(
     tl.debug_barrier()
     h = tl.where(ends, tl.exp(after), tl.load(sums + i * _SUMS + _BAR, mask=inside, other=0.0))
     lane = i.to(tl.uint32)
-    key = tl.load(seed + row)
-    done = tl.load(round + row)
     words = tl.philox(key, lane, lane * 0 + done.to(tl.uint32), lane * 0, lane * 0 + _TEST)
     passed = inside & (unit(words[0], words[1]) < h)
     which = i // block
@@ -409,18 +414,16 @@ def _decide(
     tl.store(step + row, at + moves)
     tl.store(round + row, done + one_more)
     tl.store(length + row, drafted)
-    tl.store(evaluations + row, tl.load(evaluations + row) + one_more * evaluated)
+    tl.store(evaluations + row, counted + one_more * evaluated)
     worst = tl.min(tl.where((code > 0) & (i <= keep), i, LANES), 0)
     kind = tl.sum(tl.where(i == worst, code, 0.0), 0)
     k = tl.minimum(first + worst, steps - 1)
-    known = tl.load(fault + row)
     new = tl.where(kind > 1, _BROKEN_STATE - k, k)
     tl.store(fault + row, tl.where((known == _NO_FAULT) & (worst < LANES), new, known))
 
     # learn: gains of this path, moved up to where the next window starts, and the response
     lost = (keep < drafted) & (tl.sum(tl.where(i == drafted, code, 0.0), 0) > 0)
     learned = drafted - lost.to(tl.int64)
-    seen = tl.load(visited + row)
     swept = tl.load(sums + i * _SUMS + _SWEPT, mask=i <= learned, other=0.0)
     away = tl.load(sums + i * _SUMS + _AWAY, mask=i <= learned, other=0.0)
     diverges = (i > keep + 1) & (i < seen) & (tl.sqrt(swept) > _DIVERGED * tl.sqrt(away))
@@ -431,10 +434,9 @@ def _decide(
     telling = (square > eps * norm) & (i < seen)
     slope = tl.where(telling, cross / tl.where(telling, square, 1.0), 0.0)
     told, slope = tl.associative_scan((telling.to(tl.int32), slope), 0, _latest)
-    slope = tl.where(told > 0, slope, tl.load(gain + row * width + i, mask=i < width, other=0.0))
+    slope = tl.where(told > 0, slope, old_gain)
     remaining = learned - keep
     moved_up = i - (keep + 1)
-    tl.debug_barrier()  # all gains are read before any is written
     tl.store(gain + row * width + moved_up, slope, mask=(moved_up >= 0) & (moved_up < remaining))
     tl.store(gain + row * width + i, tl.zeros([LANES], tl.float64), mask=(i >= remaining) & (i < width))
     tl.store(visited + row, remaining)
@@ -467,6 +469,7 @@ def _commit(
     noise,                             # out, [R, W, size]
     old_states,                        # out, [R, W, size]
     old_predictions,                   # out, [R, W, size]
+    fault,                             # in place, [R]
     steps,                             # N
     window,                            # L
     drafts,                            # D
@@ -483,7 +486,8 @@ def _commit(
     at = (row * width + j) * size + element
     drafted = tl.load(length + row)
     first = tl.load(at_step + row * places)
-    source = j + tl.load(committed + row)
+    moves = tl.load(committed + row)
+    source = j + moves
 
     keep = tl.load(accepted + row)
     if first + source < steps:  # else nothing comes there any more
@@ -532,6 +536,10 @@ def _commit(
             new = tl.load(states + last + size, mask=inside) + scale * shift * difference
         tl.store(x + row * size + element, new, mask=inside)
         tl.store(previous + row * size + element, prediction, mask=inside)
+        wrong = tl.max(tl.where((tl.abs(new) < float("inf")) | (element >= size), 0, 1), 0)
+        if wrong > 0:
+            code = tl.where(moves > 0, _BROKEN_STATE - (first + moves), _NO_FAULT)
+            tl.atomic_cas(fault + row, tl.full([], _NO_FAULT, tl.int64), code)
 
 
 @dataclass(frozen=True)
@@ -616,7 +624,7 @@ def settle(
         _commit[(count * (window + 1), triton.cdiv(size, _BLOCK))](
             states, predictions, guesses, spent, rows.seed, step, length, memory["visited"], accepted,
             committed, push, std, state_weight, *weights, rows.x, rows.previous, rows.noise,
-            memory["states"], memory["predictions"], **sizes, MULTISTEP=multistep, BLOCK=_BLOCK,
+            memory["states"], memory["predictions"], rows.fault, **sizes, MULTISTEP=multistep, BLOCK=_BLOCK,
         )
     return rows, Commit(rows.sample, step[:, 0], committed, states, rows.x, mismatch, length)
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample import kernels
 from foresample.core import noise as streams
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin
 from foresample.engine import slots as engine_slots
@@ -25,7 +24,6 @@ from tests.kernels.fused import (
     assert_pictures_are_turned,
     assert_scalars_agree,
     assert_sequential_is_its_formula,
-    assert_the_host_is_told,
     small,
     warm,
     wide,
@@ -131,19 +129,6 @@ def test_graphs_slots_and_order_change_nothing(drafter: fs.Drafter | None) -> No
     if drafter is None:
         streamed = {s.index: s for s in fs.stream(target, 37, window=6, slots=4, graph=True)}
         assert torch.equal(torch.stack([streamed[i].x for i in range(37)]), reference.samples)
-
-
-def test_the_host_is_told() -> None:
-    assert_the_host_is_told(GPU)
-
-
-def test_without_kernels_the_host_is_told_by_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = wide(GPU, torch.float64)
-    reference = fs.sample(target, 9, window=6)
-    monkeypatch.setattr(kernels, "available", lambda: False)
-    run = fs.sample(target, 9, window=6, slots=4, graph=True)
-    torch.testing.assert_close(run.samples, reference.samples, rtol=1e-8, atol=1e-8)
-    assert torch.equal(run.calls, reference.calls)
 
 
 def test_an_engine_serves_again() -> None:

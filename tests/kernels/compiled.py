@@ -19,7 +19,7 @@ from foresample.contracts import affine_chain
 from foresample.core import noise as streams
 from foresample.core.report import Tally
 from foresample.core.round import Padded, Speculation, begin, last_draftable
-from foresample.kernels import basis, noise, round, tally, tell, transition
+from foresample.kernels import basis, noise, round, tally, transition
 from tests.kernels.fused import CPU, small, warm, wide
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -84,12 +84,6 @@ def test_transitions_and_noise_compile(dtype: torch.dtype, compiled: list[str]) 
 def test_turning_compiles(compiled: list[str]) -> None:
     basis.turn(torch.eye(96), torch.zeros(2, 96, 32), torch.eye(32))
     assert compiled == ["_turn"]
-
-
-def test_telling_compiles(compiled: list[str]) -> None:
-    rows = begin(wide(CPU, torch.float32), fs.Replay(), 3, streams.seeds_of(1, 2))
-    tell.tell(rows, torch.zeros(5, 2, dtype=torch.int64))
-    assert compiled == ["_tell"]
 
 
 @triton.jit

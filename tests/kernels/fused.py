@@ -14,7 +14,6 @@ from foresample.core import noise as streams
 from foresample.core.baseline import Sequential
 from foresample.core.report import Tally
 from foresample.core.round import Layout, Padded, Speculation, begin, last_draftable
-from foresample.faults import note_state
 from foresample.targets import Chain, ChainTarget
 from tests.agreement import assert_rows_agree, fused_round, near, plain_round
 from tests.small_chains import CHAINS, strays
@@ -74,31 +73,6 @@ def assert_pictures_are_turned(device: torch.device) -> None:
         torch.testing.assert_close(basis.turn(left, x, right), left @ x @ right, rtol=1e-4, atol=1e-3)
     assert not basis.serves(x.double())
     assert not basis.serves(x.new_empty(1, 192, 64))
-
-
-def assert_the_host_is_told(device: torch.device) -> None:
-    """Of one row and of several, of states smaller and larger than a program takes at a time, and of broken ones."""
-    from foresample.kernels.tell import tell
-
-    for count, size in ((1, 3), (7, 2500), (300, 5)):
-        rows = begin(
-            wide(device, torch.float32, 6, size), fs.Replay(), 3, streams.seeds_of(4, count).to(device)
-        )
-        numbers = torch.arange(3 * count, device=device).view(3, count)
-        for value, given in zip((rows.step, rows.round, rows.evaluations), numbers, strict=True):
-            value.copy_(given)
-        rows.x[0, 0] = torch.inf  # as a fault noted before may leave it
-        rows.x[-1, -1] = torch.nan
-        rows.x[count // 2, size // 2] = -torch.inf
-        rows.fault[: count // 3] = 4
-        told = torch.full((5, count), -99, pin_memory=device.type == "cuda")
-        tell(rows, told)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        fault = note_state(rows.fault, rows.x, rows.step)
-        expected = torch.stack([rows.step, fault, rows.sample, rows.round, rows.evaluations])
-        assert torch.equal(told, expected.cpu())
-        assert len(fault.unique()) == min(count, 4)  # sound, noted before, and two that are broken now
 
 
 def assert_agree_along(

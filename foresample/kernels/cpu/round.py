@@ -418,6 +418,9 @@ def _settle(
         for j in range(keep + 1):
             if sums[j, _BROKEN] > 0 and fault[row] == NO_FAULT:
                 fault[row] = BROKEN_STATE - (first + j) if sums[j, _BROKEN] > 1 else first + j
+        for e in range(size):
+            if not math.isfinite(x[row, e]) and fault[row] == NO_FAULT:
+                fault[row] = BROKEN_STATE - (k + 1)
         remaining, response = _learn(sums, keep, drafted, visited[row], eps, gain[row])
         for j in range(width):  # the path, moved up; beyond its end, the last one
             seen = keep + min(j + 1, remaining)

@@ -1,0 +1,57 @@
+"""Rounds whose calls somebody else answers are the engine's rounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample.contracts import Target, predict
+from foresample.core import noise as streams
+from foresample.core.report import Tally
+from foresample.core.round import Packed, Speculation, begin, last_draftable
+from foresample.engine.slots import Finished, HandedRounds
+from foresample.targets import ChainTarget
+from tests.small_chains import CHAINS
+
+WINDOW, SEEDS = 5, streams.seeds_of(3, 7)
+
+
+def answered(target: Target) -> Finished:
+    drafter = fs.Replay().for_target(target)
+    how = Speculation(drafter, WINDOW, None, True, last_draftable(target.std), Packed())
+    tally = Tally(WINDOW, len(target.std), target.std.device)
+    rounds = HandedRounds(target, begin(target, drafter, WINDOW, SEEDS), how, tally, lambda commit: None)
+    while (call := rounds.call) is not None:
+        rounds.answer(predict(target, call.x, call.step, call.row, call.extra))
+    assert rounds.finished is not None
+    return rounds.finished
+
+
+@pytest.mark.parametrize("chain", ["ddpm", "multistep", "interrupted"])
+def test_they_draw_what_the_engine_draws(chain: str) -> None:
+    target = CHAINS[chain]()
+    done, run = answered(target), fs.sample(target, seeds=SEEDS, window=WINDOW)
+    assert torch.equal(done.index, torch.arange(len(SEEDS)))
+    torch.testing.assert_close(done.x, run.samples)
+    assert torch.equal(done.calls, run.calls)
+    assert torch.equal(done.evaluations, run.evaluations)
+
+
+def test_no_sample_that_is_nan_is_handed_out() -> None:
+    class Breaking(ChainTarget):
+        def mean(
+            self,
+            x: Tensor,
+            prediction: Tensor,
+            step: Tensor,
+            previous: Tensor | None = None,
+            extra: Tensor | None = None,
+        ) -> Tensor:
+            last = (step == len(self.std) - 1).unsqueeze(1)
+            return torch.where(last, torch.nan, super().mean(x, prediction, step, previous, extra))
+
+    target = CHAINS["ddpm"]()
+    with pytest.raises(FloatingPointError, match=r"the state at step 14 of sample \d is NaN or infinite"):
+        answered(Breaking(target.chain, target.shape, target.network))
