@@ -117,9 +117,7 @@ def prior_of_paths(
         (v[:, :table] - mean[which]).flatten(2) for v, mean in zip((states, predictions), means, strict=True)
     )
     square = (dx * dx).sum((0, 2))
-    return Prior(
-        means[0], means[1], gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square.clamp(min=1e-30), 0.0)
-    )
+    return Prior(means[0], means[1], gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square, 0.0))
 
 
 def _has_jacobian(target: Target) -> bool:

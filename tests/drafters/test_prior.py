@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.contracts import no_history, remember, transition_mean
+from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.round import Padded
+from foresample.engine.priors import prior_of_paths
 from foresample.targets import Chain, ChainTarget
-from tests.small_chains import CHAINS, ddpm, mixture
+from tests.kernels.fused import CPU, wide
+from tests.small_chains import CHAINS, NOISIER, ddpm, mixture
 
 
 def long_chain() -> fs.Target:
@@ -113,6 +117,57 @@ def test_a_step_whose_noise_is_none_or_lost_in_rounding_has_no_slope(std: float)
     assert response is not None
     assert response.isfinite().all()
     assert [bool(matrix.any()) for matrix in response] == [False, True, False, True]
+
+
+def answering(target: fs.Target, answer: Tensor, noise: Tensor, seeds: Tensor) -> fs.Prior:
+    """The prior of paths along which predictions change by answer · noise and nothing else, [pilots, N−1, *shape]."""
+    x = prediction = torch.ones_like(noise[:, 0])
+    previous, states, predictions = no_history(target, x), [x], [prediction]
+    for k in range(noise.shape[1]):
+        step = torch.full((len(noise),), k)
+        mean = transition_mean(target, x, prediction, step, previous, extra_noise(target, seeds, step))
+        previous, x = remember(target, prediction, previous), mean + noise[:, k]
+        prediction = prediction + answer * (x - mean)
+        states.append(x)
+        predictions.append(prediction)
+    paths = torch.stack(states, 1), torch.stack(predictions, 1)
+    return prior_of_paths(target, *paths, window=3, seeds=seeds)
+
+
+@pytest.mark.parametrize("chain", ["ddpm", "multistep", "third order", "two noises", "turned"])
+def test_the_noise_of_a_step_is_told_from_all_else_in_it(chain: str) -> None:
+    """From earlier predictions and extra noise; of fewer pilots than states have elements a multiple of it is found."""
+    target = (CHAINS | NOISIER)[chain]()
+    generator = torch.Generator().manual_seed(6)
+    shape = 1, len(target.std) - 1, *target.shape
+    noise = torch.randn(shape, generator=generator, dtype=target.std.dtype)
+    response = answering(target, torch.tensor(-0.7).double(), noise, seeds_of(2, 1)).response
+    assert response is not None
+    noisy = torch.cat([torch.zeros(1), (target.std[:-1] > 0).double()]).view(-1, 1, 1)
+    torch.testing.assert_close(response, -0.7 * noisy * torch.eye(2).double(), rtol=0, atol=1e-6)
+
+
+def test_a_band_without_noise_has_no_slope() -> None:
+    pictures = wide(CPU, torch.float64, 4, 16)
+    target = fs.targets.in_frequencies(replace(pictures, shape=torch.Size([1, 4, 4])))
+    bands = torch.as_tensor(target.bands).view(1, 4, 4)
+    quiet = bands == 2
+    noise = torch.randn(5, 3, 1, 4, 4, generator=torch.Generator().manual_seed(1)).double() * ~quiet
+    answer = (1.0 + bands).double()
+    response = answering(target, answer, noise, seeds_of(2, 5)).response
+    assert response is not None
+    expected = (answer * ~quiet).flatten().expand(3, 1, 16)
+    torch.testing.assert_close(response[1:], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_small_states_have_slopes_as_large_ones_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresample.engine.priors.MATRIX_ELEMENTS", 1)
+    target, generator = ddpm(), torch.Generator().manual_seed(6)
+    states = 1e-3 * torch.randn(9, 4, 2, generator=generator, dtype=torch.float64)
+    states[:, 2] = 1
+    gain = prior_of_paths(target, states, 3 * states, window=3).gain
+    assert gain is not None
+    torch.testing.assert_close(gain, torch.tensor([3.0, 3.0, 0.0, 3.0]).double())
 
 
 def test_two_pilots_a_path_are_enough_and_one_is_not() -> None:
