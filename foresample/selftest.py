@@ -397,13 +397,13 @@ def _steps_to_test(target: Target, at_most: int = 5) -> list[int]:
 def _innovations(target: Target, recorder: Recorder, i: int, batch: int = 1024) -> Tensor:
     """(x_{k+1} − mean_k(x_k))/std_k, [samples, size]."""
     k, std = recorder.steps[i], target.std
-    rows = []
+    rows, scale = [], float(std[k])
     parts = (*recorder.states[i], recorder.row, recorder.seeds)
     for *states, y, row, seed in zip(*(part.split(batch) for part in parts), strict=True):
         row, seed = row.to(std.device), seed.to(std.device)
         with torch.no_grad():
             mean = _mean_along([x.to(std) for x in states], target, k, row, seed).double().cpu()
-        rows.append(((y - mean) / float(std[k])).flatten(1))
+        rows.append(((y - mean) / scale).flatten(1))
     return torch.cat(rows)
 
 

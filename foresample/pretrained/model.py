@@ -24,6 +24,7 @@ from foresample.targets import ChainTarget, Kind, from_scheduler
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 """The class-conditional Fashion-MNIST model that ships inside the package."""
+_CACHED = 5 * 2**20  # bytes of a layer's numbers; evaluated beside more of them, every state takes longer
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,24 @@ class Pretrained:
         classes = torch.as_tensor(range(len(self.labels)) if labels is None else labels, device=self.device)
 
         def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-            condition = {}
-            if self.labels:
-                condition["class_labels"] = classes[row % len(classes)]
-            return self.unet(x.to(self.dtype), time, **condition).sample
+            condition = [classes[row % len(classes)]] if self.labels else []
+            return self._said(x.to(self.dtype), time, *condition)
 
         return from_scheduler(self.scheduler, denoiser, self.shape, reuse=reuse, device=self.device)
+
+    def _said(self, *given: Tensor) -> Tensor:
+        """What the network says of states, their times and classes; a CPU evaluates a few at a time."""
+        count = len(given[0])
+        if self.device.type != "cpu" or count <= (most := self._at_a_time()):
+            return self.unet(*given).sample
+        parts = zip(*(value.chunk(-(-count // most)) for value in given), strict=True)
+        return torch.cat([self.unet(*part).sample for part in parts])
+
+    def _at_a_time(self) -> int:
+        """States whose numbers in the first layer, the largest there are, a CPU's caches hold."""
+        _, height, width = self.shape
+        channels = cast(Any, self.unet).config.block_out_channels[0]
+        return max(1, _CACHED // int(channels * height * width * self.dtype.itemsize))
 
 
 def label_index(labels: list[str], label: str) -> int:

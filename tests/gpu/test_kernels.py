@@ -28,7 +28,7 @@ from tests.kernels.fused import (
     warm,
     wide,
 )
-from tests.small_chains import CHAINS
+from tests.small_chains import CHAINS, mixture
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -170,7 +170,10 @@ def test_nan_is_named(where: str, graph: bool) -> None:
 
 def test_the_fused_round_has_the_law_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 000 samples through the kernels; verification against another chain must be caught."""
-    target = small("flow", GPU)
+    there = fs.GaussianMixture(*(value.to(GPU) for value in vars(mixture()).values()))
+    target = replace(
+        small("flow", GPU), network=there.flow(16, 1.0).network
+    )  # thousands of calls: not by the CPU
     steps, samples = list(range(1, 16, 3)), 100_000
 
     def smallest() -> float:

@@ -92,6 +92,27 @@ def test_labels_condition_the_samples(folder: Path) -> None:
 # ------------------------------------------------------------------ what is refused
 
 
+def test_a_cpu_evaluates_a_few_states_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of like size, each state with its own time and class, and nothing but rounding comes of it."""
+    model = pretrained.load(folder)
+    target, sizes = model.target(20, [2, 0, 1]), list[int]()
+    x = torch.randn(23, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    step, row = torch.arange(23) % 20, torch.arange(23)
+    model.unet.register_forward_pre_hook(lambda unet, given: sizes.append(len(given[0])))
+    whole = target.predict(x, step, row)
+    layer = 8 * 8 * 8 * 4  # bytes, of a state
+    for cached, parts in (
+        (10 * layer, [8, 8, 7]),
+        (23 * layer - 1, [12, 11]),
+        (23 * layer, [23]),
+        (1, [1] * 23),
+    ):
+        monkeypatch.setattr("foresample.pretrained.model._CACHED", cached)
+        sizes.clear()
+        torch.testing.assert_close(target.predict(x, step, row), whole, rtol=1e-4, atol=1e-5)
+        assert sizes == parts
+
+
 def test_corrupt_weights(folder: Path, tmp_path: Path) -> None:
     path = copy_model(folder, tmp_path / "model")
     weights = path / "unet" / "diffusion_pytorch_model.safetensors"
