@@ -77,7 +77,7 @@ class Pretrained:
         return torch.cat([self.unet(*part).sample for part in parts])
 
     def _at_a_time(self) -> int:
-        """States whose numbers in the first layer, the largest there are, a CPU's caches hold."""
+        """States whose numbers in the first layer, about the largest there are, a CPU's caches are taken to hold."""
         _, height, width = self.shape
         channels = cast(Any, self.unet).config.block_out_channels[0]
         return max(1, _CACHED // int(channels * height * width * self.dtype.itemsize))

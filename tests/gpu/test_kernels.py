@@ -171,9 +171,8 @@ def test_nan_is_named(where: str, graph: bool) -> None:
 def test_the_fused_round_has_the_law_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 000 samples through the kernels; verification against another chain must be caught."""
     there = fs.GaussianMixture(*(value.to(GPU) for value in vars(mixture()).values()))
-    target = replace(
-        small("flow", GPU), network=there.flow(16, 1.0).network
-    )  # thousands of calls: not by the CPU
+    network = there.flow(16, 1.0).network  # not on the CPU: the test makes thousands of calls
+    target = replace(small("flow", GPU), network=network)
     steps, samples = list(range(1, 16, 3)), 100_000
 
     def smallest() -> float:

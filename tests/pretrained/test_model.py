@@ -89,9 +89,6 @@ def test_labels_condition_the_samples(folder: Path) -> None:
     assert not torch.equal(one, other)
 
 
-# ------------------------------------------------------------------ what is refused
-
-
 def test_a_cpu_evaluates_a_few_states_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts of like size, each state with its own time and class, and nothing but rounding comes of it."""
     model = pretrained.load(folder)
@@ -111,6 +108,9 @@ def test_a_cpu_evaluates_a_few_states_at_a_time(folder: Path, monkeypatch: pytes
         sizes.clear()
         torch.testing.assert_close(target.predict(x, step, row), whole, rtol=1e-4, atol=1e-5)
         assert sizes == parts
+
+
+# ------------------------------------------------------------------ what is refused
 
 
 def test_corrupt_weights(folder: Path, tmp_path: Path) -> None:
