@@ -340,7 +340,8 @@ def _decide(
     sums += row * (drafts + 1) * _SUMS
     u = tl.load(nodes + tl.arange(0, 16))
     w = tl.load(weights + tl.arange(0, 16))
-    # All that is changed in place is read before any of it is written: the program's warps need not keep pace.
+    # All that is changed in place is read before the first barrier and written after it. A warp that came late would
+    # read what another had written, decide otherwise, and wait at a later barrier where nobody comes.
     drafted = tl.load(length + row)
     at = tl.load(step + row)
     key = tl.load(seed + row)

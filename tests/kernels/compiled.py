@@ -4,6 +4,7 @@ compiler does not. `test_interpreted.py` runs this file in a process of its own,
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -34,9 +35,10 @@ TYPES = {
 
 
 @pytest.fixture(autouse=True)
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels launched, each of which was compiled for what it was given, and nothing more done."""
-    launched: list[str] = []
+def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The kernels launched, each of which was compiled for what it was given, and nothing more done; and their code
+    before it is spread over threads."""
+    launched: dict[str, str] = {}
 
     def launch(kernel: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
         given = dict(zip((p.name for p in kernel.params), values, strict=False)) | named
@@ -48,15 +50,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             else:
                 kind = value.dtype if isinstance(value, torch.Tensor) else type(value)
                 signature[parameter.name] = TYPES[kind]
-        triton.compile(ASTSource(kernel, signature, constants), target=H200, options=given)
-        launched.append(kernel.__name__)
+        built = triton.compile(ASTSource(kernel, signature, constants), target=H200, options=given)
+        launched[kernel.__name__] = built.asm["ttir"]
 
     monkeypatch.setattr(JITFunction, "run", launch)
     return launched
 
 
 @pytest.mark.parametrize("case", ["double", "single, narrow", "multistep", "jacobian", "diagonal"])
-def test_rounds_compile(case: str, compiled: list[str]) -> None:
+def test_rounds_compile(case: str, compiled: dict[str, str]) -> None:
     window, drafts = (20, 3) if "narrow" in case else (5, 5)
     target = small("multistep", CPU) if case == "multistep" else wide(CPU, torch.float64, 30, 100)
     if "single" in case:
@@ -68,11 +70,12 @@ def test_rounds_compile(case: str, compiled: list[str]) -> None:
     _, commit = round.settle(target, rows, draft, torch.zeros_like(draft.call.x), how)
     counters = Tally(window, len(target.std), CPU)
     tally.count(commit, counters.lengths, counters.drafted, counters.mismatch)
-    assert compiled == ["_draft", "_measure", "_decide", "_commit", "_count"]
+    assert list(compiled) == ["_draft", "_measure", "_decide", "_commit", "_count"]
+    assert not read_late(compiled["_decide"]) - {"sums"}  # whose columns are written by those before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_transitions_and_noise_compile(dtype: torch.dtype, compiled: list[str]) -> None:
+def test_transitions_and_noise_compile(dtype: torch.dtype, compiled: dict[str, str]) -> None:
     target, key = wide(CPU, dtype), streams.seeds_of(0, 2)
     x = noise.normal(key, target.shape, dtype, stream=streams.STEP, step=key * 0, draw=key * 0)
     chain = affine_chain(target)
@@ -81,9 +84,51 @@ def test_transitions_and_noise_compile(dtype: torch.dtype, compiled: list[str]) 
     assert len(compiled) == 2
 
 
-def test_turning_compiles(compiled: list[str]) -> None:
+def test_turning_compiles(compiled: dict[str, str]) -> None:
     basis.turn(torch.eye(96), torch.zeros(2, 96, 32), torch.eye(32))
-    assert compiled == ["_turn"]
+    assert list(compiled) == ["_turn"]
+
+
+def read_late(code: str) -> set[str]:
+    """Parameters that a kernel changes in place and does not read before its first barrier, or write after it.
+
+    Every warp of a program reads a row's numbers for itself. One that comes late must not read what an early one has
+    written already: it would decide otherwise, take another branch, and wait at a barrier where nobody comes.
+    """
+    source: dict[str, str] = {}  # the parameter that a pointer came from
+    read, written, late, met = set[str](), set[str](), set[str](), False
+    for line in code.splitlines():
+        if "tt.func" in line:
+            source = {name: name[1:] for name in re.findall(r"(%\w+): !tt.ptr", line)}
+        elif "barrier" in line:
+            met = True
+        elif pointer := re.search(r"(%\w+) = tt.(?:addptr|splat|broadcast|bitcast) (%\w+)", line):
+            if pointer[2] in source:
+                source[pointer[1]] = source[pointer[2]]
+        elif access := re.search(r"tt.(load|store) (%\w+)", line):
+            loads, name = access[1] == "load", source[access[2]]
+            (read if loads else written).add(name)
+            if loads == met:
+                late.add(name)
+    in_place = read & written
+    assert in_place
+    return late & in_place
+
+
+@triton.jit
+def _hasty(step, out, LANES: tl.constexpr):
+    lane = tl.arange(0, LANES)
+    tl.store(out + lane, lane)
+    tl.debug_barrier()
+    at = tl.load(step)
+    tl.store(out + at + lane, lane)
+    tl.store(step, at + 1)
+
+
+def test_a_number_read_late_is_caught(compiled: dict[str, str]) -> None:
+    numbers = torch.zeros(8, dtype=torch.int64)
+    _hasty[(1,)](numbers, numbers, LANES=4)
+    assert read_late(compiled["_hasty"]) == {"step"}
 
 
 @triton.jit
