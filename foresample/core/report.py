@@ -147,11 +147,8 @@ class Tally:
     """Counts rounds as they go, on their own device and without reading back. Scalars only: O(N + window)."""
 
     def __init__(self, window: int, steps: int, device: torch.device) -> None:
-        size = window + 2 + 2 * steps
-        self._all = torch.zeros(size, dtype=torch.int64, device=device)  # one thing to read
-        self._read = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._all = torch.zeros(window + 2 + 2 * steps, dtype=torch.int64, device=device)  # one thing to read
         self.drafted, self.lengths, self.mismatch = _counters(self._all, steps)
-        self._counted = _counters(self._read, steps)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -181,11 +178,9 @@ class Tally:
         costs = torch.stack([calls, evaluations])
         made, evaluated = costs.tolist()
         report.rounds, report.evaluations = sum(made), sum(evaluated)
-        self._read.copy_(self._all)
-        drafted, lengths, mismatch = self._counted
+        drafted, lengths, mismatch = _counters(self._all.cpu(), report.steps)
         report.drafted, report.accepted_lengths = int(drafted), lengths.tolist()
-        pairs = zip(*mismatch.tolist(), strict=True)
-        report.mismatch = [total / times if times else math.nan for total, times in pairs]
+        report.mismatch = (mismatch[0] / mismatch[1]).tolist()
         report.accepted = sum(i * n for i, n in enumerate(report.accepted_lengths))
         report.calls_mean = report.rounds / report.count
         if report.count > 1:

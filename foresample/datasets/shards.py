@@ -341,7 +341,7 @@ class _Filling:
     """A shard under way: what its file had, and what has come since, each in its place."""
 
     def __init__(self, plan: Plan, number: int, target: Target) -> None:
-        self.plan, self.number, self.steps = plan, number, len(target.std)
+        self.plan, self.number = plan, number
         self.index, self.seeds, size = plan.index(number), plan.seeds(number), plan.size(number)
         self.x = torch.empty((size, *target.shape), dtype=target.std.dtype)
         self.calls_of, self.evaluations_of = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
