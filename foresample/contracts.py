@@ -33,8 +33,8 @@ class Target(Protocol):
     def std(self) -> Tensor:
         """[N], the noise scale of each transition; 0 where it is deterministic."""
 
-    def start(self, noise: Tensor) -> Tensor:
-        """The first state x_0 from unit noise, [R, *shape] -> [R, *shape]."""
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
+        """The first states x_0 from unit noise, [R, *shape], of the samples `row`, [R] -> [R, *shape]."""
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         """The expensive call: states [B, *shape], their steps [B] and sample indices [B] -> [B, *shape].
@@ -75,8 +75,8 @@ class Wrapper:
             offered_chain(target),
         )
 
-    def start(self, noise: Tensor) -> Tensor:
-        return self.target.start(noise)
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
+        return self.target.start(noise, row)
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
         return self.target.predict(x, step, row, **extra)
@@ -167,6 +167,12 @@ def require_target(target: object) -> None:
         )
     if len(target.shape) == 0:
         raise ValueError("target.shape must have at least one dimension; a scalar state has shape (1,)")
+    try:
+        inspect.signature(target.start).bind("noise", "row")
+    except TypeError:
+        raise TypeError(
+            "target.start must take (noise, row): unit noise, [R, *shape], and the sample each row belongs to, [R]"
+        ) from None
     std = target.std
     if not isinstance(std, Tensor) or std.ndim != 1 or len(std) == 0 or not std.is_floating_point():
         raise ValueError("target.std must be a floating-point tensor of shape [N], one scale per transition")
@@ -234,10 +240,10 @@ def begin_memory(drafter: Drafter, window: int, row: Tensor, like: Tensor) -> Dr
     return memory if prime is None else prime(memory, row)
 
 
-def start_states(target: Target, noise: Tensor) -> Tensor:
-    """x_0 from unit noise, checked."""
-    x = target.start(noise)
-    _require_like(x, noise, "target.start(noise)")
+def start_states(target: Target, noise: Tensor, row: Tensor) -> Tensor:
+    """The first states of samples `row` from unit noise, checked."""
+    x = target.start(noise, row)
+    _require_like(x, noise, "target.start(noise, row)")
     return x
 
 

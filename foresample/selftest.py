@@ -192,7 +192,8 @@ def rows_are_independent(
     worst, edited = 0.0, False
     with torch.no_grad():
         zero = torch.zeros_like(key)
-        x = start_states(target, normal(key, target.shape, std.dtype, stream=START, step=zero, draw=zero))
+        unit = normal(key, target.shape, std.dtype, stream=START, step=zero, draw=zero)
+        x = start_states(target, unit, row)
         for k in torch.linspace(0, len(std) - 1, min(4, len(std))).long().tolist():
             step = torch.full_like(key, k)
             given = x.clone(), step.clone(), row.clone()

@@ -299,7 +299,7 @@ def properties(ground: Ground) -> dict[str, Property]:
             with guarded(folder, ground.outside, writes=False):
                 loaded = pretrained.load(folder)
                 target = loaded.target(3)
-                x = target.start(torch.zeros(2, *target.shape))
+                x = target.start(torch.zeros(2, *target.shape), torch.arange(2))
                 with torch.no_grad():
                     target.predict(x, torch.tensor([0, 2]), torch.tensor([0, 1]))
             with guarded(folder, ground.outside, writes=False):

@@ -23,7 +23,7 @@ class Walk:
         self.std = torch.full((steps,), 0.3, dtype=torch.float64)
         self.shape = torch.Size([2])
 
-    def start(self, noise: Tensor) -> Tensor:
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
         return noise
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:

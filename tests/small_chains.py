@@ -129,8 +129,8 @@ class Turned:
     def std(self) -> Tensor:
         return self.base.std
 
-    def start(self, noise: Tensor) -> Tensor:
-        return self.base.start(noise)
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
+        return self.base.start(noise, row)
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor) -> Tensor:
         return self.base.predict(turn(x, extra), step, row)

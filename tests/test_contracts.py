@@ -23,7 +23,7 @@ class Walk:
         self.output = lambda x, step, row: 0.9 * x
         vars(self).update(broken)
 
-    def start(self, noise):
+    def start(self, noise, row):
         return noise
 
     def predict(self, x, step, row):
@@ -202,21 +202,27 @@ def test_a_mean_of_one_s_own_is_not_forgotten_for_a_chain_that_is_lent(wrapped):
 @pytest.mark.parametrize(
     ("start", "kind", "remedy"),
     [
-        (lambda noise: noise.long(), TypeError, r"torch\.float32, .*not torch\.int64; cast inside"),
+        (lambda noise, row: noise.long(), TypeError, r"torch\.float32, .*not torch\.int64; cast inside"),
         (
-            lambda noise: noise.double(),
+            lambda noise, row: noise.double(),
             TypeError,
             r"torch\.float32, .*not torch\.float64; cast inside",
         ),
-        (lambda noise: noise[:, :2], ValueError, r"shape \(2, 3\) .*not \(2, 2\)"),
-        (lambda noise: noise[0], ValueError, r"shape \(2, 3\) .*not \(3,\)"),
-        (lambda noise: noise.tolist(), TypeError, "a tensor, not list"),
+        (lambda noise, row: noise[:, :2], ValueError, r"shape \(2, 3\) .*not \(2, 2\)"),
+        (lambda noise, row: noise[0], ValueError, r"shape \(2, 3\) .*not \(3,\)"),
+        (lambda noise, row: noise.tolist(), TypeError, "a tensor, not list"),
     ],
     ids=["integers", "float64", "shape", "one state", "list"],
 )
 def test_a_wrong_start_is_refused_before_the_first_call(sampler, start, kind, remedy):
-    remedy = r"target\.start\(noise\) must return " + remedy
+    remedy = r"target\.start\(noise, row\) must return " + remedy
     refuses(lambda target: sampler(target, 2), Walk(start=start), kind, remedy)
+
+
+@both
+def test_a_start_that_does_not_take_its_rows_is_refused_before_the_first_call(sampler):
+    remedy = r"target\.start must take \(noise, row\)"
+    refuses(lambda target: sampler(target, 2), Walk(start=lambda noise: noise), TypeError, remedy)
 
 
 @both

@@ -106,10 +106,9 @@ class Counted:
         key = streams.seeds_of(seed, len(self.calls)).to(self.std.device)
         zero = torch.zeros_like(key)
         unit = streams.normal(key, self.shape, self.std.dtype, stream=streams.START, step=zero, draw=zero)
-        x = start_states(self.target, unit)
-        return Rows(
-            torch.arange(len(key), device=key.device), key, zero, zero, x, torch.zeros_like(x), zero > 0
-        )
+        row = torch.arange(len(key), device=key.device)
+        x = start_states(self.target, unit, row)
+        return Rows(row, key, zero, zero, x, torch.zeros_like(x), zero > 0)
 
     def finish(self, samples: Tensor) -> PeerRun:
         """The run's result, checked."""

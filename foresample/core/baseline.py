@@ -87,7 +87,7 @@ class Sequential:
         )
         look_every = _LOOK_EVERY if self.x.is_cuda else 1
         with torch.no_grad():
-            self.x.copy_(start_states(target, unit))
+            self.x.copy_(start_states(target, unit, self.row))
             for k in range(steps):
                 self.graph.replay() if self.graph else self._transition()
                 if (k + 1) % look_every == 0:

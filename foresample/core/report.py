@@ -47,6 +47,30 @@ Observer = Callable[[Commit], None]
 
 
 @dataclass
+class Evidence:
+    """What a run checked about its target as it went, and what it took on trust."""
+
+    asked_again: int = 0
+    """States of earlier calls that were evaluated a second time."""
+    largest_change: float = 0.0
+    """Largest difference between two such answers, relative to their size."""
+    steps_replayed: int = 0
+    """Steps of the original sampling loop that the chain reproduced to rounding."""
+    trusted: list[str] = field(default_factory=list)
+    """Assumptions that no check covers, a phrase each."""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.asked_again:
+            parts.append(f"{self.asked_again} states asked again (largest change {self.largest_change:.1g})")
+        if self.steps_replayed:
+            parts.append(f"{self.steps_replayed} steps replayed")
+        if self.trusted:
+            parts.append(f"trusted: {', '.join(self.trusted)}")
+        return "; ".join(parts)
+
+
+@dataclass
 class Report:
     """Counted while a run goes on; all figures are totals over its samples unless said otherwise."""
 
@@ -78,6 +102,7 @@ class Report:
     """Samples under way at a time, at most."""
     occupancy: float = math.nan
     """Rounds of samples over rounds of slots: 1 if no slot ever waited."""
+    evidence: Evidence = field(default_factory=Evidence)
     seconds: float = 0.0
     target_seconds: float = 0.0
     """Time inside the target's `predict`; on a GPU that is the time to launch it."""
@@ -121,6 +146,8 @@ class Report:
         ]
         if self.look_calls:
             lines.append(("calls to look at it", f"{self.look_calls}, on at most 4 states"))
+        if str(self.evidence):
+            lines.append(("evidence", str(self.evidence)))
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 

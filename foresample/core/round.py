@@ -314,7 +314,7 @@ def begin(
         sample = torch.arange(len(seed), device=seed.device)
     if x is None:
         unit = streams.normal(seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero)
-        x = start_states(target, unit)
+        x = start_states(target, unit, sample)
     position = torch.arange(window + 1, device=seed.device).expand(len(seed), -1)
     noise = _stream(seed, position, target.shape, x.dtype)
     x, memory = x.contiguous(), begin_memory(drafter, window, sample, x[0])

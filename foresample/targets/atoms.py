@@ -57,7 +57,7 @@ class StructureTarget:
 
     extra = torch.Size([7])
 
-    def start(self, noise: Tensor) -> Tensor:
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
         """Centred positions and the first churn noise, in one: both are Gaussian around the centre, one along it."""
         centre = noise.mean(1, keepdim=True)
         around, along = self.start_scale

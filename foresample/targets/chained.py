@@ -43,7 +43,7 @@ class ChainTarget:
     network: Denoiser
     """network(scale·x, time, row) -> what the chain says it predicts."""
     start_states: Tensor | None = None
-    """[R, *shape]: where to start, instead of at noise."""
+    """[count, *shape]: the state each sample starts from, instead of noise."""
 
     @property
     def std(self) -> Tensor:
@@ -71,10 +71,16 @@ class ChainTarget:
     def calls_per_step(self) -> int:
         return 1 if self.chain.second_weight is None else 2
 
-    def start(self, noise: Tensor) -> Tensor:
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
         if self.start_states is None:
             return self.chain.start_scale * noise
-        return self.start_states + self.chain.start_added * noise
+        known = len(self.start_states)
+        if not (row.is_cuda and torch.cuda.is_current_stream_capturing()) and int(row.max()) >= known:
+            raise ValueError(
+                f"sample {int(row.max())} has no start: start holds {known} states, for samples 0 to {known - 1}; "
+                "give one for each sample"
+            )
+        return self.start_states[row] + self.chain.start_added * noise
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
         chain = self.chain
@@ -263,7 +269,7 @@ def from_chain(
         denoiser: denoiser(x, time, row) -> what the chain says it predicts (`chain.predicts`).
         chain: its coefficients.
         shape: of one state.
-        start: where samples start, [R, *shape], instead of at noise.
+        start: the state each sample starts from, [count, *shape], instead of noise.
         dtype: the chain's, and that of times which are no integers.
         device: the chain's.
     """

@@ -55,8 +55,8 @@ class FrequencyTarget(Wrapper):
         there, back = (left, right.T), (left.T, right)
         self._there, self._back = ([m.contiguous().to(target.std) for m in way] for way in (there, back))
 
-    def start(self, noise: Tensor) -> Tensor:
-        return self._turned(super().start(self._turned_back(noise)))
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
+        return self._turned(super().start(self._turned_back(noise), row))
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
         return self._turned(super().predict(self._turned_back(x), step, row, **extra))

@@ -41,7 +41,7 @@ def test_the_whole_chain_with_the_same_noise(name: str, predictor: Any) -> None:
         score, process, STEPS, (1, 2, 3), predictor=predictor, end=1e-2, denoise=False, dtype=f64
     )
     generator = torch.Generator().manual_seed(0)
-    ours = theirs = target.start(torch.randn(4, 1, 2, 3, dtype=f64, generator=generator))
+    ours = theirs = target.start(torch.randn(4, 1, 2, 3, dtype=f64, generator=generator), torch.arange(4))
     row = torch.arange(4)
     for k, t in enumerate(torch.linspace(1, 1e-2, STEPS, dtype=f64)):
         noise = torch.randn(ours.shape, dtype=f64, generator=generator)

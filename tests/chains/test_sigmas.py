@@ -108,7 +108,7 @@ def test_churned_samplers_with_the_same_noise(steps: Any, churn: dict[str, float
     theirs = getattr(k_diffusion(), name)(denoise, x, LEVELS, disable=True, **churn)
     torch.manual_seed(2)
     noise = torch.stack([torch.randn_like(x) for _ in LEVELS])
-    churned = target.start(noise[0])
+    churned = target.start(noise[0], torch.arange(len(noise[0])))
     torch.testing.assert_close(walk(target, churned, noise[1:], noise), theirs, rtol=1e-9, atol=1e-10)
     assert target.calls_per_step == (1 if steps == "euler" else 2)
 

@@ -32,7 +32,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "def breaks():\n    raise KeyError('weights')\n"
         "class Walk:\n"
         "    shape, std = torch.Size([2]), torch.full((6,), 0.1)\n"
-        "    def start(self, noise):\n        return noise\n"
+        "    def start(self, noise, row):\n        return noise\n"
         "    def predict(self, x, step, row):\n        return 0.9 * x\n"
         "    def mean(self, x, prediction, step):\n        return prediction\n"
         "class Mixing(Walk):\n"

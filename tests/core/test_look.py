@@ -249,7 +249,9 @@ def test_a_prior_is_fitted_on_what_was_sampled_and_not_on_a_look() -> None:
     target, pilots = flow(), 8
     key = seeds_of(2**61, pilots)
     zero = torch.zeros_like(key)
-    starts = target.start(normal(key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero))
+    starts = target.start(
+        normal(key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero), torch.arange(len(key))
+    )
     torch.testing.assert_close(fs.fit_prior(target, window=4, pilots=pilots).states[0, 0], starts.mean(0))
 
 

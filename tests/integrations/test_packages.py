@@ -284,7 +284,7 @@ def test_monai_s_sample_with_the_same_noise(options: dict[str, Any], given: str)
 
 
 def walk(target: Any, noise: list[Tensor]) -> fs.Run:
-    x = target.start(torch.zeros(3, *target.shape))
+    x = target.start(torch.zeros(3, *target.shape), torch.arange(3))
     row = torch.arange(3)
     for k, std in enumerate(target.std):
         step = torch.full_like(row, k)

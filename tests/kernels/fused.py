@@ -166,7 +166,7 @@ def assert_sequential_is_its_formula(target: ChainTarget, *, graph: bool = False
     assert sampler.fused is not None
     assert not sampler.compiled
     x = streams.normal(key, target.shape, target.std.dtype, stream=streams.START, step=key * 0, draw=key * 0)
-    x, previous = target.start(x), torch.zeros_like(x)
+    x, previous = target.start(x, torch.arange(len(x), device=x.device)), torch.zeros_like(x)
     for k in range(len(target.std)):
         step = torch.full_like(key, k)
         noise = streams.normal(key, target.shape, x.dtype, step=step, draw=key * 0)

@@ -68,7 +68,7 @@ class Walk:
     def multistep(self) -> bool:
         return self.previous is not None
 
-    def start(self, noise: Tensor) -> Tensor:
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
         return noise + 0.5 * noise.sin()
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Policy:
     def std(self) -> Tensor:
         return torch.full((PLAN,), STD, dtype=torch.float64)
 
-    def start(self, noise: Tensor) -> Tensor:
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
         return noise
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:

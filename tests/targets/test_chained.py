@@ -49,10 +49,28 @@ def test_samples_start_where_they_are_told_to() -> None:
     target = vp(lambda x, time, row: 0.1 * x, GRIDS[vp][0], (3,), dtype=f64)
     start = states(4, seed=5)
     noise = states(4)
-    assert torch.equal(target.start(noise), noise)
+    assert torch.equal(target.start(noise, torch.arange(4)), noise)
     there = replace(target, start_states=start)
-    assert torch.equal(there.start(noise), start)
+    assert torch.equal(there.start(noise[:2], torch.tensor([3, 0])), start[[3, 0]])
     assert not torch.equal(fs.sample(there, 4, window=2).samples, fs.sample(target, 4, window=2).samples)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 5])
+def test_every_sample_keeps_its_own_start_however_few_slots_there_are(slots: int) -> None:
+    chain = fs.chains.vp_chain(GRIDS[vp][0])
+    start = 100.0 * torch.arange(5.0).unsqueeze(1) + torch.zeros(5, 3)
+    target = fs.targets.from_chain(lambda x, time, row: 0.1 * x, chain, (3,), start=start)
+    everything = fs.sample(target, 5, window=2).samples
+    torch.testing.assert_close(fs.sample(target, 5, window=2, slots=slots).samples, everything)
+    torch.testing.assert_close(fs.sequential(target, 5, slots=slots).samples, fs.sequential(target, 5).samples)
+    assert (everything.mean(1).diff() > 10).all()
+
+
+def test_more_samples_than_starts_are_refused() -> None:
+    chain = fs.chains.vp_chain(GRIDS[vp][0])
+    target = fs.targets.from_chain(lambda x, time, row: 0.1 * x, chain, (3,), start=torch.zeros(4, 3))
+    with pytest.raises(ValueError, match="sample 4 has no start: start holds 4 states"):
+        fs.sample(target, 5, window=2)
 
 
 # ------------------------------------------------------------------ what a network returns
@@ -128,7 +146,7 @@ def test_the_chain_of_a_scheduler_is_its_own_loop(
     noise = torch.randn(14, 2, 3, 4, 4, generator=torch.Generator().manual_seed(3))
     row = torch.arange(2)
     theirs = float(getattr(scheduler, "init_noise_sigma", 1)) * noise[13]
-    ours, previous = target.start(noise[13]), torch.zeros_like(noise[13])
+    ours, previous = target.start(noise[13], torch.arange(len(noise[13]))), torch.zeros_like(noise[13])
     for k, timestep in enumerate(scheduler.timesteps):
         seen = (
             scheduler.scale_model_input(theirs, timestep) if hasattr(scheduler, "scale_model_input") else theirs

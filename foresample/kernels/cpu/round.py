@@ -510,7 +510,7 @@ def prepare(dtype: torch.dtype) -> None:
     chain = SimpleNamespace(
         affine=True, std=ones, state_weight=ones, prediction_weight=ones, previous_weight=None
     )
-    target = cast(Target, SimpleNamespace(chain=chain, std=ones, shape=shape, start=lambda noise: noise))
+    target = cast(Target, SimpleNamespace(chain=chain, std=ones, shape=shape, start=lambda noise, row: noise))
     how = Speculation(Replay(), 1, None, True, last_draftable(ones), Packed())
     rows = begin(target, how.drafter, how.window, torch.zeros(1, dtype=torch.int64))
     draft = propose(target, rows, how)
