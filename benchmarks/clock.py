@@ -142,14 +142,13 @@ def latency(
             print(f"{length:5d} window {size:3d}: {calls:7.1f} calls {ms:8.2f} ms {gain:6.2f}x")
             save(path, "latency", settings, rows=rows, rounds=rounds)
     if not eager:  # rounds of the longest chain and the widest window, which are the last
-        slots = engine._slots(1)
-        assert isinstance(slots, FixedSlots)
-        for drafts in (0, *slots.widths):
-            rounds.append(share := _round_share(target, slots, drafts))
-            print(
-                f"{drafts} drafts: round {share.round_us:.0f} us, network {share.network_us:.0f} us, {share.share:.3f}"
-            )
-            save(path, "latency", settings, rows=rows, rounds=rounds)
+        with engine._lease(1) as slots:
+            assert isinstance(slots, FixedSlots)
+            for drafts in (0, *slots.widths):
+                rounds.append(share := _round_share(target, slots, drafts))
+                took = f"round {share.round_us:.0f} us, network {share.network_us:.0f} us, {share.share:.3f}"
+                print(f"{drafts} drafts: {took}")
+                save(path, "latency", settings, rows=rows, rounds=rounds)
 
 
 def _picture(engine: fs.Engine, seed: Tensor, number: int) -> fs.Run:

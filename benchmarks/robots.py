@@ -162,7 +162,7 @@ class Clock:
             width: int = planner.window or 0
             more: dict[str, Any] = {"auto": window == "auto"}
             if "graph" in run:
-                rounds = planner.engine._under_way.graphs[width]  # type: ignore[union-attr]
+                rounds = planner.engine._idle[-1].graphs[width]
                 more["round_ms"] = 1000 * self._seconds(rounds.replay)
                 more["network_ms"] = 1000 * call_seconds(planner.target, width + 1, graph=True, repeats=20)
         self.note(_row("accelerated", run, width, warm, prior is not None, plans, ms, calls, **more))

@@ -8,6 +8,7 @@ in the slot beside. `slots` has the two ways to keep them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -47,6 +48,9 @@ class Sample:
 
 class Engine:
     """Slots for one target, kept between runs: what was compiled and captured once serves every later run.
+
+    Each draw has slots of its own. Draws may be interleaved, and run in several threads as far as the target allows it;
+    on a GPU every further draw under way takes as much memory again, and is captured again.
 
     Args:
         target: the chain to sample.
@@ -93,7 +97,8 @@ class Engine:
         self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
         asked = getattr(target, "unrecorded", None)  # what is only looked at is no part of a record
         self.look = FreeLook(self.slots * (window + 1), asked) if look else None
-        self._under_way: LooseSlots | FixedSlots | None = None
+        self._idle: list[FixedSlots] = []
+        """Fixed slots that no draw uses."""
 
     def finished(self, seeds: Tensor, observe: Observer | None = None, *, first: int = 0) -> Iterator[Finished]:
         """Samples as they are done, several at a time; sample `first` + i has seeds[i]. Broken ones come with a fault.
@@ -116,27 +121,8 @@ class Engine:
         `stop` is asked before samples are begun; once it says yes, no more are, and those under way are finished.
         Whether a sample is among them is thus decided before it is drawn, and says nothing of it.
         """
-        coming = iter(parts)
-        slots = self._slots(self.slots if at_most is None else min(self.slots, at_most))
-        waiting: tuple[Tensor, Tensor] | None = None
-        while True:
-            with torch.no_grad():
-                while room := slots.capacity - len(slots):
-                    if stop is not None and stop():
-                        break
-                    if waiting is None:
-                        waiting = next(coming, None)
-                        if waiting is None:
-                            break
-                    index, seeds = waiting
-                    if len(index):
-                        slots.admit(index[:room], seeds[:room])
-                    waiting = (index[room:], seeds[room:]) if len(index) > room else None
-                if not len(slots):
-                    return
-                done = slots.advance(observe)
-            if done is not None:
-                yield done
+        with self._lease(self.slots if at_most is None else min(self.slots, at_most)) as slots:
+            yield from _advance(slots, iter(parts), observe, stop)
 
     def stream(self, seeds: Sequence[int] | Tensor, *, ordered: bool = True) -> Iterator[Sample]:
         """Samples one by one, in the order of their seeds: any number of them, said beforehand, is a fair sample.
@@ -180,20 +166,17 @@ class Engine:
     def sample(self, seeds: Sequence[int] | Tensor, observe: Observer | None = None, *, first: int = 0) -> Run:
         """All samples of these seeds, in order, and what they cost; to the target they are number `first` and on."""
         started, seeds = perf_counter(), resolve_seeds(seeds=seeds)
-        looked = self._look_calls
-        parts = []
-        for done in self.finished(seeds, observe, first=first):
-            raise_faults(done.fault, done.index, self.target)
-            parts.append(done)
-        done = in_order(parts)
-        slots = self._under_way
-        assert slots is not None
-        runner = slots.runner
-        report = Report(self.method, runner.steps, len(seeds), self.how.window, slots=slots.capacity)
-        report.calls_per_step = calls_per_step(self.target)
-        run = runner.tally.close(report, done.x, done.calls, done.evaluations)
-        report.occupancy = report.rounds / (slots.capacity * slots.rounds)
-        report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
+        looked, parts = self._look_calls, []
+        with self._lease(min(self.slots, len(seeds))) as slots:
+            for done in _advance(slots, iter([(torch.arange(first, first + len(seeds)), seeds)]), observe):
+                raise_faults(done.fault, done.index, self.target)
+                parts.append(done)
+            done, runner = in_order(parts), slots.runner
+            report = Report(self.method, runner.steps, len(seeds), self.how.window, slots=slots.capacity)
+            report.calls_per_step = calls_per_step(self.target)
+            run = runner.tally.close(report, done.x, done.calls, done.evaluations)
+            report.occupancy = report.rounds / (slots.capacity * slots.rounds)
+            report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
         report.look_calls = self._look_calls - looked
         return run
 
@@ -201,14 +184,47 @@ class Engine:
     def _look_calls(self) -> int:
         return 0 if self.look is None else self.look.calls
 
-    def _slots(self, capacity: int) -> Slots:
-        """Empty slots: new ones, or the fixed ones with what was captured in them."""
+    @contextmanager
+    def _lease(self, capacity: int) -> Iterator[Slots]:
+        """Empty slots for one draw: new ones, or fixed ones that no other draw uses, with what was captured in them."""
         if isinstance(self.how.layout, Packed):
-            self._under_way = LooseSlots(RoundRunner(self.target, self.how, self.look), capacity)
-        elif isinstance(self._under_way, FixedSlots):
-            self._under_way.clear()
-        else:
+            yield LooseSlots(RoundRunner(self.target, self.how, self.look), capacity)
+            return
+        try:
+            slots = self._idle.pop()  # one operation: another thread gets other slots
+        except IndexError:
             with torch.no_grad():
-                runner = RoundRunner(self.target, self.how, self.look)
-                self._under_way = FixedSlots(runner, self.slots, graph=self.graph)
-        return self._under_way
+                slots = FixedSlots(RoundRunner(self.target, self.how, self.look), self.slots, graph=self.graph)
+        slots.clear()
+        try:
+            yield slots
+        finally:
+            self._idle.append(slots)
+
+
+def _advance(
+    slots: Slots,
+    coming: Iterator[tuple[Tensor, Tensor]],
+    observe: Observer | None,
+    stop: Callable[[], bool] | None = None,
+) -> Iterator[Finished]:
+    """Take all samples through these slots; see `Engine.draw`."""
+    waiting: tuple[Tensor, Tensor] | None = None
+    while True:
+        with torch.no_grad():
+            while room := slots.capacity - len(slots):
+                if stop is not None and stop():
+                    break
+                if waiting is None:
+                    waiting = next(coming, None)
+                    if waiting is None:
+                        break
+                index, seeds = waiting
+                if len(index):
+                    slots.admit(index[:room], seeds[:room])
+                waiting = (index[room:], seeds[room:]) if len(index) > room else None
+            if not len(slots):
+                return
+            done = slots.advance(observe)
+        if done is not None:
+            yield done

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from threading import Barrier, local
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from foresample.core.baseline import Sequential
 from foresample.core.noise import seeds_of
 from foresample.core.round import Packed, Padded
 from foresample.engine import Engine
-from foresample.engine.slots import Finished, FixedSlots, LooseSlots
+from foresample.engine.slots import Finished, FixedSlots, LooseSlots, Slots
 from foresample.faults import NO_FAULT
 from foresample.targets import ChainTarget
 from tests.small_chains import CHAINS, flow
@@ -30,16 +33,31 @@ def _plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
 
 
-def engine(target: fs.Target, kind: str, **arguments: Any) -> Engine:
+class WatchedEngine(Engine):
+    """Remembers the slots of each draw."""
+
+    def __init__(self, target: fs.Target, **arguments: Any) -> None:
+        super().__init__(target, **arguments)
+        self.leased: list[Slots] = []
+
+    @contextmanager
+    def _lease(self, capacity: int) -> Iterator[Slots]:
+        with super()._lease(capacity) as slots:
+            self.leased.append(slots)
+            yield slots
+
+
+def engine(target: fs.Target, kind: str, **arguments: Any) -> WatchedEngine:
     """An engine that keeps its slots in one of the two ways, whatever the device."""
-    made = Engine(target, **arguments)
+    made = WatchedEngine(target, **arguments)
     made.how = replace(made.how, layout=Padded() if kind == "fixed" else Packed())
     return made
 
 
-def under_way(made: Engine) -> LooseSlots | FixedSlots:
-    assert made._under_way is not None
-    return made._under_way
+def under_way(made: WatchedEngine) -> LooseSlots | FixedSlots:
+    slots = made.leased[-1]
+    assert isinstance(slots, LooseSlots | FixedSlots)
+    return slots
 
 
 kinds = pytest.mark.parametrize("kind", ["loose", "fixed"])
@@ -388,3 +406,112 @@ def test_a_window_beyond_the_chain_is_cut_and_changes_nothing() -> None:
     assert torch.equal(far.samples, near.samples)
     assert torch.equal(far.calls, near.calls)
     assert far.report.window == 15
+
+
+# ------------------------------------------------------------------ several draws of one engine
+
+
+def taken_in_turn(streams: list[Iterator[fs.Sample]]) -> list[list[fs.Sample]]:
+    """All samples of these streams, one of each at a time."""
+    taken: list[list[fs.Sample]] = [[] for _ in streams]
+    left = list(range(len(streams)))
+    while left:
+        for number in list(left):
+            sample = next(streams[number], None)
+            taken[number].append(sample) if sample is not None else left.remove(number)
+    return taken
+
+
+@kinds
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they are done"])
+def test_streams_of_one_engine_may_be_interleaved(kind: str, ordered: bool) -> None:
+    made = engine(flow(), kind, window=5, slots=3)
+    lengths = {4: 9, 5: 2, 6: 7}
+    found = taken_in_turn([made.stream(seeds_of(s, n), ordered=ordered) for s, n in lengths.items()])
+    for (seed, count), samples in zip(lengths.items(), found, strict=True):
+        alone = list(engine(flow(), kind, window=5, slots=3).stream(seeds_of(seed, count), ordered=ordered))
+        assert [s.index for s in samples] == [s.index for s in alone]
+        for one, two in zip(samples, alone, strict=True):
+            assert torch.equal(one.x, two.x)
+            assert (one.seed, one.calls, one.evaluations) == (two.seed, two.calls, two.evaluations)
+
+
+@kinds
+def test_a_run_inside_of_a_stream_disturbs_neither(kind: str) -> None:
+    """Nor its report: in an observer of the run, and between two samples of a stream."""
+    alone = fs.sample(flow(), 8, window=5, slots=3)
+    made = engine(flow(), kind, window=5, slots=3)
+    lone = engine(flow(), kind, window=5, slots=3).sample(seeds_of(0, 8))
+    other = made.finished(seeds_of(7, 9))
+    drawn = 0
+
+    def observe(commit: fs.Commit) -> None:
+        nonlocal drawn
+        drawn += next(other, None) is not None
+
+    stream = made.stream(seeds_of(0, 8))
+    first = next(stream)
+    run = made.sample(seeds_of(0, 8), observe)
+    rest = list(stream)
+    assert drawn > 3
+    assert torch.equal(run.samples, alone.samples)
+    assert torch.equal(torch.stack([s.x for s in (first, *rest)]), alone.samples)
+    for name in ("rounds", "evaluations", "drafted", "accepted_lengths", "occupancy", "slots", "count"):
+        assert getattr(run.report, name) == getattr(lone.report, name)
+
+
+def test_fixed_slots_are_used_again_once_their_draw_is_over_however_it_ended() -> None:
+    """Exhausted, closed, forgotten or broken; slots of a draw that was never begun are not made."""
+    made = engine(flow(), "fixed", window=5, slots=3)
+    plain = made.sample(seeds_of(0, 5)).samples
+
+    def fails(commit: fs.Commit) -> None:
+        raise RuntimeError("an observer broke")
+
+    def closed() -> None:
+        stream = made.stream(seeds_of(1, 9))
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+
+    def forgotten() -> None:
+        for _ in made.stream(seeds_of(1, 9)):
+            break
+
+    def broke() -> None:
+        with pytest.raises(RuntimeError, match="an observer broke"):
+            made.sample(seeds_of(1, 9), fails)
+
+    def never_begun() -> None:
+        made.stream(seeds_of(1, 9))
+        made.finished(seeds_of(1, 9))
+
+    for end in (closed, forgotten, broke, never_begun):
+        end()
+        assert torch.equal(made.sample(seeds_of(0, 5)).samples, plain)
+    assert len({id(slots) for slots in made.leased}) == 1
+    held = made.stream(seeds_of(1, 9))
+    next(held)
+    assert torch.equal(made.sample(seeds_of(0, 5)).samples, plain)
+    assert len({id(slots) for slots in made.leased}) == 2
+
+
+@kinds
+def test_threads_may_share_an_engine(kind: str) -> None:
+    """Both are under way at once: each waits for the other in its first call."""
+    base, both = flow(), Barrier(2, timeout=60)
+    met = local()
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        if not getattr(met, "other", False):
+            met.other = True
+            both.wait()
+        return base.network(x, time, row)
+
+    made = engine(replace(base, network=network), kind, window=5, slots=3)
+    with ThreadPoolExecutor(2) as threads:
+        runs = list(threads.map(lambda seed: made.sample(seeds_of(seed, 9)), (3, 4)))
+    for seed, run in zip((3, 4), runs, strict=True):
+        alone = engine(base, kind, window=5, slots=3).sample(seeds_of(seed, 9))
+        assert torch.equal(run.samples, alone.samples)
+        assert run.report.accepted_lengths == alone.report.accepted_lengths
+        assert run.report.occupancy == alone.report.occupancy

@@ -70,7 +70,7 @@ def test_when_no_more_are_to_be_begun_those_under_way_are_finished(kind: str) ->
 def test_fixed_slots_queue_the_rounds_that_are_certain_to_be_needed(left: list[int], queued: int) -> None:
     """A round commits at most four transitions here; looking after each would make the device wait for the host."""
     made = engine(flow(), "fixed", window=3, slots=2)
-    slots = made._slots(2)
-    assert isinstance(slots, FixedSlots)
-    slots.left = left
-    assert slots._plan() == (3, queued)
+    with made._lease(2) as slots:
+        assert isinstance(slots, FixedSlots)
+        slots.left = left
+        assert slots._plan() == (3, queued)

@@ -102,16 +102,16 @@ def test_nothing_in_a_round_waits_for_the_device(drafter: fs.Drafter | None) -> 
     """Ten rounds are queued with synchronisation forbidden."""
     target = wide(GPU, torch.float32)
     work = fs.Engine(target, window=6, slots=5, drafter=drafter)
-    slots = work._slots(5)
-    assert isinstance(slots, FixedSlots)
-    slots.admit(torch.arange(5), streams.seeds_of(0, 5))
-    slots._round(6)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(10):
-            slots._round(6)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with work._lease(5) as slots:
+        assert isinstance(slots, FixedSlots)
+        slots.admit(torch.arange(5), streams.seeds_of(0, 5))
+        slots._round(6)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(10):
+                slots._round(6)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("drafter", [None, fs.Frozen("parent")], ids=["fused", "plain"])
