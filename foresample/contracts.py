@@ -129,7 +129,8 @@ class Drafter(Protocol):
         """The memory of rows that have seen nothing; `like` is a state, [*shape]."""
 
     # A drafter that starts from something (`drafters.Prior`) also has prime(memory, row) -> memory, called once after
-    # `begin` with the indices of the samples, [R].
+    # `begin` with the indices of the samples, [R]; and for_target(target) -> drafter, called once before any work, to
+    # move what it starts from to the target's device, or to refuse a target that it does not fit.
 
     def reach(self, memory: DrafterMemory, window: int) -> Tensor:
         """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state).
@@ -231,6 +232,13 @@ def require_drafter(drafter: object) -> None:
             f"{drafter!r} is not a drafter; pass an object such as foresample.Replay() or "
             "foresample.Frozen('nearest'), or see docs/extending.md"
         )
+
+
+def drafter_for(drafter: Drafter, target: Target) -> Drafter:
+    """The drafter, fitted to a target; refused if it is none, or is made for another chain."""
+    require_drafter(drafter)
+    fit = getattr(drafter, "for_target", None)
+    return drafter if fit is None else fit(target)
 
 
 def begin_memory(drafter: Drafter, window: int, row: Tensor, like: Tensor) -> DrafterMemory:

@@ -20,7 +20,10 @@ misleads, so the horizon ends before it (`_horizon`).
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -46,6 +49,11 @@ class Replay:
     prior: Prior | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.prior is not None and not isinstance(self.prior, Prior):
+            raise TypeError(
+                f"prior must be a foresample.Prior, not {type(self.prior).__name__}: fit one with foresample.fit_prior, "
+                "or read one with foresample.Prior.load"
+            )
         if self.prior is not None and not self.secant:
             raise ValueError("a prior needs the secant: leave secant=False out")
 
@@ -54,11 +62,16 @@ class Replay:
         return repr(self) if self.prior is None else f"Replay(secant={self.secant}, prior={self.prior})"
 
     def for_target(self, target: Target) -> Replay:
-        """The same, its prior where the target's chain is; refused if it is of another chain."""
+        """The same, its prior where the target's chain is; refused if it is of another chain.
+
+        A copy, whatever a subclass or the instance has of its own.
+        """
         if self.prior is None:
             return self
         self.prior.require_fits(target)
-        return replace(self, prior=self.prior.to(target.std.device, target.std.dtype))
+        same = copy(self)
+        object.__setattr__(same, "prior", self.prior.to(target.std.device, target.std.dtype))
+        return same
 
     def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
         path = (rows, window + 1, *like.shape)
@@ -159,6 +172,23 @@ class Replay:
         gain = (dp * dx).sum(2) / torch.where(telling, square, 1.0)
         nearest = torch.where(telling, position, -1).cummax(1).values  # telling position at or before each
         return torch.where(nearest >= 0, gain.gather(1, nearest.clamp(min=0)), memory["gain"][:, :width])
+
+
+_METHODS = {
+    name: value for name, value in vars(Replay).items() if isinstance(value, FunctionType) and name[:2] != "__"
+}
+
+
+def is_replay(drafter: object) -> TypeGuard[Replay]:
+    """Whether a drafter drafts as `Replay` does, so that a kernel written for that may take its place.
+
+    A subclass may have more fields or another name. As soon as it, or the instance, has another of the methods, what it
+    guesses is its own affair and the plain round asks it.
+    """
+    kind, own = type(drafter), getattr(drafter, "__dict__", {})
+    return isinstance(drafter, Replay) and all(
+        getattr(kind, name) is method and name not in own for name, method in _METHODS.items()
+    )
 
 
 def _horizon(memory: DrafterMemory, path: DraftPath, moved: Tensor, committed: Tensor) -> Tensor:

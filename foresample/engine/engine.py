@@ -20,7 +20,7 @@ from foresample.contracts import (
     Target,
     at_least_one,
     calls_per_step,
-    require_drafter,
+    drafter_for,
     require_own_chain,
     require_target,
 )
@@ -83,10 +83,7 @@ class Engine:
         self.slots = at_least_one("slots", slots)
         window = min(at_least_one("window", window), max(1, len(target.std) - 1))  # a longer one drafts no more
         block = None if block is None else at_least_one("block", block)
-        drafter = Replay() if drafter is None else drafter
-        require_drafter(drafter)
-        if isinstance(drafter, Replay):
-            drafter = drafter.for_target(target)
+        drafter = drafter_for(Replay() if drafter is None else drafter, target)
         if graph:
             require_cuda(target)
         self.target, self.graph = target, graph

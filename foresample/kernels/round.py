@@ -36,7 +36,7 @@ from foresample.core.report import Commit
 from foresample.core.round import Call, Padded, Rows, Speculation
 from foresample.core.verify import FAR
 from foresample.drafters.prior import is_diagonal
-from foresample.drafters.replay import DIVERGED, Replay
+from foresample.drafters.replay import DIVERGED, Replay, is_replay
 from foresample.faults import BROKEN_STATE, NO_FAULT
 from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
 from foresample.kernels.noise import normals, unit
@@ -559,7 +559,7 @@ class FusedDraft:
 
 def serves(drafter: object, size: int) -> bool:
     """Whether these kernels draft as this drafter does, for states of so many elements."""
-    if not isinstance(drafter, Replay) or not drafter.secant:
+    if not is_replay(drafter) or not drafter.secant:
         return False
     response = None if drafter.prior is None else drafter.prior.response
     return response is None or is_diagonal(response) or size <= MOST_ELEMENTS

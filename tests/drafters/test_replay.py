@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import foresample as fs
-from tests.small_chains import mixture, strays
+from foresample.core.noise import seeds_of
+from foresample.core.round import Layout, Packed, Padded, Speculation, last_draftable
+from foresample.drafters.replay import is_replay
+from tests.small_chains import flow, mixture, strays
 
 
 class Plain:
@@ -187,3 +194,115 @@ def test_nothing_is_learned_from_a_draft_that_broke_the_network(monkeypatch: pyt
     run = fs.sample(strays(), 500, window=10, drafter=drafter)
     assert sum(drafter.spared) > 50  # else there was nothing to be careful of
     assert torch.equal(run.samples, fs.sample(strays(), 500, window=10).samples)
+
+
+# ------------------------------------------------------------------ who drafts as Replay does
+
+
+class Named(fs.Replay):
+    """Another name, and nothing else."""
+
+    def __str__(self) -> str:
+        return "named"
+
+
+@dataclass(frozen=True)
+class Scaled(fs.Replay):
+    """A field and a guess of its own."""
+
+    by: float = 0.5
+
+    def guess(self, *given: Any) -> Tensor:
+        return self.by * super().guess(*given)
+
+
+def subclass_with(method: str) -> type[fs.Replay]:
+    """A subclass whose method does what Replay's does: nobody can know that."""
+
+    def same(self: fs.Replay, *given: Any) -> Any:
+        return getattr(fs.Replay, method)(self, *given)
+
+    return type("Own", (fs.Replay,), {method: same})
+
+
+def instance_with(method: str, **fields: Any) -> fs.Replay:
+    drafter = fs.Replay(**fields)
+    object.__setattr__(drafter, method, getattr(fs.Replay(**fields), method))
+    return drafter
+
+
+METHODS = ("begin", "prime", "reach", "guess", "learn", "_gain")
+OWN: dict[str, Callable[[], fs.Drafter]] = {
+    **{f"subclass with {name}": partial(lambda name: subclass_with(name)(), name) for name in METHODS},
+    **{f"instance with {name}": partial(instance_with, name) for name in METHODS},
+    "subclass of such a subclass": lambda: type("Deeper", (Scaled,), {})(),
+    "another drafter": lambda: fs.Frozen("nearest"),
+    "a class": lambda: fs.Replay,  # type: ignore[return-value, dict-item]
+}
+
+
+def takes_its_place(drafter: Any) -> dict[str, bool]:
+    """Which kernels would draft in the place of this drafter."""
+    target = flow()
+    how = Speculation(drafter, 4, None, True, last_draftable(target.std), Packed())
+    found = {"rule": is_replay(drafter)}
+    if find_spec("numba"):
+        from foresample.kernels.cpu import round as compiled
+
+        found["numba"] = compiled.serves(target, how)
+    if find_spec("triton"):
+        from foresample.kernels import round as fused
+
+        found["triton"] = fused.serves(drafter, target.shape.numel())
+    return found
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_no_kernel_drafts_in_the_place_of_a_drafter_with_a_method_of_its_own(name: str) -> None:
+    """The same answer for every kernel: else a subclass is asked on one device and replaced on another."""
+    assert set(takes_its_place(OWN[name]()).values()) == {False}
+
+
+@pytest.mark.parametrize("drafter", [fs.Replay(), Named(), fs.Replay(prior=None)], ids=str)
+def test_kernels_draft_in_the_place_of_replay_by_whatever_name(drafter: fs.Replay) -> None:
+    assert set(takes_its_place(drafter).values()) == {True}
+
+
+def test_a_method_that_was_replaced_in_the_class_is_not_drafted_by_a_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fs.Replay, "guess", Scaled.guess)
+    assert set(takes_its_place(fs.Replay()).values()) == {False}
+
+
+@pytest.mark.parametrize("layout", [Packed(), Padded()], ids=["packed", "padded"])
+def test_an_engine_asks_a_drafter_of_one_s_own_also_with_a_prior(layout: Layout) -> None:
+    """A prior is moved to the target's device in a copy: what a subclass or an instance has of its own stays."""
+    target, asked = flow(), list[str]()
+    prior = fs.fit_prior(target, window=4, pilots=8)
+
+    class Noting(fs.Replay):
+        def __init__(self, note: str) -> None:  # arguments of its own
+            super().__init__(prior=prior)
+            object.__setattr__(self, "note", note)
+
+        def guess(self, *given: Any) -> Tensor:
+            asked.append(vars(self)["note"])
+            return super().guess(*given)
+
+    patched = fs.Replay(prior=prior)
+    object.__setattr__(
+        patched, "guess", lambda *given: asked.append("patched") or fs.Replay.guess(patched, *given)
+    )
+    plain = fs.sample(target, 3, window=4, drafter=fs.Replay(prior=prior)).samples
+    for drafter, note in ((Noting("mine"), "mine"), (patched, "patched")):
+        asked.clear()
+        made = fs.Engine(target, window=4, slots=3, drafter=drafter)
+        made.how = replace(made.how, layout=layout)
+        torch.testing.assert_close(made.sample(seeds_of(0, 3)).samples, plain)
+        assert set(asked) == {note}
+
+
+def test_what_is_no_prior_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"prior must be a foresample.Prior, not str: .*Prior.load"):
+        fs.Replay(prior="prior.safetensors")  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ from foresample.core import noise as streams
 from foresample.core import verify
 from foresample.core.report import Commit, Tally
 from foresample.core.round import Call, Packed, Rows, Speculation, begin, last_draftable
-from foresample.drafters.replay import DIVERGED, Replay
+from foresample.drafters.replay import DIVERGED, Replay, is_replay
 from foresample.faults import BROKEN_STATE, NO_FAULT
 from foresample.kernels.cpu.compiling import compiled, summing
 from foresample.kernels.cpu.coupling import acceptance, ndtri, residual, tilted_cdf
@@ -452,7 +452,7 @@ def serves(target: Target, how: Speculation) -> bool:
     chain, drafter, size = affine_chain(target), how.drafter, target.shape.numel()
     if chain is None or target.std.dtype not in (torch.float32, torch.float64):
         return False
-    if type(drafter) is not Replay or not drafter.secant:  # a subclass may guess in its own way
+    if not is_replay(drafter) or not drafter.secant:
         return False
     if not how.recycle or not isinstance(how.layout, Packed):
         return False
