@@ -62,6 +62,10 @@ class Target(Protocol):
         """
 
 
+class UnknownRow(ValueError, IndexError):
+    """A target looks something up by `row`, and has nothing for this one."""
+
+
 class Wrapper:
     """A target that is another one to all who ask, whatever that has of the contract; a subclass says what it does
     otherwise."""

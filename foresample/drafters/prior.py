@@ -35,11 +35,30 @@ class Prior:
     """[N, d, d]: J_k, for states of d elements; or its diagonal, [N, 1, d]."""
 
     def __post_init__(self) -> None:
-        if self.states.shape != self.predictions.shape or self.states.ndim < 3:
+        for name, value in self._tensors().items():
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                raise TypeError(f"a prior's {name} must be a tensor of floating-point numbers")
+        states, predictions = tuple(self.states.shape), tuple(self.predictions.shape)
+        if states != predictions or len(states) < 3:
             raise ValueError(
-                f"a prior's states and predictions are [paths, steps, *shape] both, not {tuple(self.states.shape)} and "
-                f"{tuple(self.predictions.shape)}"
+                f"a prior's states and predictions are [paths, steps, *shape] both, not {states} and {predictions}"
             )
+        if 0 in states:
+            raise ValueError(
+                f"a prior needs at least one path and one step, but its states have shape {states}"
+            )
+        steps, size = self.steps, self.states.shape[2:].numel()
+        if self.gain is not None and self.gain.shape != (steps,):
+            raise ValueError(
+                f"a prior's gain is one slope for each step of its paths, [{steps}], not {list(self.gain.shape)}"
+            )
+        if self.response is not None:
+            found = tuple(self.response.shape)
+            if found[1:] not in ((size, size), (1, size)) or found[0] < steps:
+                raise ValueError(
+                    f"a prior's response is a matrix or its diagonal for each step of the chain, [N, {size}, {size}] "
+                    f"or [N, 1, {size}] with N of at least {steps}, the steps of its paths, not {list(found)}"
+                )
 
     def require_fits(self, target: Target) -> None:
         """Refuse a prior of another chain, before any work."""
@@ -90,7 +109,7 @@ class Prior:
 
         try:
             return Prior(**load_file(path))
-        except (SafetensorError, TypeError) as error:
+        except (SafetensorError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no prior ({error}): fit one again") from None
 
     def __repr__(self) -> str:

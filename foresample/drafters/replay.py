@@ -51,8 +51,8 @@ class Replay:
     def __post_init__(self) -> None:
         if self.prior is not None and not isinstance(self.prior, Prior):
             raise TypeError(
-                f"prior must be a foresample.Prior, not {type(self.prior).__name__}: fit one with foresample.fit_prior, "
-                "or read one with foresample.Prior.load"
+                f"prior must be a foresample.Prior, not {type(self.prior).__name__}: fit one with "
+                "foresample.fit_prior, or read one with foresample.Prior.load"
             )
         if self.prior is not None and not self.secant:
             raise ValueError("a prior needs the secant: leave secant=False out")

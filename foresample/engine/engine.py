@@ -162,10 +162,17 @@ class Engine:
 
     def sample(self, seeds: Sequence[int] | Tensor, observe: Observer | None = None, *, first: int = 0) -> Run:
         """All samples of these seeds, in order, and what they cost; to the target they are number `first` and on."""
-        started, seeds = perf_counter(), resolve_seeds(seeds=seeds)
-        looked, parts = self._look_calls, []
+        seeds = resolve_seeds(seeds=seeds)
+        return self.sample_rows(torch.arange(first, first + len(seeds)), seeds, observe)
+
+    def sample_rows(self, rows: Tensor, seeds: Tensor, observe: Observer | None = None) -> Run:
+        """`sample`, of samples that are these rows to the target and the drafter; several may be the same row.
+
+        They come in the order of their rows, those of one row in any order.
+        """
+        started, looked, parts = perf_counter(), self._look_calls, []
         with self._lease(min(self.slots, len(seeds))) as slots:
-            for done in _advance(slots, iter([(torch.arange(first, first + len(seeds)), seeds)]), observe):
+            for done in _advance(slots, iter([(rows, seeds)]), observe):
                 raise_faults(done.fault, done.index, self.target)
                 parts.append(done)
             done, runner = in_order(parts), slots.runner

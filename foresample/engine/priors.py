@@ -57,19 +57,42 @@ class RecordingTarget(Wrapper):
         return prediction
 
 
+class RowsInTurn(Wrapper):
+    """A target for any number of samples: sample i is row i % rows of another target."""
+
+    def __init__(self, target: Target, rows: int) -> None:
+        super().__init__(target)
+        self.rows = rows
+
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
+        return super().start(noise, row % self.rows)
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        return super().predict(x, step, row % self.rows, **extra)
+
+
 def fit_prior(
-    target: Target, *, window: int, pilots: int = 64, paths: int = 1, seed: int = 0, slots: int | None = None
+    target: Target,
+    *,
+    window: int,
+    pilots: int = 64,
+    paths: int = 1,
+    seed: int = 0,
+    slots: int | None = None,
+    rows: int | None = None,
 ) -> Prior:
     """A prior for `Replay`, from pilots drawn now.
 
     Args:
         target: the chain.
         window: of the runs it is for: the table has window + 1 steps.
-        pilots: samples to draw; they take rows 0 … pilots − 1 of the target.
+        pilots: samples to draw.
         paths: tables to fit: sample i uses number i % paths. A conditional target whose classes come in turn may have
             one a class.
         seed: of the pilots.
         slots: pilots under way at a time; all by default.
+        rows: how many the target has, if it looks something up by `row` (labels, prompts, start states): pilots are
+            rows 0 … rows − 1 in turn. As many as there are pilots by default.
     """
     require_target(target)
     window, pilots, paths = (
@@ -77,13 +100,19 @@ def fit_prior(
     )
     if pilots < 2 * paths:
         raise ValueError(f"{pilots} pilots are too few for {paths} paths: draw at least two for each")
-    steps = len(target.std)
-    recorded = RecordingTarget(target, pilots, steps if _has_jacobian(target) else min(window + 1, steps))
+    rows, steps = pilots if rows is None else at_least_one("rows", rows), len(target.std)
+    kept = steps if _has_jacobian(target) else min(window + 1, steps)
+    recorded = RecordingTarget(RowsInTurn(target, rows), pilots, kept)
     # The runs the prior is for look for themselves.
     engine = Engine(recorded, window=window, slots=slots or pilots, look=False)
     seeds = seeds_of(_SEED + seed, pilots)
-    engine.sample(seeds)
-    kept = recorded.steps
+    try:
+        engine.sample(seeds)
+    except IndexError as error:
+        last = min(rows, pilots) - 1
+        raise ValueError(
+            f"the target cannot look up one of rows 0 … {last} ({error}): say how many it has, as rows=4"
+        ) from error
     return prior_of_paths(
         target,
         recorded.states[:, :kept],

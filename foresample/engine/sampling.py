@@ -91,6 +91,10 @@ def stream(
     waits: see `Engine.stream`, also for `ordered=False`, whose first samples are **not** a fair sample. The other
     arguments are those of `sample`.
     """
+    if isinstance(window, str | Tuning):
+        raise ValueError(
+            "stream takes a number as its window: pass the one that foresample.tune found, if it found one that gains"
+        )
     engine = Engine(
         target,
         window=window,

@@ -22,10 +22,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, predict, require_target
+from foresample.contracts import Drafter, Target, at_least_one, drafter_for, predict, require_target
 from foresample.core.baseline import Sequential
 from foresample.core.noise import extra_noise, seeds_of
+from foresample.core.report import Run
 from foresample.core.round import Padded
+from foresample.drafters import Replay
 from foresample.engine.engine import Engine
 from foresample.kernels.graphs import capture
 from foresample.schema import (
@@ -135,6 +137,9 @@ def tune(
 ) -> Tuning:
     """Measure the windows and pick one.
 
+    The samples drawn for that are rows 0 … slots − 1 of the target, over and over: no others than a run has that keeps
+    `slots` samples under way.
+
     Args:
         target: the chain.
         slots: samples under way at a time; 1 asks for the latency of a single sample.
@@ -149,6 +154,8 @@ def tune(
         progress: called with what is being measured.
     """
     require_target(target)
+    slots = at_least_one("slots", slots)
+    drafter = drafter_for(Replay() if drafter is None else drafter, target)
     steps = len(target.std)
     say = progress or (lambda what: None)
     say("sequential")
@@ -162,6 +169,9 @@ def tune(
     trials: list[Trial] = []
     engines: dict[int, Engine] = {}
 
+    def pilots(engine: Engine, seed: int, count: int) -> Run:
+        return engine.sample_rows(torch.arange(count) % slots, seeds_of(seed, count))
+
     def attempt(window: int) -> Trial:
         say(f"window {window}")
         engine = Engine(
@@ -174,9 +184,9 @@ def tune(
             graph=graph,
             look=look and not engines,
         )
-        engine.sample(seeds_of(_SEED, slots))
+        pilots(engine, _SEED, slots)
         started = _now(target)
-        run = engine.sample(seeds_of(_SEED + 1, samples or 2 * slots))
+        run = pilots(engine, _SEED + 1, samples or 2 * slots)
         seconds, report = _now(target) - started, run.report
         rounds = report.rounds / (report.occupancy * report.slots)  # of all slots at once
         # Fixed slots cost the same when they wait; in a long run they do not.
@@ -204,7 +214,7 @@ def tune(
         return Tuning(steps, slots, step_seconds, trials, None, None)
     say(f"window {best.window} and sequential once more")
     count = 4 * slots
-    seconds = _seconds(lambda: engines[best.window].sample(seeds_of(_SEED + 2, count)), target)
+    seconds = _seconds(lambda: pilots(engines[best.window], _SEED + 2, count), target)
     achieved = sequential_seconds() * count / slots / seconds
     return Tuning(steps, slots, step_seconds, trials, best.window if achieved > 1 else None, achieved)
 

@@ -28,6 +28,7 @@ from foresample.chains import (
 )
 from foresample.chains.chain import per_row
 from foresample.chains.sde import Process
+from foresample.contracts import UnknownRow
 
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """denoiser(x, time, row): states [B, *shape], their times [B] and sample indices [B] -> [B, *shape]."""
@@ -76,7 +77,7 @@ class ChainTarget:
             return self.chain.start_scale * noise
         known = len(self.start_states)
         if not (row.is_cuda and torch.cuda.is_current_stream_capturing()) and int(row.max()) >= known:
-            raise ValueError(
+            raise UnknownRow(
                 f"sample {int(row.max())} has no start: start holds {known} states, for samples 0 to {known - 1}; "
                 "give one for each sample"
             )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import foresample as fs
@@ -231,8 +234,86 @@ def test_refusals() -> None:
         fs.sample(
             target, 2, window=3, drafter=fs.Replay(prior=fs.Prior(torch.zeros(1, 4, 3), torch.zeros(1, 4, 3)))
         )
-    short = fs.Prior(table, table, response=torch.zeros(3, 2, 2))
+    short = fs.Prior(table, table, response=torch.zeros(4, 2, 2))
     with pytest.raises(ValueError, match="fit one for this number of steps"):
         fs.sample(target, 2, window=3, drafter=fs.Replay(prior=short))
     with pytest.raises(ValueError, match="at least two for each"):
         fs.fit_prior(target, window=3, pilots=3, paths=2)
+
+
+TABLE = torch.zeros(2, 4, 3)
+"""Two paths of four steps, of states with three elements."""
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "a short gain": (
+        {"gain": torch.zeros(3)},
+        r"gain is one slope for each step of its paths, \[4\], not \[3\]",
+    ),
+    "a long gain": ({"gain": torch.zeros(5)}, r"gain is one slope .* \[4\], not \[5\]"),
+    "a gain a path": ({"gain": torch.zeros(2, 4)}, r"gain is one slope .* \[4\], not \[2, 4\]"),
+    "one gain": ({"gain": torch.tensor(1.0)}, r"gain is one slope .* \[4\], not \[\]"),
+    "no path": (
+        {"states": TABLE[:0], "predictions": TABLE[:0]},
+        r"at least one path and one step, .*\(0, 4, 3\)",
+    ),
+    "no step": ({"states": TABLE[:, :0], "predictions": TABLE[:, :0]}, "at least one path and one step"),
+    "no element": ({"states": TABLE[..., :0], "predictions": TABLE[..., :0]}, "at least one path and one step"),
+    "other predictions": ({"predictions": TABLE[:, :3]}, r"\[paths, steps, \*shape\] both"),
+    "scalar states": (
+        {"states": TABLE[..., 0], "predictions": TABLE[..., 0]},
+        r"\[paths, steps, \*shape\] both",
+    ),
+    "a short response": ({"response": torch.zeros(3, 3, 3)}, r"with N of at least 4, .*not \[3, 3, 3\]"),
+    "a response of others": (
+        {"response": torch.zeros(9, 2, 2)},
+        r"\[N, 3, 3\] or \[N, 1, 3\] .*not \[9, 2, 2\]",
+    ),
+    "a response a step": ({"response": torch.zeros(9)}, r"matrix or its diagonal .*not \[9\]"),
+    "a response without rows": ({"response": torch.zeros(9, 3)}, r"matrix or its diagonal .*not \[9, 3\]"),
+    "integers": ({"states": TABLE.long()}, "a prior's states must be a tensor of floating-point numbers"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_prior_that_is_none_is_refused_wherever_it_comes_from(name: str, tmp_path: Path) -> None:
+    """Made, or read from a damaged file."""
+    fields, sentence = UNFIT[name]
+    tensors: dict[str, Tensor] = {"states": TABLE, "predictions": TABLE, **fields}
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        fs.Prior(**tensors)
+    save_file({n: value.clone().contiguous() for n, value in tensors.items()}, tmp_path / "damaged.safetensors")
+    with pytest.raises(
+        ValueError, match=rf"damaged.safetensors holds no prior \(.*{sentence}.*\): fit one again"
+    ):
+        fs.Prior.load(tmp_path / "damaged.safetensors")
+
+
+def test_a_prior_that_fits_nothing_is_no_list() -> None:
+    with pytest.raises(TypeError, match="a prior's states must be a tensor of floating-point numbers"):
+        fs.Prior([[[0.0]]], TABLE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("draw", ["sample", "stream", "tune", "engine"])
+def test_a_prior_of_another_chain_is_refused_before_any_call(draw: str) -> None:
+    target, calls = ddpm(), 0
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return target.network(x, time, row)
+
+    counted = replace(target, network=network)
+    table = torch.zeros(1, 4, 2)
+    draws: dict[str, Callable[[fs.Drafter], object]] = {
+        "sample": lambda drafter: fs.sample(counted, 2, window=3, drafter=drafter),
+        "stream": lambda drafter: next(fs.stream(counted, 2, window=3, slots=2, drafter=drafter)),
+        "tune": lambda drafter: fs.tune(counted, drafter=drafter),
+        "engine": lambda drafter: fs.Engine(counted, window=3, slots=2, drafter=drafter),
+    }
+    for response, states, sentence in (
+        (torch.zeros(13, 2, 2), table, "fit one for this number of steps"),
+        (None, torch.zeros(1, 4, 3), "fit one for this target"),
+    ):
+        drafter = fs.Replay(prior=fs.Prior(states, states, response=response))
+        with pytest.raises(ValueError, match=sentence):
+            draws[draw](drafter)
+        assert calls == 0
