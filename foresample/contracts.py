@@ -58,7 +58,8 @@ class Target(Protocol):
 
         A target whose mean is affine may offer its weights as `chain` (`AffineChain`): rounds on a GPU are fused
         then. One in whose basis the prediction's average Jacobian is a diagonal may say which elements are alike, as
-        `bands`: a number for each, [elements of a state], on the CPU; priors hold that diagonal then.
+        `bands`: a number for each, [elements of a state], on the CPU; priors hold that diagonal then. One that knows
+        more about a NaN ends the error with its `fault_hint`, a string.
         """
 
 
@@ -78,6 +79,7 @@ class Wrapper:
             bands(target),
             offered_chain(target),
         )
+        self.fault_hint: str = getattr(target, "fault_hint", "")  # read by `faults`
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
         return self.target.start(noise, row)

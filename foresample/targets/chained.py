@@ -128,7 +128,7 @@ def vp(
         alpha_bar: ᾱ at the states the chain visits, [N], rising from noise to data; the last transition
             goes to ᾱ = 1 and is deterministic.
         shape: of one state.
-        time: what the network is told of each step, [N]; ᾱ itself by default.
+        time: what the network is told of each step, [N]; ᾱ itself by default. Integers stay integers.
         eta: noise of the chain, 0 < eta ≤ 1.
         predicts: what the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
         reuse: what drafters reuse.
@@ -136,7 +136,7 @@ def vp(
         learned_base: for a network with a learned variance ("learned_range": it returns 2C channels, the second half
             of which says where between β̃ and β the variance is, −1 … 1): what of it is certain (`vp.learned_range`),
             0.9 say. It stops with a sentence where that is undercut; `foresample.check` says how near it comes.
-        dtype: the chain's.
+        dtype: the chain's, and that of times which are no integers.
         device: the chain's.
     """
     chain = vp_chain(
@@ -148,7 +148,7 @@ def vp(
         clip=clip,
         learned_base=learned_base,
     )
-    return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
+    return from_chain(denoiser, chain, shape, dtype=dtype, device=device)
 
 
 def flow(
@@ -171,14 +171,14 @@ def flow(
             goes to 0.
         shape: of one state.
         churn: ε, how much noise the chain adds.
-        time: what the network is told of each step, [N]; σ itself by default.
+        time: what the network is told of each step, [N]; σ itself by default. Integers stay integers.
         predicts: what the network returns: "x0", "eps" or "v" (= ξ − x0).
         reuse: what drafters reuse.
-        dtype: the chain's.
+        dtype: the chain's, and that of times which are no integers.
         device: the chain's.
     """
     chain = flow_chain(sigmas, churn=churn, time=time, predicts=predicts, reuse=reuse)
-    return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
+    return from_chain(denoiser, chain, shape, dtype=dtype, device=device)
 
 
 def from_edm(
@@ -210,7 +210,7 @@ def from_edm(
         s_max: levels above are not churned.
         s_noise: scales the noise added.
         steps: "euler", one network call a step; "heun" (the paper's) or "midpoint", two.
-        dtype: the chain's.
+        dtype: the chain's, and that of times which are no integers.
         device: the chain's.
     """
     chain = edm_chain(sigmas, churn=churn, s_min=s_min, s_max=s_max, s_noise=s_noise, steps=steps)
@@ -243,7 +243,7 @@ def reverse_sde(
         denoise: whether the last step adds no noise.
         predicts: what the network returns: "score", or "eps" (= −σ(t) score), "x0", "v".
         reuse: what drafters reuse.
-        dtype: the chain's.
+        dtype: the chain's, and that of times which are no integers.
         device: the chain's.
     """
     chain = reverse_sde_chain(
@@ -303,7 +303,7 @@ def langevin(
         device: the chain's.
     """
     chain = langevin_chain(step_size, steps, start_scale=start_scale)
-    return ChainTarget(chain.to(device, dtype), torch.Size(shape), score)
+    return from_chain(score, chain, shape, dtype=dtype, device=device)
 
 
 def from_scheduler(
@@ -334,7 +334,7 @@ def from_scheduler(
         shape: of one state.
         eta: what would be passed to DDIM's `step`; other schedulers have no use for it.
         reuse: what drafters reuse: "x0", "v" or "eps".
-        dtype: the chain's, whatever the network runs in.
+        dtype: the chain's, whatever the network runs in, and that of timesteps which are no integers.
         device: the chain's.
     """
     if getattr(scheduler, "num_inference_steps", None) is None:
@@ -342,7 +342,7 @@ def from_scheduler(
     chain = scheduler_chain(scheduler, eta=eta, reuse=reuse)
     start_scale = float(getattr(scheduler, "init_noise_sigma", 1.0))  # flow matching starts at unit noise
     chain = replace(chain, start_scale=start_scale)
-    return ChainTarget(chain.to(device, dtype), torch.Size(shape), _cast(denoiser))
+    return from_chain(denoiser, chain, shape, dtype=dtype, device=device)
 
 
 def _cast(denoiser: Denoiser) -> Denoiser:

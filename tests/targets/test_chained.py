@@ -221,3 +221,59 @@ def test_a_solver_of_first_order_reuses_what_it_is_told_to() -> None:
 def test_what_is_no_scheduler_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no timesteps yet: call scheduler\.set_timesteps"):
         from_scheduler(object(), network, (3,))
+
+
+# ------------------------------------------------------------------ what the network is handed
+
+SIGMAS = torch.tensor([8.0, 3.0, 1.0, 0.2, 0.0], dtype=f64)
+MAKERS: dict[str, Callable[..., ChainTarget]] = {
+    "vp": lambda network, **how: vp(network, GRIDS[vp][0], (3,), **how),
+    "vp, times": lambda network, **how: vp(network, GRIDS[vp][0], (3,), time=torch.rand(4, dtype=f64), **how),
+    "flow": lambda network, **how: flow(network, GRIDS[flow][0], (3,), churn=0.4, **how),
+    "from_edm": lambda network, **how: fs.targets.from_edm(network, SIGMAS, (3,), churn=4, **how),
+    "from_edm, heun": lambda network, **how: fs.targets.from_edm(
+        network, SIGMAS, (3,), churn=4, steps="heun", **how
+    ),
+    "reverse_sde": lambda network, **how: fs.targets.reverse_sde(
+        network, fs.chains.VE(0.1, 8.0), 5, (3,), **how
+    ),
+    "from_chain": lambda network, **how: fs.targets.from_chain(
+        network, fs.chains.dpmpp_sde_chain(SIGMAS), (3,), **how
+    ),
+    "langevin": lambda network, **how: fs.targets.langevin(network, (3,), step_size=0.1, steps=5, **how),
+    "DDPM": lambda network, **how: from_scheduler(scheduler_of("DDPMScheduler", 5), network, (3,), **how),
+    "Euler": lambda network, **how: from_scheduler(
+        scheduler_of("EulerAncestralDiscreteScheduler", 5), network, (3,), **how
+    ),
+    "flow matching": lambda network, **how: from_scheduler(
+        scheduler_of("FlowMatchEulerDiscreteScheduler", 5, stochastic_sampling=True), network, (3,), **how
+    ),
+}
+WHOLE = ("langevin", "DDPM")
+"""Those that tell the network whole numbers: the step, or a timestep."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, f64])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_network_gets_states_and_times_in_the_chain_s_dtype(maker: str, dtype: torch.dtype) -> None:
+    """A network in float32 breaks on float64 times, or answers in float64; whole numbers stay whole."""
+    handed: list[tuple[torch.dtype, torch.dtype, torch.dtype]] = []
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        handed.append((x.dtype, time.dtype, row.dtype))
+        return 0.1 * x
+
+    target = MAKERS[maker](network, dtype=dtype)
+    for draw in (fs.sequential(target, 2), fs.sample(target, 2, window=3)):
+        assert draw.samples.dtype == dtype
+    whole = torch.int64 if maker in WHOLE else dtype
+    assert set(handed) == {(dtype, whole, torch.int64)}
+
+
+@pytest.mark.parametrize("process", list(GRIDS), ids=["vp", "flow"])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_whole_times_stay_whole(process: Callable[..., ChainTarget], kind: torch.dtype) -> None:
+    grid, options = GRIDS[process]
+    target = process(lambda x, time, row: x, grid, (3,), time=torch.tensor([9, 5, 2, 0], dtype=kind), **options)
+    assert target.chain.time is not None
+    assert target.chain.time.dtype == kind
