@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import foresample as fs
-from foresample.contracts import affine_chain
+from foresample.contracts import affine_chain, require_own_chain
 from foresample.targets import replicated
 
 
@@ -172,6 +172,124 @@ def test_a_chain_that_is_not_the_target_s_own_is_refused(sampler, broken):
     assert affine_chain(Offering()) is not None
     remedy = r"Offering offers a chain that is not its own.*one that agrees, or none"
     refuses(lambda target: sampler(target, 2), Offering(**broken), ValueError, remedy)
+
+
+class Long:
+    """A chain of a hundred steps with a mean of its own, which leaves the chain it offers where it is told to."""
+
+    shape, calls = torch.Size([2]), 0
+
+    def __init__(self, leaves, dtype=torch.float64):
+        ones = torch.ones(100, dtype=dtype)
+        self.std, self.leaves = 0.1 * ones, leaves
+        self.chain = fs.targets.Chain(self.std, 0.5 * ones, 0.5 * ones)
+
+    def start(self, noise, row):
+        return noise
+
+    def predict(self, x, step, row):
+        self.calls += 1
+        return 0.9 * x
+
+    def mean(self, x, prediction, step):
+        return self.leaves(0.5 * x + 0.5 * prediction, step.unsqueeze(1))
+
+
+LEAVES = {
+    **{f"step {k}": (k, lambda mean, step, k=k: mean + (step == k)) for k in (0, 1, 44, 98, 99)},
+    "late steps": (88, lambda mean, step: torch.where((step >= 88) & (step < 98), mean + 1, mean)),
+    "large states at a step": (57, lambda mean, step: torch.where(step == 57, mean.clamp(-30, 30), mean)),
+    "small states at a step": (58, lambda mean, step: torch.where((step == 58) & (mean.abs() < 1), 0.0, mean)),
+    "NaN at a step": (59, lambda mean, step: torch.where(step == 59, torch.nan, mean)),
+    "rounding is no reason": (None, lambda mean, step: mean * (1 + 1e-12)),
+    "it does not leave": (None, lambda mean, step: mean),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda target: fs.sample(target, 2, window=3),
+        lambda target: fs.sequential(target, 2),
+        lambda target: fs.tune(target, windows=[2]),
+        lambda target: fs.check(target, window=3, samples=2),
+        lambda target: fs.sample(replicated([target]), 2, window=3),
+    ],
+    ids=["sample", "sequential", "tune", "check", "replicated"],
+)
+def test_a_mean_that_leaves_its_chain_at_any_step_is_refused(run, name):
+    """Kernels follow the chain and the plain round the mean: they would draw from two distributions."""
+    step, leaves = LEAVES[name]
+    if step is None:
+        run(Long(leaves))
+        return
+    remedy = (
+        rf"offers a chain that is not its own, for its mean at step {step} is another.*or none \(chain = None\)"
+    )
+    with pytest.raises(ValueError, match=remedy):
+        run(Long(leaves))
+
+
+def patched(target, **attributes):
+    for name, value in attributes.items():
+        object.__setattr__(target, name, value)
+    return target
+
+
+def test_only_the_mean_of_a_chain_itself_is_taken_on_trust():
+    """It need not be tried: a thousand steps of large pictures would take a second."""
+    grid = torch.linspace(0.01, 0.99, 20, dtype=torch.float64)
+
+    def make():
+        return fs.targets.vp(lambda x, time, row: 0.1 * x, grid, (2,))
+
+    def other(x, prediction, step, previous=None, extra=None):
+        return x
+
+    class Another(fs.targets.Chain):
+        mean = staticmethod(other)
+
+    fields = {name: value for name, value in vars(make().chain).items() if name != "mean"}
+    wrong = {
+        "the target's": patched(make(), mean=other),
+        "the chain's": patched(make(), chain=patched(make().chain, mean=other)),
+        "the chain class's": patched(make(), chain=Another(**fields)),
+        "the wrapper's": patched(replicated([make()]), mean=other),
+        "the wrapped target's": replicated([patched(make(), mean=other)]),
+        "the wrapper's chain": patched(
+            replicated([make()]), chain=fs.chains.vp_chain(grid, eta=0.5).to("cpu", torch.float32)
+        ),
+    }
+    for target in wrong.values():
+        with pytest.raises(ValueError, match="offers a chain that is not its own"):
+            fs.sample(target, 2, window=3)
+    tried = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foresample.contracts._first_other_mean", lambda *given: tried.append(given))
+        for target in (make(), replicated([make()])):
+            fs.sample(target, 2, window=3)
+        assert not tried
+        fs.sample(Long(lambda mean, step: mean), 2, window=3)
+        assert tried
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (3, 8, 8), (3, 224, 224)])
+def test_a_mean_is_tried_in_parts_that_bound_the_memory(shape):
+    """And at every step, whatever the size of a state."""
+    target, steps, most = Long(lambda mean, step: mean, torch.float32), set(), 0
+    target.shape = torch.Size(shape)
+
+    def mean(x, prediction, step):
+        nonlocal most
+        steps.update(step.tolist())
+        most = max(most, x.numel())
+        return 0.5 * x + 0.5 * prediction
+
+    target.mean = mean
+    require_own_chain(target)
+    assert steps == set(range(100))
+    assert most <= max(2**17, target.shape.numel())
 
 
 class Lent:

@@ -47,7 +47,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from foresample.contracts import expand
+from foresample.contracts import chain_mean, expand
 
 Kind = Literal["x0", "eps", "v", "score"]
 """What a network returns, and what drafters reuse: the denoised state, the noise, the velocity, or the score."""
@@ -172,6 +172,7 @@ class Chain:
         weight = per_row(self.second_weight, step, estimate)
         return torch.where(weight == 0, estimate, estimate + weight * (second - estimate))
 
+    @chain_mean
     def mean(
         self,
         x: Tensor,

@@ -28,7 +28,7 @@ from foresample.chains import (
 )
 from foresample.chains.chain import per_row
 from foresample.chains.sde import Process
-from foresample.contracts import UnknownRow
+from foresample.contracts import UnknownRow, chain_mean
 
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """denoiser(x, time, row): states [B, *shape], their times [B] and sample indices [B] -> [B, *shape]."""
@@ -96,6 +96,7 @@ class ChainTarget:
         _require_output(second, x, chain)
         return chain.effective(prediction, second, step)
 
+    @chain_mean
     def mean(
         self,
         x: Tensor,
