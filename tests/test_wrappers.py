@@ -63,7 +63,7 @@ WRAPPERS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
 
 def kinds_of(kind: type) -> set[str]:
     """The package's classes that derive from one, by name."""
-    found = [k for k in kind.__subclasses__() if k.__module__.startswith("foresample.")]
+    found: list[type] = [k for k in kind.__subclasses__() if k.__module__.startswith("foresample.")]
     return {k.__name__ for k in found}.union(*map(kinds_of, found))
 
 
@@ -77,7 +77,7 @@ def test_every_wrapper_is_tested_and_every_trait_is_listed() -> None:
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_has_the_traits_of_the_target(name: str) -> None:
     wrap, without = WRAPPERS[name]
-    target = Full(**without)
+    target: Any = Full(**without)
     wrapped = wrap(target)
     assert type(wrapped).__name__ == name
     for trait in TRAITS:

@@ -291,9 +291,12 @@ def test_an_engine_asks_a_drafter_of_one_s_own_also_with_a_prior(layout: Layout)
             return super().guess(*given)
 
     patched = fs.Replay(prior=prior)
-    object.__setattr__(
-        patched, "guess", lambda *given: asked.append("patched") or fs.Replay.guess(patched, *given)
-    )
+
+    def guess(*given: Any) -> Tensor:
+        asked.append("patched")
+        return fs.Replay.guess(patched, *given)
+
+    object.__setattr__(patched, "guess", guess)
     plain = fs.sample(target, 3, window=4, drafter=fs.Replay(prior=prior)).samples
     for drafter, note in ((Noting("mine"), "mine"), (patched, "patched")):
         asked.clear()
