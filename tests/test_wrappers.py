@@ -63,7 +63,8 @@ WRAPPERS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
 
 def kinds_of(kind: type) -> set[str]:
     """The package's classes that derive from one, by name."""
-    found: list[type] = [k for k in kind.__subclasses__() if k.__module__.startswith("foresample.")]
+    every: list[type] = kind.__subclasses__()
+    found = [k for k in every if k.__module__.startswith("foresample.")]
     return {k.__name__ for k in found}.union(*map(kinds_of, found))
 
 
