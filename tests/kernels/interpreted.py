@@ -280,7 +280,10 @@ TWINS = {
         "round", "drawn, mismatch - s)", "drawn, mismatch + s)", lambda: test_rounds_agree("flow")
     ),
     "decide: the residual of the other tail": Twin(
-        "round", "residual(level_at,", "residual(1.0 - level_at,", lambda: test_rounds_agree("wells")
+        "round",
+        "residual(drawn + level_at,",
+        "residual(1.0 - level_at - drawn,",
+        lambda: test_rounds_agree("wells"),
     ),
     "decide: recycled noise of the wrong sign": Twin(
         "round", "normcdfinv(level))", "-normcdfinv(level))", lambda: test_rounds_agree("multistep")
