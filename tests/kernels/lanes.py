@@ -14,9 +14,25 @@ from dataclasses import dataclass, field
 
 EXACT = ("maximumf", "minimumf", "maxnumf", "minnumf", "cmpf")
 """Floating-point operations that round nothing."""
-MEMORY = ("tt.load", "tt.store", "tt.atomic_cas", "tt.atomic_rmw", "ttg.async_copy_global_to_local")
+MEMORY = {
+    "tt.load": slice(2, 3),
+    "tt.store": slice(1, 2),
+    "tt.atomic_cas": slice(1, 3),
+    "tt.atomic_rmw": slice(1, 2),
+    "ttg.async_copy_global_to_local": slice(1, 2),
+}
+"""Which of an operation's values are neither address nor mask: what it stores, or takes for what it does not load."""
 ROUNDS = ("tt.dot", "ttng.warp_group_dot")
-VALUE = re.compile(r"%[\w#]+")
+VALUE = re.compile(r"%[\w.$#-]+")
+
+
+def lane_decisions(code: str) -> set[str]:
+    """Operations of a kernel (in Triton's dialects, before or after it is spread over threads) that take a branch, end
+    a loop, or choose an address or a mask by a number whose copies may differ."""
+    flow = _Flow()
+    for line in map(str.strip, code.splitlines()):
+        flow.read(line)
+    return flow.decided_by_lanes()
 
 
 @dataclass
@@ -31,87 +47,108 @@ class _Region:
     """Of a `while`: what its condition hands to the body and to the results."""
 
 
-def lane_decisions(code: str) -> set[str]:
-    """Operations of a kernel (in Triton's dialects, before or after it is spread over threads) that take a branch, end
-    a loop, or choose an address or a mask by a number whose copies may differ."""
-    flows: list[tuple[str, str]] = []  # from one value to another
-    differ: set[str] = set()
-    decides: list[tuple[str, str]] = []  # a value, and the operation that goes by it
-    blocks: dict[str, list[str]] = {}
-    jumps: list[tuple[str, list[str]]] = []
-    regions: list[_Region] = []
-    for line in map(str.strip, code.splitlines()):
-        if line.startswith("#"):
-            continue
+@dataclass
+class _Flow:
+    """How values of a kernel depend on one another, read line by line."""
+
+    edges: list[tuple[str, str]] = field(default_factory=list)
+    """From a value to one made of it."""
+    differ: set[str] = field(default_factory=set)
+    """Values whose copies may differ."""
+    decides: list[tuple[str, str]] = field(default_factory=list)
+    """A value, and the operation that goes by it."""
+    blocks: dict[str, list[str]] = field(default_factory=dict)
+    jumps: list[tuple[str, list[str]]] = field(default_factory=list)
+    regions: list[_Region] = field(default_factory=list)
+
+    def read(self, line: str) -> None:
+        if line.startswith("#"):  # where it comes from
+            return
         if line.startswith("^"):
-            label, arguments = line.partition("(")[0].rstrip(":"), VALUE.findall(line)
-            if regions[-1].name == "scf.while":
-                flows += zip(regions[-1].leaving, arguments, strict=True)
-            elif regions[-1].name == "tt.func":
-                blocks[label.partition(":")[0]] = arguments
-            continue
-        if line.startswith("}"):
+            self._block(line)
+        elif line.startswith("}"):
             if not re.match(r"} (do|else) {", line):
-                regions.pop()
-            continue
-        if not (found := re.match(r"(?:(%\w+)(?::(\d+))? = )?\"?([a-z_]+(?:\.[\w.]+)?)\"?(.*)", line)):
-            continue
-        name, rest = found[3], found[4]
-        results = [found[1]] if found[1] else []
-        if found[2]:
-            results = [f"{found[1]}#{number}" for number in range(int(found[2]))]
-        values = VALUE.findall(rest)
-        opened = _Region(name, results)
-        inner = regions[-1] if regions else opened
+                self.regions.pop()
+        elif found := re.match(r"(?:(%[\w.$-]+)(?::(\d+))? = )?\"?([a-z_]+(?:\.[\w.]+)?)\"?(.*)", line):
+            results = [found[1]] if found[1] else []
+            if found[2]:
+                results = [f"{found[1]}#{number}" for number in range(int(found[2]))]
+            opened = _Region(found[3], results)
+            self._operation(opened, found[4])
+            if line.endswith("{"):
+                self.regions.append(opened)
+
+    def decided_by_lanes(self) -> set[str]:
+        assert not self.regions
+        assert self.decides
+        for to, given in self.jumps:
+            self.edges += zip(given, self.blocks[to], strict=True)
+        while more := {result for value, result in self.edges if value in self.differ} - self.differ:
+            self.differ |= more
+        return {name for value, name in self.decides if value in self.differ}
+
+    def _block(self, line: str) -> None:
+        """The head of a block, with names for what is handed to it."""
+        arguments, inner = VALUE.findall(line), self.regions[-1]
+        if inner.name == "scf.while":
+            self.edges += zip(inner.leaving, arguments, strict=True)
+        elif inner.name == "tt.func":
+            self.blocks[re.split(r"[(:]", line)[0]] = arguments
+
+    def _operation(self, opened: _Region, rest: str) -> None:
+        name, results, values = opened.name, opened.results, VALUE.findall(rest)
+        inner = self.regions[-1] if self.regions else opened
         if name in ("tt.func", "module"):
-            pass
-        elif inner.name in ("tt.reduce", "tt.scan"):
+            return
+        if inner.name in ("tt.reduce", "tt.scan"):
             kind = name.partition(".")[2]
             if name.startswith("math.") or (kind.endswith("f") and kind not in EXACT):
-                differ.update(inner.results)
-        elif name in ("tt.reduce", "tt.scan"):
-            flows += [(value, result) for value in values for result in results]
-        elif name == "scf.for":
+                self.differ.update(inner.results)
+        elif name.startswith(("scf.", "cf.")):
+            self._control(opened, inner, rest)
+        elif name in MEMORY:
+            where = values.copy()
+            del where[MEMORY[name]]
+            self.decides += [(value, name) for value in where]
+            self._joined(where, results)
+        else:
+            self._joined(values, results)
+            if name in ROUNDS:
+                self.differ.update(results)
+
+    def _control(self, opened: _Region, inner: _Region, rest: str) -> None:
+        name, results, values = opened.name, opened.results, VALUE.findall(rest)
+        if name == "scf.for":
             head, _, carried = rest.partition("iter_args")
             index, *bounds = VALUE.findall(head)
-            decides += [(bound, name) for bound in bounds]
-            flows += [(bound, index) for bound in bounds]
-            pairs = VALUE.findall(carried)
-            opened.carried = pairs[::2]
-            flows += zip(pairs[1::2], pairs[::2], strict=True)
-            flows += zip(pairs[::2], results, strict=True)
+            self.decides += [(bound, name) for bound in bounds]
+            self._joined(bounds, [index])
+            self._carry(opened, VALUE.findall(carried))
+            self.edges += zip(opened.carried, results, strict=True)
         elif name == "scf.while":
-            opened.carried = values[::2]
-            flows += zip(values[1::2], values[::2], strict=True)
+            self._carry(opened, values)
         elif name == "scf.condition":
-            decides.append((values[0], "scf.while"))
+            self.decides.append((values[0], inner.name))
             inner.leaving = values[1:]
-            flows += zip(values[1:], inner.results, strict=True)
+            self.edges += zip(values[1:], inner.results, strict=True)
         elif name == "scf.if":
-            decides.append((values[0], name))
+            self.decides.append((values[0], name))
         elif name == "scf.yield":
-            flows += zip(values, inner.results if inner.name == "scf.if" else inner.carried, strict=True)
-        elif name in ("cf.br", "cf.cond_br"):
-            if name == "cf.cond_br":
-                decides.append((values[0], name))
-            jumps += [(to, VALUE.findall(given)) for to, given in re.findall(r"(\^\w+)(?:\(([^)]*)\))?", rest)]
-        elif name in MEMORY:
-            stored = values[1:2] if name == "tt.store" else values[2:3] if name == "tt.load" else []
-            written = values[1:] if name.startswith("tt.atomic") else stored
-            where = [value for value in values if value not in written]
-            decides += [(value, name) for value in where]
-            flows += [(value, result) for value in where for result in results]
+            self.edges += zip(values, inner.results if inner.name == "scf.if" else inner.carried, strict=True)
         else:
-            flows += [(value, result) for value in values for result in results]
-            differ.update(results if name in ROUNDS else ())
-        if line.endswith("{"):
-            regions.append(opened)
-    flows += [pair for to, given in jumps for pair in zip(given, blocks[to], strict=True)]
-    assert not regions
-    assert decides
-    while more := {result for value, result in flows if value in differ} - differ:
-        differ |= more
-    return {name for value, name in decides if value in differ}
+            assert name in ("cf.br", "cf.cond_br"), name
+            if name == "cf.cond_br":
+                self.decides.append((values[0], name))
+            for to, given in re.findall(r"(\^\w+)(?:\(([^)]*)\))?", rest):
+                self.jumps.append((to, VALUE.findall(given)))
+
+    def _carry(self, loop: _Region, pairs: list[str]) -> None:
+        """A loop's names, each beside what it starts with."""
+        loop.carried = pairs[::2]
+        self.edges += zip(pairs[1::2], pairs[::2], strict=True)
+
+    def _joined(self, values: list[str], results: list[str]) -> None:
+        self.edges += [(value, result) for value in values for result in results]
 
 
 def fused_exchanges(ptx: str) -> list[str]:
