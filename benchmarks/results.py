@@ -380,6 +380,78 @@ class GpuTests(Result):
     """Begun or not: the run was stopped before."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoakSettings:
+    """Samples of all variants together, and how they were drawn."""
+
+    samples: AtLeastOne
+    seed: int
+    slots: AtLeastOne
+    pilots: AtLeastOne
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakRow:
+    """One variant of the fused rounds in one precision."""
+
+    variant: str
+    """Its key, in `benchmarks.soak.VARIANTS`."""
+    dtype: str
+    samples: AtLeastOne
+    faults: Count
+    calls: Positive
+    """Mean network calls a sample."""
+    compared: Count
+    """Samples whose every round was compared with the plain one."""
+    difference: str | None = None
+    """The first disagreement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soak(Result):
+    """Millions of samples through the fused rounds (`benchmarks.soak draw`)."""
+
+    settings: SoakSettings
+    rows: Some[SoakRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanitizerSettings:
+    """Tools of compute-sanitizer, and the rounds they watched."""
+
+    tools: list[str]
+    variants: list[str]
+    dtypes: list[str]
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanitizerRow:
+    """The verdict of one tool."""
+
+    tool: str
+    status: int
+    """The program's exit status."""
+    findings: Count | None
+    """Errors or hazards it counted; None if it ended without a summary."""
+    summary: str | None
+    output: str
+    """Its own lines, the first 400."""
+
+    @property
+    def clean(self) -> bool:
+        return self.status == 0 and self.findings == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sanitized(Result):
+    """The kernels under compute-sanitizer (`benchmarks.soak sanitize`)."""
+
+    settings: SanitizerSettings
+    rows: Some[SanitizerRow]
+
+
 # ------------------------------------------------------------------ quality
 
 
@@ -1014,6 +1086,8 @@ KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
     "throughput": Throughput,
     "memory": Memory,
     "gpu-tests": GpuTests,
+    "gpu-soak": Soak,
+    "gpu-sanitizer": Sanitized,
     "quality": Quality,
     "quality-cost": QualityCost,
     "agreement": Agreement,

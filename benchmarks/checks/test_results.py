@@ -16,6 +16,8 @@ from benchmarks.results import (
     GpuTests,
     Published,
     QualityCost,
+    Sanitized,
+    Soak,
     Training,
     load,
     read,
@@ -44,6 +46,8 @@ def test_every_json_file_is_a_result_of_a_known_kind() -> None:
 def test_nothing_failed() -> None:
     assert all(finding.passed for result in read().of(CheckResult) for finding in result.findings)
     assert [name for result in read().of(GpuTests) for name in result.failed] == []
+    assert [row for result in read().of(Soak) for row in result.rows if row.faults or row.difference] == []
+    assert [row for result in read().of(Sanitized) for row in result.rows if not row.clean] == []
 
 
 def test_every_method_has_a_label() -> None:

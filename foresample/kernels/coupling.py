@@ -24,7 +24,6 @@ _ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 _ROOT_HALF_PI = tl.constexpr(math.sqrt(math.pi / 2))
 _DENSITY_AT_0 = tl.constexpr(1 / math.sqrt(2 * math.pi))
 _HALF_LOG_2PI = tl.constexpr(0.5 * math.log(2 * math.pi))
-_SETTLED = tl.constexpr(1e-8)  # a Newton step of this relative length is the last: the next is below rounding
 
 
 @triton.jit
@@ -110,6 +109,8 @@ def residual(level, mismatch, log_p, nodes, weights):
     y_near = 1.2 * tl.sqrt(2.0 * (1.0 - level) * mass / (_density(t) * mismatch))
     near = (level > _NEAR) & (y_near > 0) & (y_near < y_right) & (y_near * (mismatch + t) < 1.0)
     y = tl.where(near, y_near, y_right)
+    # A fixed number of steps: lanes round differently, so some would see it settle before others. Counted down, since
+    # Triton passes y through shared memory at every turn of a `for`.
     left = tl.full([], _NEWTON_STEPS, tl.int32)
     while left > 0:
         w = a + y
@@ -117,8 +118,6 @@ def residual(level, mismatch, log_p, nodes, weights):
         bracket = _mills_difference(w, mismatch, nodes, weights) - _mills(w + mismatch) * fall
         excess = tl.log(bracket) - 0.5 * w * w - _HALF_LOG_2PI - aim
         step = y - excess * bracket / fall
-        new = tl.where((step > 0) & (step <= y_right), step, y)
-        moves = tl.max((tl.abs(new - y) > _SETTLED * y).to(tl.int32), 0)
-        left = (left - 1) * moves
-        y = new
+        y = tl.where((step > 0) & (step <= y_right), step, y)
+        left -= 1
     return t + y

@@ -9,6 +9,10 @@ Two things are done differently from the plain round, to the same effect. The di
 as b·(prediction − guess), the states being the same; the corrected state is the drafted one moved along it.
 Every sum is over one row alone in a fixed order, so a row does not depend on its batch-mates here either.
 
+Lanes that share a sum of products exchange their terms and add them in pairs. Where a multiplication may be fused with
+the addition that follows it (`enable_fp_fusion`), each lane of a pair rounds the other's product and not its own, and
+their copies of the sum differ in the last bit. Kernels with such sums are compiled without.
+
 The rows are changed in place: what `settle` returns are the tensors it was given.
 
 A round may be narrower than the window: it then drafts fewer transitions, `drafts`, for rows that cannot draft more
@@ -382,6 +386,9 @@ def _decide(
         tl.store(here + _BAR, acceptance(mismatch_next, after_c, u, w), mask=c < drafted)
         tl.store(here + _LEVEL, tilted_cdf(s_c, mismatch_c, before_c, u, w), mask=c < drafted)
     tl.debug_barrier()
+    # From here on every branch, address and mask comes from numbers in memory, one for all lanes: copies that lanes add
+    # up for themselves may differ in the last bit, and lanes that decide differently never meet again.
+    after = tl.load(sums + i * _SUMS + _AFTER, mask=inside, other=0.0)
     h = tl.where(ends, tl.exp(after), tl.load(sums + i * _SUMS + _BAR, mask=inside, other=0.0))
     lane = i.to(tl.uint32)
     words = tl.philox(key, lane, lane * 0 + done.to(tl.uint32), lane * 0, lane * 0 + _TEST)
@@ -395,14 +402,13 @@ def _decide(
     level = tl.load(sums + i * _SUMS + _LEVEL, mask=inside, other=0.5)
 
     # the corrected coordinate, of one position
-    one = tl.zeros([1], tl.float64)
-    level_at = one + tl.sum(tl.where(corrected, level, 0.0), 0)
-    mismatch_at = one + tl.sum(tl.where(corrected, mismatch, 0.0), 0)
-    before_at = one + tl.sum(tl.where(corrected, before, 0.0), 0)
-    drawn = tl.sum(one, 0)
-    if tl.sum(before_at, 0) < 0:  # else the residual is a reflection
-        drawn = tl.sum(residual(level_at, mismatch_at, before_at, u, w), 0)
-    residual_s = tl.where(before < 0, drawn, mismatch - s)
+    before_at = tl.load(sums + keep * _SUMS + _BEFORE, mask=keep < drafted, other=0.0)
+    drawn = tl.zeros([1], tl.float64)
+    if before_at < 0:  # else the residual is a reflection
+        _gap_at, mismatch_at, _s_at = _coordinates(sums, std, first, keep, drafted, steps)
+        level_at = tl.load(sums + keep * _SUMS + _LEVEL)
+        drawn = residual(drawn + level_at, drawn + mismatch_at, drawn + before_at, u, w)
+    residual_s = tl.where(before_at < 0, drawn, mismatch - s)
     shift = tl.where(examined, tl.where(corrected, residual_s, normcdfinv(level)) - s, 0.0)
     tl.store(push + row * drafts + i, tl.where(gap > 0, shift / gap, 0.0), mask=i < drafts)
     tl.store(mismatch_out + row * drafts + i, mismatch, mask=i < drafts)
@@ -423,7 +429,7 @@ def _decide(
     tl.store(fault + row, tl.where((known == _NO_FAULT) & (worst < LANES), new, known))
 
     # learn: gains of this path, moved up to where the next window starts, and the response
-    lost = (keep < drafted) & (tl.sum(tl.where(i == drafted, code, 0.0), 0) > 0)
+    lost = (keep < drafted) & (tl.max(tl.where(i == drafted, code, 0.0), 0) > 0)
     learned = drafted - lost.to(tl.int64)
     swept = tl.load(sums + i * _SUMS + _SWEPT, mask=i <= learned, other=0.0)
     away = tl.load(sums + i * _SUMS + _AWAY, mask=i <= learned, other=0.0)
@@ -586,6 +592,7 @@ def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
             states, asked, guesses, spent, length, step, sample,
             **sizes, MULTISTEP=chain.previous_weight is not None, **jacobian.kind, BLOCK=part,
             LANES=triton.next_power_of_2(drafts + 1), STAGES=2 if jacobian.is_matrix else 4,
+            enable_fp_fusion=not jacobian.is_matrix,
         )
     needed = how.layout.needed(length, drafts)
     if needed is None:
@@ -614,6 +621,7 @@ def settle(
             states, predictions, guesses, spent, step, length, memory["states"], memory["predictions"],
             jacobian.values, std, *weights, sums, **sizes, MULTISTEP=multistep, **jacobian.kind,
             BLOCK=triton.next_power_of_2(size) if jacobian.is_matrix else _WIDE,
+            enable_fp_fusion=not jacobian.is_matrix,
         )
         _decide[(count,)](
             sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
@@ -621,6 +629,7 @@ def settle(
             *quadrature(states.device), accepted, committed, push, mismatch,
             sizes["steps"], window, drafts, how.block or window, torch.finfo(states.dtype).eps,
             PADDED=isinstance(how.layout, Padded), LANES=triton.next_power_of_2(window + 1), num_warps=8,
+            enable_fp_fusion=False,
         )
         _commit[(count * (window + 1), triton.cdiv(size, _BLOCK))](
             states, predictions, guesses, spent, rows.seed, step, length, memory["visited"], accepted,

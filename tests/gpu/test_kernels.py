@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from benchmarks.soak import wavy
 from foresample.core import noise as streams
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin
 from foresample.engine import slots as engine_slots
@@ -63,6 +64,17 @@ def test_narrow_rounds_agree(chain: str) -> None:
     """No wider than the longest draft a row can make."""
     target = named(chain)
     assert_agree_along(target, fs.Replay(), 9, streams.seeds_of(1, 30), None, None)
+
+
+def test_lanes_come_to_one_decision() -> None:
+    """In this sample's fifth round, lanes that ended Newton's iteration by themselves left it at different turns: the
+    fused round wrote a fault, and then read out of bounds."""
+    target = wavy("cuda", torch.float32)
+    drafter = fs.Replay(prior=fs.fit_prior(target, window=8, pilots=200))
+    seeds = streams.seeds_of(11, 150_000)[30_838:30_839]
+    run = fs.Engine(target, window=11, slots=1, drafter=drafter).sample(seeds)
+    assert run.samples.isfinite().all()
+    assert_agree_along(target, drafter, 11, seeds, None, Padded())
 
 
 def test_scalars_agree_over_the_whole_range() -> None:

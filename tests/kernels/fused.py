@@ -76,7 +76,7 @@ def assert_pictures_are_turned(device: torch.device) -> None:
 
 
 def assert_agree_along(
-    target: ChainTarget,
+    target: fs.Target,
     drafter: fs.Replay,
     window: int,
     seeds: Tensor,

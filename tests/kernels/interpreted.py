@@ -19,18 +19,22 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime import interpreter
 
 import foresample as fs
+from benchmarks import soak
 from foresample import kernels
 from foresample.contracts import affine_chain
+from foresample.core import coupling
 from foresample.core import noise as streams
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable
 from foresample.faults import BROKEN_STATE
 from foresample.targets import ChainTarget
 from tests.agreement import fused_round, plain_round
+from tests.core import test_coupling as oracle
 from tests.kernels import fused
 from tests.kernels.fused import CPU, assert_agree_along, small, warm, wide
 
@@ -126,6 +130,16 @@ def test_rounds_agree(chain: str) -> None:
     assert_agree_along(target, drafter, case.window, seeds, case.block, case.layout)
 
 
+@pytest.mark.parametrize("name", soak.VARIANTS)
+def test_rounds_of_the_soak_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = soak.VARIANTS[name]
+    target = variant.target("cpu", torch.float32)
+    with monkeypatch.context() as plainly:
+        plainly.setattr(kernels, "serve", lambda target: False)
+        drafter = variant.drafter(target, 8)
+    assert soak.difference(variant, target, drafter, 1) is None
+
+
 @pytest.mark.parametrize("layout", [Padded(2), Packed()], ids=["padded", "packed"])
 def test_a_target_may_write_into_its_states(layout: Layout) -> None:
     from foresample.kernels import round as fused_rounds
@@ -142,6 +156,25 @@ def test_a_target_may_write_into_its_states(layout: Layout) -> None:
 
 def test_scalars_agree() -> None:
     fused.assert_scalars_agree(CPU, 1 << 14, 1 << 11)
+
+
+def test_a_fixed_number_of_newton_steps_comes_to_the_root() -> None:
+    """Over the grid of the plain code's own test, and against the same oracle."""
+    from tests.kernels.scalars import every
+
+    grid = [
+        (delta, log_p, level)
+        for delta in oracle.DELTAS[1:]
+        for log_p in oracle.LOG_PS
+        if log_p < 0 and oracle.reachable(delta, log_p)
+        for level in oracle.LEVELS
+    ]
+    count = triton.next_power_of_2(len(grid))
+    delta, log_p, level = torch.tensor((grid + grid)[:count], dtype=torch.float64).T.contiguous()
+    out = torch.empty(3, count, dtype=torch.float64)
+    every[(1,)](delta, log_p, 0 * delta, level, *coupling.quadrature(CPU), out, count, BLOCK=count)
+    errors = [oracle.backward_error(s, u, d, p) for s, (d, p, u) in zip(out[2], grid, strict=False)]
+    assert max(errors) < oracle.TOLERANCE
 
 
 def test_streams_agree() -> None:
@@ -247,7 +280,10 @@ TWINS = {
         "round", "drawn, mismatch - s)", "drawn, mismatch + s)", lambda: test_rounds_agree("flow")
     ),
     "decide: the residual of the other tail": Twin(
-        "round", "residual(level_at,", "residual(1.0 - level_at,", lambda: test_rounds_agree("wells")
+        "round",
+        "residual(drawn + level_at,",
+        "residual(1.0 - level_at - drawn,",
+        lambda: test_rounds_agree("wells"),
     ),
     "decide: recycled noise of the wrong sign": Twin(
         "round", "normcdfinv(level))", "-normcdfinv(level))", lambda: test_rounds_agree("multistep")
@@ -269,6 +305,12 @@ TWINS = {
     ),
     "coupling: the residual on the wrong side": Twin(
         "coupling", "return t + y", "return t - y", lambda: test_scalars_agree()
+    ),
+    "coupling: too few Newton steps": Twin(
+        "coupling",
+        "left = tl.full([], _NEWTON_STEPS, tl.int32)",
+        "left = tl.full([], 2, tl.int32)",
+        lambda: test_a_fixed_number_of_newton_steps_comes_to_the_root(),
     ),
     "coupling: small mismatches cancel": Twin(
         "coupling",
