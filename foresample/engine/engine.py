@@ -25,7 +25,7 @@ from foresample.contracts import (
 )
 from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds
-from foresample.core.report import Observer, Report, Run
+from foresample.core.report import Evidence, Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, last_draftable
 from foresample.drafters import Replay
 from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order, round_for
@@ -56,10 +56,10 @@ class Engine:
         block: transitions verified as one block; the whole window by default. 1 is the per-step test.
         recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
         graph: replay rounds as one CUDA graph: no launch overhead, on a target whose network can be captured.
-        look: with the engine's first call, make sure that the target treats each row by itself and answers the same
-            when asked the same, and refuse it otherwise: one more call on at most four states, once an engine (a
-            second one where rounding depends on the size of a call, or where the chain clips what is said there),
-            reported as `report.look_calls`.
+        look: make sure that the target treats each row by itself and gives a state the same answer whenever it is
+            evaluated, and refuse it otherwise. At calls 1, 2, 4, 8, …, 128 of the engine and then every 128th, one
+            more call on two states is made; `report.look_calls` counts these, `report.evidence` has what they found.
+            With `graph=True`, at the start of runs 2, 4, 8, 16 and then every 16th. See `core.look`.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Engine:
         round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
         noise = "recycled" if recycle else "fresh"
         self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
-        asked = getattr(target, "unrecorded", None)  # what is only looked at is no part of a record
-        self.look = FreeLook(self.slots * (window + 1), asked) if look else None
+        asked = getattr(target, "unrecorded", None)  # the look bypasses the recording
+        self.look = FreeLook(asked) if look else None
         self._under_way: LooseSlots | FixedSlots | None = None
 
     def finished(self, seeds: Tensor, observe: Observer | None = None, *, first: int = 0) -> Iterator[Finished]:
@@ -180,7 +180,8 @@ class Engine:
     def sample(self, seeds: Sequence[int] | Tensor, observe: Observer | None = None, *, first: int = 0) -> Run:
         """All samples of these seeds, in order, and what they cost; to the target they are number `first` and on."""
         started, seeds = perf_counter(), resolve_seeds(seeds=seeds)
-        looked = self._look_calls
+        if self.look is not None:
+            self.look.calls, self.look.evidence = 0, Evidence()
         parts = []
         for done in self.finished(seeds, observe, first=first):
             raise_faults(done.fault, done.index, self.target)
@@ -194,12 +195,14 @@ class Engine:
         run = runner.tally.close(report, done.x, done.calls, done.evaluations)
         report.occupancy = report.rounds / (slots.capacity * slots.rounds)
         report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
-        report.look_calls = self._look_calls - looked
+        if self.look is not None:
+            report.look_calls, report.evidence = self.look.calls, self.look.evidence
         return run
 
-    @property
-    def _look_calls(self) -> int:
-        return 0 if self.look is None else self.look.calls
+    def forget(self) -> None:
+        """Compare no answer with those of earlier runs: call it when the target's conditions change between runs."""
+        if self.look is not None:
+            self.look.forget()
 
     def _slots(self, capacity: int) -> Slots:
         """Empty slots: new ones, or the fixed ones with what was captured in them."""
@@ -207,6 +210,9 @@ class Engine:
             self._under_way = LooseSlots(RoundRunner(self.target, self.how, self.look), capacity)
         elif isinstance(self._under_way, FixedSlots):
             self._under_way.clear()
+            if self.graph and self.look is not None:  # replayed rounds do not pass through it
+                with torch.no_grad():
+                    self.look.look_back(self.target)
         else:
             with torch.no_grad():
                 runner = RoundRunner(self.target, self.how, self.look)

@@ -175,6 +175,7 @@ def tune(
             look=look and not engines,
         )
         engine.sample(seeds_of(_SEED, slots))
+        engine.look = None  # no part of what is measured
         started = _now(target)
         run = engine.sample(seeds_of(_SEED + 1, samples or 2 * slots))
         seconds, report = _now(target) - started, run.report
