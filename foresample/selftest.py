@@ -253,7 +253,9 @@ def _depends(asked: Asked) -> tuple[float, Difference | None]:
     count, device = len(asked.before), asked.before.device
     changes = torch.zeros(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    for part in order.split(max(STATES, min(_AT_ONCE, _ELEMENTS // asked.before[0].numel()))):
+    half = order % STATES < STATES // 2  # of the samples, so that a call's average over rows is another one
+    at_once = max(STATES, min(_AT_ONCE, _ELEMENTS // asked.before[0].numel()))
+    for part in (*order[half].split(at_once), *order[~half].split(at_once)):
         at = part.to(device)
         one, two = asked.before[at].flatten(1), asked.answer(at).flatten(1)
         apart = (one - two).norm(dim=1) / (one.norm(dim=1) + 1e-30)
@@ -267,9 +269,10 @@ def _depends(asked: Asked) -> tuple[float, Difference | None]:
 
 
 def _in_company(asked: Asked, i: int, kind: int) -> Tensor:
-    """Answer i, second in a call with its neighbours or with answers far from it: an `Ask`."""
-    count, far = len(asked.before), kind * (len(asked.before) // 2)
-    mates = [(i + far + n) % count for n in range(1, STATES)]
+    """Answer i, second in a call with the other samples' or with far ones of a single other sample: an `Ask`."""
+    count = len(asked.before)
+    away = [1, 2, 3] if kind == 0 else [count // 2 // STATES * STATES + STATES * n + 2 for n in range(3)]
+    mates = [(i + n) % count for n in away]
     at = torch.tensor([mates[0], i, *mates[1:]], device=asked.before.device)
     return asked.answer(at)[1].clone()
 

@@ -164,9 +164,8 @@ class FreeLook:
         if found is None:
             return prediction  # broken everywhere, which `faults` reports
         i, clipped = found
-        state = State(
-            *(v[i : i + 1].clone() for v in given), None if extra is None else extra[i : i + 1].clone()
-        )
+        one_x, one_step, one_row = (v[i : i + 1].clone() for v in given)
+        state = State(one_x, one_step, one_row, None if extra is None else extra[i : i + 1].clone())
         self._look(self.asked or target, state, prediction[i])
         self._telling |= not clipped
         step_on = min(self._seen, EVERY) if self._telling or self._seen >= _CLIPPED else 1
@@ -252,10 +251,10 @@ def dependence(ask: Ask, shift: Shift, allowed: float = DIFFERS) -> tuple[float,
 
 def explain(ask: Ask, shift: Shift, there: Tensor, elsewhere: Tensor, allowed: float = DIFFERS) -> Difference:
     """Why the answer was `there` among mates of the first kind, and then `elsewhere` among others."""
-    again = ask(0)
     cause: Cause = "mixes"
-    if not change(there, again) <= allowed:
-        elsewhere, seeded = again, [_seeded(ask), _seeded(ask)]
+    others = [again for again in (ask(0), ask(0)) if not change(there, again) <= allowed]
+    if others:
+        elsewhere, seeded = others[0], [_seeded(ask), _seeded(ask)]
         ask(1)  # something else for it to remember
         seeded.append(_seeded(ask))
         cause = "random" if all(change(seeded[0], other) <= allowed for other in seeded) else "state"

@@ -337,7 +337,7 @@ def test_the_effect_is_that_of_the_first_step_with_noise() -> None:
 
 
 def test_an_answer_is_compared_with_its_mates_exchanged() -> None:
-    answers = iter([torch.ones(3), 2 * torch.ones(3), torch.ones(3)])
+    answers = iter([torch.ones(3), 2 * torch.ones(3), torch.ones(3), torch.ones(3)])
     found, difference = dependence(lambda kind: next(answers), lambda one, two: (5, 0.25))
     assert found == 1
     assert difference == Difference("mixes", 1.0, 5, 0.25)
@@ -433,7 +433,7 @@ def dropping() -> nn.Module:
 
 CHANGED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "train": (lambda net: net.train(), "draws random numbers"),
-    "weights": (lambda net: net[0].weight.data.mul_(1.01), "changed between two calls"),
+    "weights": (lambda net: next(net.parameters()).data.mul_(1.01), "changed between two calls"),
     "a hook": (
         lambda net: net.register_forward_hook(lambda _m, _x, out: 1.01 * out),
         "changed between two calls",
