@@ -24,7 +24,7 @@ class Target(Protocol):
 
     `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself, and answered the same
     whenever it is asked for: a network whose output for one row depends on its batch-mates, on random numbers or on
-    earlier calls has no transition law (samplers look at the first call, `foresample.check` at more).
+    earlier calls has no transition law (samplers look at some calls, `foresample.check` at every step).
     """
 
     @property

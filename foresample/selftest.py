@@ -2,16 +2,20 @@
 
 Three questions, each answered with numbers:
 
-    rows       Does the target treat rows independently, and answer the same when asked the same? One state is
-               evaluated in two batches of the same size with different batch-mates (`core.look`). A network that
-               mixes rows, draws random numbers or keeps state has no transition law at all.
+    rows       Do `start`, `predict` and `mean` treat rows independently, and answer the same when asked the same?
+               What they answered along a few paths, at every step, is asked for again with other batch-mates
+               (`core.look`). A target that mixes rows, draws random numbers or keeps state has no transition
+               distribution at all.
     adapted    Does a guess at a step, or how far a window reaches, change when states and predictions of later
                steps do?
-    law        Are speculative and sequential samples of one law? Kolmogorov–Smirnov tests along the chain:
-               random projections and norms of states, of increments (the joint law of consecutive states), and
-               innovations (x_{k+1} − mean_k(x_k))/std_k, which must be N(0, I) and independent of x_k.
+    distribution
+               Do speculative and sequential samples have the same distribution? Kolmogorov–Smirnov tests along the
+               chain: random projections and norms of states, of increments (the joint distribution of consecutive
+               states), and innovations (x_{k+1} − mean_k(x_k))/std_k, which must be N(0, I) and independent of x_k.
 
-The law tests share one false-alarm level: a correct sampler fails them with at most that probability.
+The first two compare numbers, and their power does not depend on how many samples are drawn. The distribution tests
+share one false-alarm level: a correct sampler fails them with at most that probability. They also say which error so
+many samples would have shown.
 
 A network that does not return what was promised (a score for x0, say) is sampled exactly all the same, and its samples
 are worth nothing: where noise put into them is not found again, a note says so.
@@ -20,9 +24,12 @@ are worth nothing: where noise put into them is not found again, a note says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -41,12 +48,23 @@ from foresample.contracts import (
     no_history,
     predict,
     remember,
+    require_drafter,
     require_target,
     start_states,
     transition_mean,
 )
 from foresample.core.baseline import sequential
-from foresample.core.look import STATES, compare, require_unedited
+from foresample.core.look import (
+    DIFFERS,
+    STATES,
+    Difference,
+    Part,
+    Shift,
+    State,
+    dependence,
+    require_unedited,
+    shift_at,
+)
 from foresample.core.noise import START, extra_noise, normal, seeds_of
 from foresample.core.report import Commit
 from foresample.drafters import Replay
@@ -65,10 +83,12 @@ class Finding:
     passed: bool
     detail: str
     tests: int | None = None
-    """Of the law: how many."""
+    """Number of distribution tests run."""
     smallest_p: float | None = None
     note: bool = False
-    """Whether it is a doubt beside the question of exactness."""
+    """Whether it is a remark beside the question of exactness."""
+    smallest_shift: float | None = None
+    """Shift of a transition's mean, in std of its noise, that these tests find 95 times in 100; None if none."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +145,9 @@ def check(
     require_target(target)
     require_level(level)
     drafter = Replay() if drafter is None else drafter
+    require_drafter(drafter)
+    if isinstance(drafter, Replay):
+        drafter = drafter.for_target(target)
     batch = min(at_least_one("batch", batch), at_least_one("samples", samples))
     rows = batch if rows is None else at_least_one("rows", rows)
     batch = min(batch, rows)
@@ -134,7 +157,7 @@ def check(
             drafter_is_adapted(drafter, target, window, seed, rows),
         ]
         if not findings[0].passed:
-            skipped = Finding("law", False, "not tested: such a target has no transition law")
+            skipped = Finding("distribution", False, "not tested: such a target has no transition distribution")
             return Check([*findings, skipped], level)
 
         seeds = seeds_of(seed, 2 * samples)
@@ -154,7 +177,7 @@ def check(
                 observe=watch[0],
             )
             plain = sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
-        findings.append(same_law(target, recorders[0], recorders[1], seed, level))
+        findings += same_law(target, recorders[0], recorders[1], seed, level)
         findings += network_is_doubtful(target, plain.samples)
         if getattr(getattr(target, "chain", None), "low_variance", None) is not None:
             findings.append(variance_is_above_its_base(target, recorders[0]))
@@ -181,40 +204,161 @@ def _naming_rows(rows: int) -> Iterator[None]:
 
 # ---------------------------------------------------------------- rows
 
+_AT_ONCE = 64  # states of many steps in one call
+_DOUBTED = 64  # answers that are asked for twice more, at most
+_STARTS = 4 * STATES  # first states that are compared
+_HELD = 2**24  # elements of the states that are kept of a walk
 
-def rows_are_independent(
-    target: Target, seed: int = 0, batch: int = STATES, rows: int | None = None
-) -> Finding:
-    """Evaluate one state in two batches of one size with different batch-mates, at a few steps."""
-    std = target.std
-    key = seeds_of(seed, batch).to(std.device)
-    row = torch.arange(batch, device=std.device).clamp(max=(rows or batch) - 1)
-    worst, edited = 0.0, False
+
+@dataclass(frozen=True)
+class Asked:
+    """A method of a target, with arguments for many rows and the answers that they got."""
+
+    part: Part
+    answer: Callable[[Tensor], Tensor]
+    """Answers to the arguments of these indices, in one call."""
+    before: Tensor
+    """[M, *shape]: answers as they were first given, NaN where there is none."""
+    allowed: Tensor
+    """[M]: relative changes that are rounding."""
+    shift: Callable[[int], Shift]
+
+
+def rows_are_independent(target: Target, seed: int = 0, rows: int | None = None) -> Finding:
+    """Ask for first states, predictions and means a second time, in other company, at every step of the chain.
+
+    A few samples are walked through the chain. Then what the target answered along their paths is asked for again, in
+    calls on states of many steps. An answer that differs may be rounding, so it is asked for twice more, in calls of
+    one size with different batch-mates. All states are on the samples' own paths.
+    """
     with torch.no_grad():
-        zero = torch.zeros_like(key)
-        unit = normal(key, target.shape, std.dtype, stream=START, step=zero, draw=zero)
-        x = start_states(target, unit, row)
-        for k in torch.linspace(0, len(std) - 1, min(4, len(std))).long().tolist():
-            step = torch.full_like(key, k)
-            given = x.clone(), step.clone(), row.clone()
-            extra = extra_noise(target, key, step)
-            predict(target, *given, extra)
-            edited |= not torch.equal(given[0], x)
-            require_unedited((step, row), given[1:])
-            change, wrong = compare(target, x, step, row, extra)
+        start, (prediction, mean), edited = _walked(target, seed, rows or STATES)
+        worst = []
+        for asked in (start, prediction, mean):
+            change, wrong = _depends(asked)
             if wrong is not None:
-                return Finding("rows are independent", False, str(wrong))
-            worst = max(worst, change)
-    detail = f"a prediction changes by {worst:.1e} of its size with its batch-mates"
+                return Finding("rows are independent", False, str(replace(wrong, part=asked.part)))
+            worst.append(change)
+    detail = (
+        f"with other batch-mates a prediction changes by {worst[1]:.1e} of its size, a mean by {worst[2]:.1e}, a first "
+        f"state by {worst[0]:.1e} ({len(target.std)} steps)"
+    )
     if edited:
         detail += "; predict writes into its states, which does no harm here: they are copies"
     return Finding("rows are independent", True, detail)
 
 
+def _depends(asked: Asked) -> tuple[float, Difference | None]:
+    """The largest change of an answer, and what else than its own row it depends on."""
+    count, device = len(asked.before), asked.before.device
+    changes = torch.zeros(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    half = order % STATES < STATES // 2  # of the samples, so that a call's average over rows is another one
+    at_once = max(STATES, min(_AT_ONCE, _ELEMENTS // asked.before[0].numel()))
+    for part in (*order[half].split(at_once), *order[~half].split(at_once)):
+        at = part.to(device)
+        one, two = asked.before[at].flatten(1), asked.answer(at).flatten(1)
+        apart = (one - two).norm(dim=1) / (one.norm(dim=1) + 1e-30)
+        changes[part] = torch.where(apart.isfinite(), apart, 0.0).float().cpu()
+    doubted = (changes > asked.allowed).nonzero().flatten()
+    for i in doubted[torch.linspace(0, len(doubted) - 1, min(_DOUBTED, len(doubted))).long()].tolist():
+        found = dependence(partial(_in_company, asked, i), asked.shift(i), float(asked.allowed[i]))[1]
+        if found is not None:
+            return float(changes.max()), found
+    return float(changes.max()), None
+
+
+def _in_company(asked: Asked, i: int, kind: int) -> Tensor:
+    """Answer i, second in a call with the other samples' or with far ones of a single other sample: an `Ask`."""
+    count = len(asked.before)
+    away = [1, 2, 3] if kind == 0 else [count // 2 // STATES * STATES + STATES * n + 2 for n in range(3)]
+    mates = [(i + n) % count for n in away]
+    at = torch.tensor([mates[0], i, *mates[1:]], device=asked.before.device)
+    return asked.answer(at)[1].clone()
+
+
+def _walked(target: Target, seed: int, rows: int) -> tuple[Asked, tuple[Asked, Asked], bool]:
+    """First states; predictions and means along the paths of a few samples; whether predict writes into its states."""
+    key = seeds_of(seed, _STARTS).to(target.std.device)
+    row = torch.arange(_STARTS, device=key.device) % rows
+    start = _started(target, key, row)
+    columns, edited = _walk(target, start.before[:STATES], key[:STATES], row[:STATES])
+    return start, _along(target, columns), edited
+
+
+def _started(target: Target, key: Tensor, row: Tensor) -> Asked:
+    """First states, made in calls of four rows."""
+    zero = torch.zeros_like(key)
+    unit = normal(key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero)
+
+    def started(i: Tensor) -> Tensor:
+        return start_states(target, unit[i], row[i])
+
+    x = torch.cat([started(i) for i in torch.arange(len(key), device=key.device).split(STATES)])
+    return Asked("start", started, x, torch.full((len(key),), DIFFERS), lambda i: lambda one, two: (0, None))
+
+
+def _walk(target: Target, x: Tensor, key: Tensor, row: Tensor) -> tuple[list[Any], bool]:
+    """States, steps, rows, predictions, earlier ones, means and extra noise of samples, at all steps or at many."""
+    std, steps = target.std, len(target.std)
+    kept = set(range(steps))
+    if steps * x.numel() > _HELD:
+        kept = set(torch.linspace(0, steps - 1, min(_AT_ONCE, steps)).long().tolist())
+    walked, edited = [], False
+    previous, zero = no_history(target, x), torch.zeros_like(key)
+    for k in range(steps):
+        step = torch.full_like(key, k)
+        given = x.clone(), step.clone(), row.clone()
+        extra = extra_noise(target, key, step)
+        prediction = predict(target, *given, extra).clone()
+        edited |= not torch.equal(given[0], x)
+        require_unedited((step, row), given[1:])
+        mean = transition_mean(target, x, prediction, step, previous, extra)
+        if k in kept:
+            walked.append((x, step, row, prediction, previous, mean, extra))
+        previous = remember(target, prediction, previous)
+        x = mean + std[k] * normal(key, target.shape, std.dtype, step=step, draw=zero)
+    return [None if v[0] is None else torch.cat(v) for v in zip(*walked, strict=True)], edited
+
+
+def _along(target: Target, columns: list[Any]) -> tuple[Asked, Asked]:
+    """Predictions and means of a walk: its states, steps, rows, predictions, earlier ones, means and extra noise."""
+    x, step, row, prediction, previous, mean, extra = columns
+    some = (lambda i: None) if extra is None else (lambda i: extra[i])
+
+    def predicted(i: Tensor) -> Tensor:
+        return predict(target, x[i], step[i], row[i], some(i))
+
+    def meant(i: Tensor) -> Tensor:
+        return transition_mean(target, x[i], prediction[i], step[i], previous[i], some(i))
+
+    def at(i: int) -> Shift:
+        one = slice(i, i + 1)
+        return shift_at(target, State(x[one], step[one], row[one], some(one)))
+
+    def of_mean(i: int) -> Shift:
+        return partial(_shift_of_mean, int(step[i]), float(target.std[step[i]]))
+
+    # A mean's change matters relative to the step's noise, as far as its digits go.
+    std = target.std[step] * math.sqrt(target.shape.numel())
+    noise = 1e-2 * std / (mean.flatten(1).norm(dim=1) + 1e-30)
+    allowed = torch.where(std > 0, noise.clamp(64 * torch.finfo(std.dtype).eps, DIFFERS), DIFFERS).float().cpu()
+    return (
+        Asked("prediction", predicted, prediction, torch.full_like(allowed, DIFFERS), at),
+        Asked("mean", meant, mean, allowed, of_mean),
+    )
+
+
+def _shift_of_mean(step: int, std: float, one: Tensor, two: Tensor) -> tuple[int, float | None]:
+    return step, float((one - two).norm()) / std if std > 0 else None
+
+
 # ---------------------------------------------------------------- adaptedness
 
-_ROWS = 64  # whose guesses are looked at: the first, and as many spread over all
-_ELEMENTS = 2**22  # of a path held at a time
+_ROWS = 64  # whose guesses are compared: the first, and as many spread over all
+_MANY = 160  # rows of the largest batch, at least
+_ELEMENTS = 2**20  # of a path held at a time
+_STARTS_AT = 8, 16  # windows begin at so many places along the chain, at least and at most
 
 
 def drafter_is_adapted(
@@ -222,29 +366,77 @@ def drafter_is_adapted(
 ) -> Finding:
     """Change what happened at later steps than some step: nothing that is decided before that step may move.
 
-    Two paths that start one step apart are learned, with drafts rejected; then every guess of the next window, and how
-    far it reaches, is compared with that of a memory whose two paths differ only in noise of that step and later, and
-    in what came of it. Sizes vary over decades from position to position, for rules that look at them. Rows are many,
-    the first of 0 … rows − 1 and others spread over them, for rules that look at their numbers.
+    Some rounds are learned, with drafts rejected. Then every guess of the next window, and how far it reaches, is
+    compared with that of a memory whose rounds differ only in noise of that step and later, and in what came of it.
+    Sizes vary over decades from position to position, for rules that look at them. Rows are many, the first of
+    0 … rows − 1 and others spread over them, for rules that look at their numbers. Windows begin along the whole chain,
+    after none to eight rounds that committed one transition or many, in batches of 1, 2 and many rows.
     """
     few = torch.arange(min(rows, _ROWS // 2))
-    many = torch.cat([few, torch.linspace(0, rows - 1, _ROWS - len(few)).long()]).unique()
+    spread = torch.cat([few, torch.linspace(0, rows - 1, _ROWS - len(few)).long()]).unique()
     at_a_time = max(1, _ELEMENTS // (target.shape.numel() * (window + 1)))
+    many = torch.arange(min(max(rows, _MANY), 512, at_a_time)) % rows
     generator = torch.Generator().manual_seed(seed)
+    histories = _histories(len(target.std), window)
+    cases = [(part, histories[0], 16) for part in spread.split(at_a_time)]
+    cases += [(batch, history, 5) for history in histories[1:] for batch in (many, many[:1], many[:2])]
     with torch.no_grad():
-        for part in many.split(at_a_time):
-            detail = _looks_ahead(drafter, target, window, part.to(target.std.device), generator)
+        for row, history, steps in cases:
+            row = row.to(target.std.device)
+            detail = _looks_ahead(drafter, target, window, row, history, steps, generator)
             if detail is not None:
                 return Finding("drafter is adapted", False, detail)
-    detail = f"no guess of a window of {window} looks ahead, nor how far it reaches ({len(many)} rows)"
+    longest = max(len(history.committed) for history in histories)
+    detail = (
+        f"no guess of a window of {window} looks ahead, nor how far it reaches ({len(spread)} rows, after up to "
+        f"{longest} rounds, along the whole chain, in batches of 1, 2 and {len(many)})"
+    )
     return Finding("drafter is adapted", True, detail)
 
 
+@dataclass(frozen=True)
+class History:
+    """Rounds before a window."""
+
+    committed: tuple[int, ...]
+    """Transitions that each of them committed."""
+    start: int
+    """The window's first step."""
+
+    @property
+    def first(self) -> list[int]:
+        """The first step of each round."""
+        return [self.start - sum(self.committed[i:]) for i in range(len(self.committed))]
+
+
+def _histories(steps: int, window: int) -> list[History]:
+    """Two rounds from the first step on, and then windows along the chain after rounds of several kinds."""
+    kinds = [(2, 1, min(3, window + 1), 1, 1, 1), (window + 1, 1, 1, window, 1), (1,), (1,) * 5]
+    found = [History((1, 1), 2)] if steps > 3 else []
+    places = min(_STARTS_AT[1], max(_STARTS_AT[0], -(-steps // window)))
+    for i, start in enumerate(torch.linspace(0, max(0, steps - 2), places).long().unique().tolist()):
+        for kind in ((1,) * 8, kinds[i % len(kinds)]):
+            committed = list(kind)
+            while sum(committed) > start:  # a chain has no rounds before its first step
+                committed[committed.index(max(committed))] -= 1
+                committed = [c for c in committed if c]
+            found.append(History(tuple(committed), start))
+    return list(dict.fromkeys(found))
+
+
 def _looks_ahead(
-    drafter: Drafter, target: Target, window: int, row: Tensor, generator: torch.Generator
+    drafter: Drafter,
+    target: Target,
+    window: int,
+    row: Tensor,
+    history: History,
+    steps: int,
+    generator: torch.Generator,
 ) -> str | None:
-    """What of these rows' next window moves with later steps, and the remedy."""
+    """What of these rows' next window moves with steps later than some, at most `steps` of them, and the remedy."""
     rows, device, dtype = len(row), target.std.device, target.std.dtype
+    start, last_step = history.start, len(target.std) - 1
+    positions = min(window, max(1, last_step - start))
 
     def states(*lead: int) -> Tensor:
         return torch.randn(*lead, *target.shape, generator=generator, dtype=dtype).to(device)
@@ -254,34 +446,33 @@ def _looks_ahead(
         x, prediction, innovation = states(rows, window + 1), states(rows, window + 1), states(rows, window)
         return x, expand(size, prediction) * prediction, innovation
 
-    paths, other = [path(), path()], [path(), path()]
-    current, noise = states(window, rows), states(window, rows)
-    length = torch.full((rows,), window, device=device)
-    committed = torch.ones(rows, dtype=torch.int64, device=device)
-    last_step = len(target.std) - 1
+    paths, other = ([path() for _ in history.committed] for _ in range(2))
+    current, noise = states(positions, rows), states(positions, rows)
+    full = torch.full((rows,), window, device=device)
 
     def next_window(changed_from: int, positions: int) -> tuple[Tensor, list[Tensor]]:
-        """Reach and first guesses of the window from step 2 on; the noise of paths is changed from that step on."""
+        """Reach and first guesses of the window; the noise of its rounds is changed from that step on."""
         memory = begin_memory(drafter, window, row, current[0, 0])
-        for first, (old, new) in enumerate(zip(paths, other, strict=True)):
+        for first, committed, old, new in zip(history.first, history.committed, paths, other, strict=True):
             # A state at a step is made by the noise of the step before; an innovation is that noise.
             x, prediction, innovation = (
                 _where_later(first + offset, changed_from, b, a)
                 for a, b, offset in zip(old, new, (0, 0, 1), strict=True)
             )
-            step = torch.full_like(length, first)
-            memory = drafter.learn(memory, DraftPath(x, prediction, innovation, length, step), committed)
+            length = full.clamp(max=max(1, last_step - first))
+            learned = DraftPath(x, prediction, innovation, length, torch.full_like(full, first))
+            memory = drafter.learn(memory, learned, torch.full_like(full, committed))
         found: list[Tensor] = []
         for j in range(positions):
             before = PreviousDraft(found[-1], noise[j]) if found else None
-            step = torch.full_like(row, min(2 + j, last_step))
+            step = torch.full_like(row, min(start + j, last_step))
             found.append(drafter.guess(memory, current[j], j, step, row, before))
         return drafter.reach(memory, window), found
 
-    reach, guesses = next_window(2 * window + 3, window)
-    for changed in range(2, window + 2):
-        known = changed - 1  # positions of the window decided before the noise of that step
-        other_reach, other_guesses = next_window(changed, known)
+    reach, guesses = next_window(len(target.std) + window, positions)
+    changes = torch.linspace(1, positions, min(positions, steps)).long().tolist()
+    for known in changes:  # positions of the window decided before the noise of step start + known − 1
+        other_reach, other_guesses = next_window(start + known - 1, known)
         if not torch.equal(other_reach.clamp(max=known), reach.clamp(max=known)):
             return (
                 "how far a window reaches moves when only later steps change; whether a transition is drafted may "
@@ -290,8 +481,9 @@ def _looks_ahead(
         for j, (one, two) in enumerate(zip(other_guesses, guesses, strict=False)):
             if not torch.equal(one, two):
                 return (
-                    f"the guess at position {j} of a window moves when only later steps change; use states and "
-                    "predictions of that step and before only"
+                    f"the guess at position {j} of a window moves when only later steps change (step {start + j}, "
+                    f"after {len(paths)} rounds, {rows} rows at once); use states and predictions of that step and "
+                    "before only"
                 )
     return None
 
@@ -339,24 +531,95 @@ class Recorder:
         return observe
 
 
-def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level: float) -> Finding:
+def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level: float) -> list[Finding]:
     """Compare two sets of recorded states by many Kolmogorov–Smirnov tests at one joint level."""
     require_level(level)
-    smallest, worst, tests = 1.0, "", 0
-    for name, p_value in law_tests(target, ours, theirs, seed):
-        tests += 1
-        if p_value < smallest:
-            smallest, worst = p_value, name
+    coarse = _too_coarse(target, ours, level)
+    results = law_tests(target, ours, theirs, seed, without=coarse)
+    if not results:
+        return [Finding("distribution", False, f"not tested: {_coarse(target, coarse)}")]
+    smallest, worst = min((p_value, name) for name, p_value in results)
+    tests, samples = len(results), len(ours.row)
     passed = smallest >= level / tests
-    detail = f"{tests} tests at joint level {level:g}, smallest p-value {smallest:.1e} ({worst})"
-    return Finding("law", passed, detail, tests, smallest)
+    detail = f"{tests} tests at joint level {level:g}, smallest p-value {smallest:.1e} ({worst}); "
+    shift = smallest_shift(level / tests, samples)
+    if shift is None:
+        detail += (
+            f"with {samples} sample{'s' * (samples > 1)} these tests have no power, not even against the largest "
+            "error: draw 1000 or more"
+        )
+    else:
+        state = smallest_shift(level / tests, samples / 2)
+        detail += (
+            f"{samples} samples find, 95 times in 100, a mean that is off by {shift:.2g} of a step's noise along a "
+            "tested direction" + (f", or by {state:.2g} of a state's std" if state is not None else "")
+        )
+    law = Finding(
+        "distribution", passed, detail, tests, smallest, note=passed and shift is None, smallest_shift=shift
+    )
+    if not coarse:
+        return [law]
+    return [law, Finding("precision", True, f"{_coarse(target, coarse)}; not tested there", note=True)]
 
 
-def law_tests(target: Target, ours: Recorder, theirs: Recorder, seed: int = 0) -> list[tuple[str, float]]:
+def smallest_shift(p_value: float, points: float) -> float | None:
+    """The shift of N(0, 1) that a Kolmogorov–Smirnov test at that p-value finds 95 times in 100; None if no shift is.
+
+    Shifted by s the distribution functions are 2Φ(s/2) − 1 apart at s/2, where their empirical difference has a
+    standard error of at most 1/(2√points). A two-sample test of n and n values has n/2 points.
+    """
+    distance = _critical(p_value, points) + 1.645 / (2 * math.sqrt(points))
+    return 2 * NormalDist().inv_cdf((1 + distance) / 2) if distance < 1 else None
+
+
+def _critical(p_value: float, points: float) -> float:
+    """The distance of distribution functions that has this p-value; 1 or more if none has."""
+    low, high = 0.0, 2.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _kolmogorov(middle, points) < p_value else (middle, high)
+    return high
+
+
+_TESTS = 18  # of each step
+
+
+def _too_coarse(target: Target, recorder: Recorder, level: float) -> dict[int, float]:
+    """Steps whose noise the chain's floating-point numbers cannot hold: std in spacings of the states there.
+
+    With u = spacing/std the distribution function of an innovation has jumps of up to u/√(2π), and lies up to half of
+    one from the normal one. Half of the distance that fails a test is too much: it would be taken for an error.
+    """
+    eps, distance = (
+        torch.finfo(target.std.dtype).eps,
+        _critical(level / (_TESTS * len(recorder.steps)), len(recorder.row)),
+    )
+    found = {}
+    for k, states in zip(recorder.steps, recorder.states, strict=True):
+        held = float(target.std[k]) / max(eps * float(states[-1].abs().mean()), 1e-300)
+        if 1 / (held * math.sqrt(2 * math.pi)) > min(distance, 1.0):
+            found[k] = held
+    return found
+
+
+def _coarse(target: Target, coarse: dict[int, float]) -> str:
+    kind = str(target.std.dtype).removeprefix("torch.")
+    steps = ", ".join(map(str, coarse))
+    return (
+        f"{kind} cannot hold the noise of step{'s' * (len(coarse) > 1)} {steps}: its std is {min(coarse.values()):.2g} "
+        "times the distance of two neighbouring numbers of the states' size; use a chain in float64"
+    )
+
+
+def law_tests(
+    target: Target, ours: Recorder, theirs: Recorder, seed: int = 0, *, without: Collection[int] = ()
+) -> list[tuple[str, float]]:
     """(name, p-value) of every test; they are dependent, so use them with Bonferroni's bound."""
     generator = torch.Generator().manual_seed(seed)
     results = []
     for i, k in enumerate(ours.steps):
+        if k in without:
+            continue
         (*_, x, y), (*_, x_seq, y_seq) = ours.states[i].flatten(2), theirs.states[i].flatten(2)
         directions = torch.randn(x.shape[1], 3, generator=generator, dtype=torch.float64)
         directions /= directions.norm(dim=0)

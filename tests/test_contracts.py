@@ -391,7 +391,8 @@ def test_nan_or_infinity_is_reported_with_its_step_and_sample(sampler, value):
     target = Walk(output=output)
     with pytest.raises(FloatingPointError, match=r"NaN or infinity at step 4 of sample 1; .*wider dtype"):
         sampler(target, 3)
-    assert target.calls <= 5  # at once when step 4 was first used: nothing was sampled from it
+    # At once when step 4 was first used: nothing was sampled from it. A look after calls 1, 2 and 4 may come on top.
+    assert target.calls <= 5 + 3
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -413,7 +413,7 @@ ALLOWED: dict[str, dict[str, str]] = {
 
 def typed_numbers(text: str) -> list[str]:
     """Numbers outside of figures, code, formulas (indented blocks) and addresses."""
-    text = re.sub(r"<!-- figures: \w+ -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!-- (figures|power): \w+ -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
     text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
     prose = "\n".join(line for line in text.split("\n") if not re.match(r" {4,}", line))
     return [found.strip() for found in NUMBER.findall(re.sub(r"`[^`]*`|\]\(http[^)]*\)", "", prose))]

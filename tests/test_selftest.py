@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from foresample.selftest import (
     ks_two_sample,
     rows_are_independent,
     samples_law,
+    smallest_shift,
 )
 from foresample.targets import Chain, ChainTarget
 from tests.small_chains import CHAINS, LooksAhead, flow, mixture
@@ -190,3 +192,135 @@ def test_a_network_that_returns_something_else_is_doubted(said: Any, returned: s
     elif (returned, said) != ("x0", "v"):  # which are too much alike here
         assert f"does it return {said}, as was said?" in doubts[0]
         assert "note  network: noise put into finished samples" in str(result)
+
+
+# ------------------------------------------------------------------ what it can find
+
+
+@pytest.mark.parametrize("samples", [1, 10])
+def test_too_few_samples_to_find_anything_are_no_ok(samples: int) -> None:
+    result = fs.check(flow(), window=6, samples=samples)
+    law = result.findings[2]
+    assert law.smallest_shift is None
+    assert law.note
+    assert f"with {samples} sample" in law.detail
+    assert "no power" in law.detail
+    assert "note  distribution" in str(result)
+    assert "ok    distribution" not in str(result)
+
+
+def test_the_error_that_so_many_samples_find_is_told() -> None:
+    law = fs.check(flow(), window=6, samples=500).findings[2]
+    assert law.tests is not None
+    assert law.smallest_shift == smallest_shift(1e-3 / law.tests, 500)
+    assert f"500 samples find, 95 times in 100, a mean that is off by {law.smallest_shift:.2g}" in law.detail
+    shifts = [smallest_shift(1e-5, n) for n in (100, 1000, 10_000)]
+    assert shifts == sorted(shifts, reverse=True)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("samples", [100, 2000])
+def test_that_error_is_found_about_as_often_as_told(samples: int) -> None:
+    rng, level = np.random.default_rng(0), 1e-5
+    one, two = smallest_shift(level, samples), smallest_shift(level, samples / 2)
+    assert one is not None
+    assert two is not None
+    alone = [ks_normal(rng.standard_normal(samples) + one) < level for _ in range(200)]
+    pairs = [
+        ks_two_sample(rng.standard_normal(samples), rng.standard_normal(samples) + two) < level
+        for _ in range(200)
+    ]
+    for found in (alone, pairs):
+        assert np.mean(found) >= 0.93
+    half = [ks_normal(rng.standard_normal(samples) + one / 2) < level for _ in range(200)]
+    assert np.mean(half) < 0.5
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("std", [1e-8, 1e-7, 3e-7, 1e-6, 3e-6, 1e-4])
+def test_noise_that_the_chain_s_numbers_cannot_hold_is_no_wrong_distribution(std: float) -> None:
+    """States near 1 in float32, whose neighbours are 1e-7 apart; one dimension, where rounding shows most."""
+    one = torch.ones(12)
+    network = lambda x, step, row: torch.zeros_like(x)  # noqa: E731
+    start = torch.ones(2000, 1)
+    target = fs.targets.from_chain(network, Chain(std * one, one, 0 * one), (1,), start=start)
+    law = fs.check(target, window=4, samples=2000, batch=2000).findings[2]
+    if std < 4e-7:
+        assert law.detail.startswith("not tested: float32 cannot hold the noise of steps 1, 3, 6, 9, 11")
+        assert "use a chain in float64" in law.detail
+        assert law.smallest_p is None
+    else:
+        assert law.passed, law.detail
+    wide = replace(target, chain=target.chain.to("cpu", torch.float64), start_states=start.double())
+    result = fs.check(wide, window=4, samples=500)
+    assert result.passed, str(result)
+
+
+@pytest.mark.law
+def test_steps_that_are_held_are_tested_beside_those_that_are_not() -> None:
+    one = torch.ones(12)
+    std = torch.where(torch.arange(12) < 6, 0.1, 1e-8)
+    network = lambda x, step, row: torch.zeros_like(x)  # noqa: E731
+    target = ChainTarget(Chain(std * one, one, 0 * one), torch.Size([1]), network)
+    result = fs.check(target, window=4, samples=1000)
+    assert result.passed, str(result)
+    assert "note  precision: float32 cannot hold the noise of steps 6, 9, 11" in str(result)
+    assert result.findings[2].tests == 2 * 18
+
+
+def test_the_number_of_tests_of_a_step_is_known() -> None:
+    assert fs.check(flow(), window=6, samples=50).findings[2].tests == 18 * 5
+
+
+def test_a_prior_of_another_chain_is_refused_by_its_own_sentence() -> None:
+    prior = fs.fit_prior(fs.GaussianMixture.of_draft_trees(3).flow(16, 0.1), window=4, pilots=8)
+    sentences = []
+    drafter = fs.Replay(prior=prior)
+    for use in (fs.check, partial(fs.sample, count=2)):
+        with pytest.raises(ValueError, match="prior") as refused:
+            use(flow(), window=4, drafter=drafter)
+        sentences.append(str(refused.value))
+    assert sentences[0] == sentences[1]
+    with pytest.raises(TypeError, match="is not a drafter"):
+        fs.check(flow(), window=4, drafter=fs.Replay)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ rows
+
+
+def test_a_mean_that_mixes_a_little_of_a_small_noise_is_found() -> None:
+    """Half of a step's noise, of 1e-5, at states of size 1: a change of 5e-6 of its size."""
+    one = torch.ones(12, dtype=torch.float64)
+    network = lambda x, step, row: torch.zeros_like(x)  # noqa: E731
+    base = ChainTarget(Chain(1e-5 * one, one, 0 * one), torch.Size([2]), network)
+
+    class Mixes(ChainTarget):
+        def mean(self, x: Tensor, prediction: Tensor, step: Tensor, *_: Any, **__: Any) -> Tensor:
+            return x + 5e-6 * torch.tanh(x.mean(0))
+
+    found = rows_are_independent(Mixes(**vars(base)))
+    assert not found.passed
+    assert "the target's mean mixes rows" in found.detail
+    assert rows_are_independent(base).passed
+
+
+def test_a_network_with_coarse_rounding_is_doubted_and_forgiven() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 256), torch.nn.SiLU(), torch.nn.Linear(256, 2)).bfloat16()
+    base = CHAINS["single precision"]()
+
+    def rounded(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return net(x.bfloat16()).float() * (1 + 1e-3 * len(x))
+
+    found = rows_are_independent(with_network(base, rounded))
+    assert found.passed, found.detail
+
+
+def test_a_long_chain_of_large_states_is_walked_without_holding_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresample.selftest._HELD", 1000)
+    base = mixture().langevin(200, 0.01)
+    assert rows_are_independent(base).passed
+
+    def mixes(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        return base.network(x, step, row) + (step == 199).unsqueeze(1) * x.mean(0)
+
+    assert not rows_are_independent(replace(base, network=mixes)).passed

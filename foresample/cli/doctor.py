@@ -211,12 +211,12 @@ def self_test(device: Device, samples: int) -> list[Tested]:
     def watched() -> Finding:
         result = check(target, window=WINDOW, samples=samples, level=LEVEL)
         failed = [one for one in result.findings if not one.passed]
-        return failed[0] if failed else next(one for one in result.findings if one.question == "law")
+        return failed[0] if failed else next(one for one in result.findings if one.question == "distribution")
 
     def captured() -> Finding:
         drawn = sample(target, samples, window=WINDOW, slots=min(500, samples), graph=True).samples
         law = samples_law(target, [drawn], seeds_of(1, samples), slots=min(500, samples))
-        return Finding("law", law.passed, f"{law.tests} tests, smallest p-value {law.smallest_p:.1e}")
+        return Finding("distribution", law.passed, f"{law.tests} tests, smallest p-value {law.smallest_p:.1e}")
 
     kinds: dict[str, Callable[[], Finding]] = {device.round: watched}
     if device.graphs:

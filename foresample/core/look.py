@@ -1,14 +1,23 @@
-"""The free look: is a target's answer at a state a function of that state alone?
+"""The free look: is a target's answer at a state a function of that state alone, and does it stay the same?
 
-A network that looks at the other rows of its call, draws random numbers or keeps state between calls has no transition
-law, and what is sampled from it is not exact, whatever the sampler. So the first call of an engine is looked at: one of
-its states is evaluated again, among other batch-mates, in a call on at most four states. Where both answers agree that
-is all it costs.
+A network that mixes the rows of its call, draws random numbers or keeps state between calls has no transition
+distribution, and its samples are not exact, whatever the sampler. So an engine evaluates a few states twice. At calls
+1, 2, 4, 8, …, 128 and then every 128th, a small call is made on two states:
 
-Where they do not it may be rounding alone, since libraries take other algorithms for calls of other sizes. So nobody is
-blamed for it: the state is evaluated once more, in the same place of a call of the same size, among yet other mates.
-Only if those two answers differ, too, the target is refused, and one to four calls more find out why. An answer that
-was clipped says nothing about the network's: then two such calls are made halfway through the chain instead.
+    one of this call       must get the answer that it just got among its other batch-mates
+    one of the last look   must get the answer that it got then, with the step, row and extra noise that it had
+
+Each is the other's batch-mate. In the first look, where there is no earlier state, the mate is another first state of
+the same sample. So the network only sees states that its chain can visit; elsewhere it may be NaN or anything.
+
+A state of this call may be answered a little differently because libraries choose other algorithms for calls of other
+sizes. Then it is evaluated once more, in the same place of a call of the same size, with another mate, and the target
+is refused only if those two answers differ. A state of an earlier look is compared with its answer in an equally large
+call, so there is no such doubt. An answer that is NaN or infinite is not compared. A clipped one says little about the
+network, so the next call is looked at as well.
+
+The states are evaluated in a call of their own: one state more in a sampler's call would change its size, and with it
+the last bits of the other states' answers.
 """
 
 from __future__ import annotations
@@ -21,15 +30,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target, no_history, predict, transition_mean
+from foresample.contracts import Target, no_history, predict, start_states, transition_mean
+from foresample.core.noise import START, extra_noise, normal, seeds_of
+from foresample.core.report import Evidence
 
 STATES = 4
-"""In a call that looks, at most."""
+"""States in a call that compares batch-mates in `foresample.check` and in pipelines."""
+EVERY = 128
+"""Calls between two looks, once an engine has made that many."""
+RUNS = 16
+"""Runs between two looks where rounds are replayed as CUDA graphs, once an engine has made that many."""
 DIFFERS = 1e-4
 """Relative change of an answer that no arithmetic explains, in two calls of one size."""
-_MATES = (3.0, -2.0)  # what other batch-mates are multiplied with, before 1 is added
+_CLIPPED = 16  # calls that are looked at in turn, at most, while answers are clipped
+_SEED = 2**60  # of the first looks' mates, away from the seeds that users draw
 
-Cause = Literal["random", "state", "mixes"]
+Cause = Literal["random", "state", "mixes", "changed"]
+Part = Literal["prediction", "mean", "start"]
 Ask = Callable[[int], Tensor]
 """The answer at one state among mates of kind 0 or 1, in calls of one size."""
 Shift = Callable[[Tensor, Tensor], tuple[int, float | None]]
@@ -52,7 +69,14 @@ _SAID: dict[Cause, tuple[str, str, str]] = {
         "put batch normalisation in eval mode, and take attention over the batch and batch statistics out of the "
         "network",
     ),
+    "changed": (
+        "changed between two calls",
+        "asked again later",
+        "take caches and counters out of the network, leave its weights, mode and conditions alone while an engine "
+        "uses it, and make a new engine after changing them",
+    ),
 }
+_BY_ITSELF = "compute it for each row from that row alone, without random numbers or state"
 
 
 @dataclass(frozen=True)
@@ -66,122 +90,195 @@ class Difference:
     """At which a transition's mean was made of it: the first with noise from the state's on."""
     shift: float | None
     """Of that mean, in std of the step; None if no step from there on adds noise."""
+    part: Part = "prediction"
+    """The method of the target that gave the answers."""
 
     def __str__(self) -> str:
         what, when, remedy = _SAID[self.cause]
+        who, answer = "the target", f"a {self.part}"
+        if self.part != "prediction":
+            who, remedy = f"the target's {self.part}", _BY_ITSELF
+            answer = "it" if self.part == "mean" else "a first state"
         moves = ""
         if self.shift is not None:
             moves = f", the mean of step {self.step} by {self.shift:.2g} std ({_in_words(self.shift)})"
-        return (
-            f"the target {what}: {when}, a prediction changes by {self.change:.1e} of its size{moves}; {remedy}"
-        )
+        return f"{who} {what}: {when}, {answer} changes by {self.change:.1e} of its size{moves}; {remedy}"
+
+
+@dataclass(frozen=True)
+class State:
+    """A state as the target is asked for it."""
+
+    x: Tensor
+    """[1, *shape]"""
+    step: Tensor
+    """[1]"""
+    row: Tensor
+    """[1]"""
+    extra: Tensor | None
+    """[1, *extra], for a target with extra noise."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A state that was looked at: its answer, and its place in the call on two states that gave it."""
+
+    state: State
+    place: int
+    answer: Tensor
+    """[*shape]"""
 
 
 class FreeLook:
-    """Looks once, at the first call made through it, and is a plain `predict` from then on.
+    """Makes an engine's calls and looks at some of them, as the module says.
 
-    A look that found something looks again at the next call. Nothing is looked at while a CUDA graph is captured; the
-    runs that warm it up come before.
+    A look that found something looks again at the next call. Nothing is looked at while a CUDA graph is captured: the
+    runs that warm it up come before, and `look_back` is for the runs that replay it.
     """
 
-    def __init__(self, most: int, asked: Target | None = None) -> None:
-        """`most`: states of the largest call to come; a look is not larger. `asked`: whom to ask, if another."""
-        self.states, self.calls, self.done = min(STATES, most), 0, False
-        self.asked = asked
+    def __init__(self, asked: Target | None = None) -> None:
+        """`asked`: the target that looks evaluate, if another than the calls'."""
+        self.asked, self.evidence = asked, Evidence()
+        self.calls = 0
+        """Calls made to look, all on two states."""
+        self._seen, self._due, self._runs, self._runs_due = 0, 1, 1, 2
+        self._kept: Answered | None = None
+        self._telling = False  # whether an answer was compared that was not clipped
+
+    def forget(self) -> None:
+        """Compare nothing with answers given so far: the target's conditions are about to change."""
+        self._kept = None
 
     def predict(
         self, target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
     ) -> Tensor:
-        """The target's prediction, or a sentence why it has no law."""
-        if self.done or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        """The target's prediction; refuses a target whose answers depend on more than the state."""
+        self._seen += 1
+        if self._seen < self._due or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return predict(target, x, step, row, extra)
-        few_x, few_step, few_row = (values[: self.states].clone() for values in (x, step, row))
+        given = x.clone(), step.clone(), row.clone()
         prediction = predict(target, x, step, row, extra)
         prediction = prediction.clone()  # a captured network answers into the same memory again
-        few_extra = None if extra is None else extra[: self.states]
-        require_unedited((few_step, few_row), (step, row))
-        few = few_x, few_step, few_row, prediction[0], few_extra
-        self.calls += look(self.asked or target, *few, states=self.states)
-        self.done = True
+        require_unedited(given[1:], (step, row))
+        found = _worth_asking(prediction, self._seen)
+        if found is None:
+            return prediction  # broken everywhere, which `faults` reports
+        i, clipped = found
+        one_x, one_step, one_row = (v[i : i + 1].clone() for v in given)
+        state = State(one_x, one_step, one_row, None if extra is None else extra[i : i + 1].clone())
+        self._look(self.asked or target, state, prediction[i])
+        self._telling |= not clipped
+        step_on = min(self._seen, EVERY) if self._telling or self._seen >= _CLIPPED else 1
+        self._due = self._seen + step_on
         return prediction
 
+    def look_back(self, target: Target) -> None:
+        """Ask again at the start of a run whose calls do not come through here: runs 2, 4, 8, 16, then every 16th."""
+        self._runs += 1
+        if self._runs < self._runs_due or self._kept is None:
+            return
+        target = self.asked or target
+        mate = first_state(target, self._kept.state.row, 0)
+        answers = self._pair(target, self._kept.place, self._kept.state, mate)
+        self._compare_kept(target, self._kept, mate, answers[self._kept.place])
+        self._runs_due = self._runs + min(self._runs, RUNS)
 
-def look(
-    target: Target,
-    x: Tensor,
-    step: Tensor,
-    row: Tensor,
-    prediction: Tensor,
-    extra: Tensor | None = None,
-    *,
-    states: int = STATES,
-) -> int:
-    """Refuse a target that answered `prediction`, [*shape], at x[0] and would not in another call; say what that cost.
+    def _look(self, target: Target, state: State, prediction: Tensor) -> None:
+        """Evaluate a state of this call, answered `prediction`, and the one kept from the last look, in one call."""
+        kept = self._kept
+        place = 0 if kept is None else 1 - kept.place
+        mate = first_state(target, state.row, 0) if kept is None else kept.state
+        answers = self._pair(target, place, state, mate)
+        there = answers[place]
+        if kept is not None:
+            self._compare_kept(target, kept, state, answers[kept.place])
+        if not there.isfinite().all():
+            return
+        if not self._same(prediction, there):
+            ask = partial(self._among, target, place, state, mate)
+            elsewhere = ask(1)
+            if elsewhere.isfinite().all() and not self._same(there, elsewhere):
+                raise _refused(explain(ask, shift_at(target, state), there, elsewhere))
+        self._kept = Answered(state, place, there)
 
-    Args:
-        target: whose `predict` is asked; `mean` and `std` say how much a difference matters.
-        x: states of the call, [B, *shape], as they were before it; `states` of them are enough.
-        step: of these, [B].
-        row: sample of each, [B]: no other is asked for.
-        prediction: the call's answer at x[0]; one that is NaN or infinite is not compared: `faults` has it.
-        extra: the extra noise of these states, for a target that has some.
-        states: how many to ask for at a time.
-    """
-    if not torch.isfinite(prediction).all():
-        return 0
-    place = torch.arange(states, device=x.device).clamp(max=len(x) - 1)
-    few = x[place], step[place], row[place], None if extra is None else extra[place]
-    clipped = _clipped(prediction)
-    if clipped:
-        few = few[0], torch.full_like(few[1], len(target.std) // 2), *few[2:]
-    ask = partial(_among, target, *few)
-    there = ask(0)
-    if not clipped and change(prediction, there) <= DIFFERS:
-        return 1
-    elsewhere = ask(1)
-    if change(there, elsewhere) <= DIFFERS:
-        return 2
-    found = explain(ask, partial(_shift, target, *few), there, elsewhere)
-    raise ValueError(f"{found} (look=False samples it all the same, inexactly)")
+    def _compare_kept(self, target: Target, kept: Answered, mate: State, now: Tensor) -> None:
+        if not now.isfinite().all() or self._same(kept.answer, now):
+            return
+        ask, shift = partial(self._among, target, kept.place, kept.state, mate), shift_at(target, kept.state)
+        elsewhere = ask(1)
+        if change(now, elsewhere) <= DIFFERS:
+            raise _refused(Difference("changed", change(kept.answer, now), *shift(kept.answer, now)))
+        raise _refused(explain(ask, shift, now, elsewhere))
+
+    def _same(self, before: Tensor, again: Tensor) -> bool:
+        """Compare two answers, and put that on record."""
+        found = change(before, again)
+        self.evidence.asked_again += 1
+        self.evidence.largest_change = max(self.evidence.largest_change, found)
+        return found <= DIFFERS
+
+    def _among(self, target: Target, place: int, state: State, mate: State, kind: int) -> Tensor:
+        """The answer at a state beside that mate, or beside a first state: an `Ask`."""
+        return self._pair(target, place, state, mate if kind == 0 else first_state(target, state.row, 1))[place]
+
+    def _pair(self, target: Target, place: int, state: State, mate: State) -> Tensor:
+        """The answers at a state and its mate, [2, *shape], the state standing at `place`."""
+        self.calls += 1
+        first, second = (mate, state) if place else (state, mate)
+        extra = None if first.extra is None or second.extra is None else torch.cat([first.extra, second.extra])
+        x, step, row = (torch.cat([getattr(v, name) for v in (first, second)]) for name in ("x", "step", "row"))
+        return predict(target, x, step, row, extra).clone()
 
 
-def compare(
-    target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
-) -> tuple[float, Difference | None]:
-    """How much the answer at x[0] changes with its mates, and what is wrong if that is too much: two calls."""
-    given = target, x, step, row, extra
-    return dependence(partial(_among, *given), partial(_shift, *given))
+def first_state(target: Target, row: Tensor, draw: int) -> State:
+    """A first state of the sample `row`, [1], from noise that no sample is drawn from."""
+    key = seeds_of(_SEED + draw, 1).to(row.device)
+    zero = torch.zeros_like(key)
+    unit = normal(key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero)
+    return State(start_states(target, unit, row), zero, row, extra_noise(target, key, zero))
 
 
-def dependence(ask: Ask, shift: Shift) -> tuple[float, Difference | None]:
+def _refused(found: Difference) -> ValueError:
+    return ValueError(f"{found} (look=False samples it all the same, inexactly)")
+
+
+def dependence(ask: Ask, shift: Shift, allowed: float = DIFFERS) -> tuple[float, Difference | None]:
     """How much an answer changes with its mates, and what else than its own state it depends on: two calls."""
     there, elsewhere = ask(0), ask(1)
     found = change(there, elsewhere)
-    return found, None if found <= DIFFERS else explain(ask, shift, there, elsewhere)
+    return found, None if found <= allowed else explain(ask, shift, there, elsewhere, allowed)
 
 
-def explain(ask: Ask, shift: Shift, there: Tensor, elsewhere: Tensor) -> Difference:
+def explain(ask: Ask, shift: Shift, there: Tensor, elsewhere: Tensor, allowed: float = DIFFERS) -> Difference:
     """Why the answer was `there` among mates of the first kind, and then `elsewhere` among others."""
-    again = ask(0)
     cause: Cause = "mixes"
-    if not change(there, again) <= DIFFERS:
-        elsewhere, seeded = again, _seeded(ask)
+    others = [again for again in (ask(0), ask(0)) if not change(there, again) <= allowed]
+    if others:
+        elsewhere, seeded = others[0], [_seeded(ask), _seeded(ask)]
         ask(1)  # something else for it to remember
-        cause = "random" if change(seeded, _seeded(ask)) <= DIFFERS else "state"
+        seeded.append(_seeded(ask))
+        cause = "random" if all(change(seeded[0], other) <= allowed for other in seeded) else "state"
     return Difference(cause, change(there, elsewhere), *shift(there, elsewhere))
 
 
-def _clipped(prediction: Tensor) -> bool:
-    """Whether most of an answer lies on one bound, whatever the network said.
+def _worth_asking(prediction: Tensor, turn: int) -> tuple[int, bool] | None:
+    """The index of a state to ask again, another one at each turn, and whether its answer is clipped.
 
-    Noisy states have denoised estimates far outside of where data are, so a chain that clips them answers ±1.
+    None if all answers are NaN or infinite. Noisy states have denoised estimates far outside of where data are, so a
+    chain that clips them answers ±1, whatever the network returned: then most of an answer lies on one bound.
     """
-    size = prediction.abs()
-    return bool(
-        (size == 1).all()
-        if size.numel() == 1
-        else size.max() > 0 and (size == size.max()).sum() > size.numel() / 2
+    size = prediction.flatten(1).abs()
+    finite, most = size.isfinite().all(1), size.amax(1, keepdim=True)
+    bound = size == most
+    clipped = (
+        (size == 1).all(1) if size.shape[1] == 1 else (most[:, 0] > 0) & (2 * bound.sum(1) > size.shape[1])
     )
+    for chosen in (finite & ~clipped, finite):
+        index = chosen.nonzero().flatten()
+        if len(index):
+            i = int(index[turn * 7919 % len(index)])
+            return i, bool(clipped[i])
+    return None
 
 
 def change(one: Tensor, two: Tensor) -> float:
@@ -190,7 +287,7 @@ def change(one: Tensor, two: Tensor) -> float:
 
 
 def require_unedited(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> None:
-    """Refuse a target that wrote into the steps or rows of its call: others read them. States are copies."""
+    """Refuse a target that wrote into the steps or rows of its call, which others read. States are copies."""
     for name, old, new in zip(("step", "row"), before, after, strict=True):
         if not torch.equal(old, new[: len(old)]):
             raise ValueError(
@@ -198,24 +295,20 @@ def require_unedited(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]
             )
 
 
-def _among(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None, kind: int) -> Tensor:
-    """The answer at x[0] in a call whose other states are others: an `Ask`."""
-    states = torch.cat([x[:1], _MATES[kind] * x[1:] + 1])
-    return predict(target, states, step.clone(), row.clone(), extra)[0].clone()
+def shift_at(target: Target, state: State) -> Shift:
+    """How far the mean of the first step with noise from the state's on moves with a prediction."""
 
+    def shift(one: Tensor, two: Tensor) -> tuple[int, float | None]:
+        first = int(state.step)
+        noisy = (target.std[first:] > 0).nonzero().flatten()
+        if not len(noisy):
+            return first, None
+        k = first + int(noisy[0])
+        at, none = torch.full_like(state.step, k), no_history(target, state.x)
+        means = [transition_mean(target, state.x, p[None], at, none, state.extra) for p in (one, two)]
+        return k, float((means[0] - means[1]).norm() / target.std[k])
 
-def _shift(
-    target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None, one: Tensor, two: Tensor
-) -> tuple[int, float | None]:
-    """A `Shift`: at the first step with noise from the state's on."""
-    noisy = (target.std[step[0] :] > 0).nonzero().flatten()
-    if not len(noisy):
-        return int(step[0]), None
-    k = int(step[0]) + int(noisy[0])
-    at = torch.full_like(step[:1], k)
-    none, first = no_history(target, x[:1]), None if extra is None else extra[:1]
-    means = [transition_mean(target, x[:1], p[None], at, none, first) for p in (one, two)]
-    return k, float((means[0] - means[1]).norm() / target.std[k])
+    return shift
 
 
 def _seeded(ask: Ask) -> Tensor:

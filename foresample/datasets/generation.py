@@ -95,10 +95,13 @@ class Dataset:
 
     @property
     def fair(self) -> int:
-        """The first so many of them have the right law together: which they are was decided before they were drawn.
+        """Number of samples, from the first on, each of which was decided on before it was drawn.
 
         All of them, if the dataset is complete or was stopped by `stop`; else the last few of `in_order` are there
-        because they were done in time.
+        because they were done in time. In a complete dataset, whose number was fixed beforehand, they are independent
+        samples of the right distribution. If the number was decided on the way, by `stop`, being taken says nothing
+        about a sample, but the number may depend on the samples before it: sums over the samples have the right
+        expectation, and means are biased by a term of order 1/number (docs/theory.md, "Finishing first is not fair").
         """
         return self.manifest["fair"]
 

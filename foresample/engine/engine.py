@@ -26,7 +26,7 @@ from foresample.contracts import (
 )
 from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds
-from foresample.core.report import Observer, Report, Run
+from foresample.core.report import Evidence, Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, last_draftable
 from foresample.drafters import Replay
 from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order, round_for
@@ -60,10 +60,10 @@ class Engine:
         block: transitions verified as one block; the whole window by default. 1 is the per-step test.
         recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
         graph: replay rounds as one CUDA graph: no launch overhead, on a target whose network can be captured.
-        look: with the engine's first call, make sure that the target treats each row by itself and answers the same
-            when asked the same, and refuse it otherwise: one more call on at most four states, once an engine (a
-            second one where rounding depends on the size of a call, or where the chain clips what is said there),
-            reported as `report.look_calls`.
+        look: make sure that the target treats each row by itself and gives a state the same answer whenever it is
+            evaluated, and refuse it otherwise. At calls 1, 2, 4, 8, …, 128 of the engine and then every 128th, one
+            more call on two states is made; `report.look_calls` counts these, `report.evidence` has what they found.
+            With `graph=True`, at the start of runs 2, 4, 8, 16 and then every 16th. See `core.look`.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Engine:
         round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
         noise = "recycled" if recycle else "fresh"
         self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
-        asked = getattr(target, "unrecorded", None)  # what is only looked at is no part of a record
-        self.look = FreeLook(self.slots * (window + 1), asked) if look else None
+        asked = getattr(target, "unrecorded", None)  # the look bypasses the recording
+        self.look = FreeLook(asked) if look else None
         self._idle: list[FixedSlots] = []
         """Fixed slots that no draw uses."""
 
@@ -170,7 +170,9 @@ class Engine:
 
         They come in the order of their rows, those of one row in any order.
         """
-        started, looked, parts = perf_counter(), self._look_calls, []
+        started, parts = perf_counter(), []
+        if self.look is not None:
+            self.look.calls, self.look.evidence = 0, Evidence()
         with self._lease(min(self.slots, len(seeds))) as slots:
             for done in _advance(slots, iter([(rows, seeds)]), observe):
                 raise_faults(done.fault, done.index, self.target)
@@ -181,12 +183,14 @@ class Engine:
             run = runner.tally.close(report, done.x, done.calls, done.evaluations)
             report.occupancy = report.rounds / (slots.capacity * slots.rounds)
             report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
-        report.look_calls = self._look_calls - looked
+        if self.look is not None:
+            report.look_calls, report.evidence = self.look.calls, self.look.evidence
         return run
 
-    @property
-    def _look_calls(self) -> int:
-        return 0 if self.look is None else self.look.calls
+    def forget(self) -> None:
+        """Compare no answer with those of earlier runs: call it when the target's conditions change between runs."""
+        if self.look is not None:
+            self.look.forget()
 
     @contextmanager
     def _lease(self, capacity: int) -> Iterator[Slots]:
@@ -194,13 +198,17 @@ class Engine:
         if isinstance(self.how.layout, Packed):
             yield LooseSlots(RoundRunner(self.target, self.how, self.look), capacity)
             return
-        try:
-            slots = self._idle.pop()  # one operation: another thread gets other slots
-        except IndexError:
-            with torch.no_grad():
-                slots = FixedSlots(RoundRunner(self.target, self.how, self.look), self.slots, graph=self.graph)
+        with torch.no_grad():
+            try:
+                slots, used_before = self._idle.pop(), True  # one operation: another thread gets other slots
+            except IndexError:
+                runner = RoundRunner(self.target, self.how, self.look)
+                slots, used_before = FixedSlots(runner, self.slots, graph=self.graph), False
         slots.clear()
         try:
+            if used_before and self.graph and self.look is not None:  # replayed rounds do not pass through it
+                with torch.no_grad():
+                    self.look.look_back(self.target)
             yield slots
         finally:
             self._idle.append(slots)

@@ -48,8 +48,8 @@ def sample(
         block: transitions verified as one block; the whole window by default. 1 is the per-step test.
         recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
         graph: replay rounds as one CUDA graph; see `Engine`, which also keeps it for the next run.
-        look: refuse a target whose answer at a state depends on more than that state: one more call on at most four
-            states; see `Engine`, which looks once.
+        look: refuse a target whose answer at a state depends on more than that state, with a few more calls on two
+            states; see `Engine`.
         observe: called after every round with what it committed.
     """
     require_target(target)
@@ -58,7 +58,7 @@ def sample(
     how: dict[str, Any] = {"drafter": drafter, "block": block, "recycle": recycle, "graph": graph}
     how["slots"] = slots
     if window == "auto":
-        window, look = tune(target, look=look, **how), False  # it has looked
+        window = tune(target, look=look, **how)
     if isinstance(window, Tuning):
         found = window.window_for(len(target.std), slots)
         if found is None:

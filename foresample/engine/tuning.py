@@ -185,6 +185,7 @@ def tune(
             look=look and not engines,
         )
         pilots(engine, _SEED, slots)
+        engine.look = None  # no part of what is measured
         started = _now(target)
         run = pilots(engine, _SEED + 1, samples or 2 * slots)
         seconds, report = _now(target) - started, run.report

@@ -116,6 +116,7 @@ class Planner:
                 kept.copy_(value)
         if self.start is not None and request.noise is not None:
             self.start.copy_(self._free(request.noise))
+        self.engine.forget()  # its answers were for other observations
         run = self.engine.sample(seeds)
         if self.last is not None and self.recorded is not None:
             steps = self.last.steps

@@ -24,7 +24,7 @@ def test_it_passes_and_says_so(arguments: list[str]) -> None:
 
 def test_flow_by_default_and_a_file(tmp_path: Path) -> None:
     told = succeeds("check", *SMALL, "--steps", "8", "--drafter", "nearest", "--out", tmp_path / "check.json")
-    assert "ok    law" in told
+    assert "ok    distribution" in told
     read = read_result(tmp_path / "check.json")
     assert isinstance(read, CheckResult)
     assert all(finding.passed for finding in read.findings)

@@ -39,7 +39,7 @@ def test_as_one_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     text = succeeds("doctor", *SMALL)
     assert f"foresample   {__version__}" in text
     assert "cpu: the plain round serves, as FORESAMPLE_PLAIN=1 asks" in text
-    assert "ok    plain rounds on cpu: law: " in text
+    assert "ok    plain rounds on cpu: distribution: " in text
 
 
 def test_optional_packages_are_those_of_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_rounds_that_are_not_exact_are_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(plain, "verify", trusting)
     result = invoke("doctor", "--samples", "1000")
     assert result.exit_code == 1
-    assert "FAIL  plain rounds on cpu: law: " in result.output
+    assert "FAIL  plain rounds on cpu: distribution: " in result.output
 
 
 def test_a_compiler_that_breaks_is_a_finding_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def example(name: str) -> ModuleType:
 def test_own_network(capsys: pytest.CaptureFixture[str]) -> None:
     run = example("own_network").main(steps=20, count=8)
     assert run.speedup > 1.5
-    assert "ok    law" in capsys.readouterr().out
+    assert "ok    distribution" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")

@@ -79,7 +79,7 @@ def test_it_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     if "run" in names:
         assert names["run"].speedup > 1
-        assert "ok    law" in told
+        assert "ok    distribution" in told
     else:
         assert all(max(one[1]) < 60 for one in names["speculative"])
         assert names["lerobot_calls"] < 60
