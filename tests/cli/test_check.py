@@ -31,6 +31,13 @@ def test_flow_by_default_and_a_file(tmp_path: Path) -> None:
     assert {"target": "flow", "steps": 8, "drafter": "nearest", "slots": 200}.items() <= read.settings.items()
 
 
+def test_it_says_what_so_many_samples_can_find() -> None:
+    assert "note  distribution" in succeeds("check", "flow", "--samples", "10")
+    told = json.loads(succeeds("check", "flow", *SMALL, "--json"))
+    assert 0 < told["findings"][2]["smallest_shift"] < 1
+    assert "200 samples find, 95 times in 100, a mean that is off by" in told["findings"][2]["detail"]
+
+
 def test_a_model(folder: Path) -> None:
     told = succeeds("check", "--model", folder, "--steps", "5", "--window", "3", "--samples", "20", "--json")
     assert json.loads(told)["settings"]["model"] == "tiny"
