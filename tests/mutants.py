@@ -370,7 +370,7 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     *(
         (
             "engine/priors.py",
-            "recorded = RecordingTarget(target, pilots, steps if _has_jacobian(target) else min(window + 1, steps))",
+            "kept = steps if _has_jacobian(target) else min(window + 1, steps)",
             change,
             "more is remembered than is needed",
         )

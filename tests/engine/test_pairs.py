@@ -24,7 +24,7 @@ from foresample.engine.slots import in_order
 from foresample.targets import ChainTarget
 from tests.small_chains import mixture
 
-COUNT, SLOTS, WINDOW, STEPS = 4, 2, 3, 6
+COUNT, SLOTS, WINDOW, STEPS = 5, 3, 3, 6
 SEEDS = seeds_of(3, COUNT)
 
 
