@@ -49,7 +49,10 @@ def changed(family: str, where: str, what: str, when: str = "True") -> Any:
     return policy
 
 
-DIFFERS = r"differs by \d\S* from the scheduler's chain; plan with the policy as it is, or give trace=False"
+DIFFERS = (
+    r"differs by \d\S* from the scheduler's chain; plan with the policy as it is \(foresample\.restore\), make a target "
+    r"with foresample\.targets, or give trace=False"
+)
 DEVIATING: dict[str, tuple[tuple[str, ...], str]] = {
     "guidance": ((STEP, "output = 1.5 * output"), rf"at step 1 its state {DIFFERS}"),
     "guidance by a second call": (
@@ -101,12 +104,16 @@ def test_it_takes_four_network_calls_and_the_look_two_small_ones_once_for_each_k
         return made
 
     bare = rows(trace=False, look=False)
-    traced, looked = rows(look=False), rows(trace=False)
+    looked, traced, both = rows(trace=False), rows(look=False), rows()
     for which, count in enumerate((2, 2, 3, 2)):
         first = which in (0, 2)
-        together = [3]  # one state of each, in one call
-        assert traced[which] == ([count] * 3 + together) * first + bare[which]
+        watched = ([count] * 3 + [3]) * first  # then one state of each, in one call
         assert looked[which] == bare[which][:1] + [4] * 2 * first + bare[which][1:]
+        assert traced[which][: len(watched)] == watched
+        drawn = traced[which][len(watched) :]
+        assert both[which] == watched + drawn[:1] + [4] * 2 * first + drawn[1:]
+        if family == "lerobot":  # the other draws from the start that its own loop drew
+            assert drawn == bare[which]
 
 
 # ------------------------------------------------------------------ many small changes
