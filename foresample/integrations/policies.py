@@ -64,6 +64,20 @@ def is_policy(served: Any) -> bool:
     return _find_model(served) is not None or find_loop(served) is not None
 
 
+def misread_policy(served: Any) -> str | None:
+    """What is not understood of an object that has all of a policy but the arguments of its method."""
+    for model in (served, getattr(served, "diffusion", None)):
+        if _walks_with(model, "unet", "config") or _walks_with(model, "model"):
+            signature = inspect.signature(model.conditional_sample)
+            return (
+                f"{type(model).__name__}.conditional_sample{signature} does not have the arguments foresample reads a "
+                "plan from: name them as LeRobot does (batch_size, global_cond, generator, noise) or as "
+                "diffusion_policy does (condition_data, condition_mask, …, generator), or make a target with "
+                "foresample.targets"
+            )
+    return None
+
+
 def accelerate_policy(
     policy: Any,
     window: int | Literal["auto"],
