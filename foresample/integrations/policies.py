@@ -66,7 +66,8 @@ def is_policy(served: Any) -> bool:
 
 def misread_policy(served: Any) -> str | None:
     """What is not understood of an object that has all of a policy but the arguments of its method."""
-    for model in (served, getattr(served, "diffusion", None)):
+    models: tuple[Any, Any] = (served, getattr(served, "diffusion", None))
+    for model in models:
         if _walks_with(model, "unet", "config") or _walks_with(model, "model"):
             signature = inspect.signature(model.conditional_sample)
             return (

@@ -49,14 +49,15 @@ class _PlainState:
     replaced: Replaced = field(repr=False)
 
     def __call__(self) -> Any:
-        state = type(self.owner).__getstate__(self.owner)
+        own: Any = type(self.owner).__getstate__
+        state = own(self.owner)
         if not isinstance(state, dict):
             return state
         state = dict(state)
         state.pop(REPORT, None)
-        for owner, name, ours, own in reversed(self.replaced.places):
+        for owner, name, ours, value in reversed(self.replaced.places):
             if owner is self.owner and state.get(name) is ours:
                 del state[name]
-                if own is not _ABSENT:
-                    state[name] = own
+                if value is not _ABSENT:
+                    state[name] = value
         return state

@@ -113,7 +113,7 @@ def test_an_option_of_another_kind_is_refused_by_its_name(kind: str, name: str, 
 class Vague(lasa.DiffusionModel):
     """Hands its arguments on, whatever they are."""
 
-    def conditional_sample(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+    def conditional_sample(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return super().conditional_sample(*args, **kwargs)
 
 

@@ -95,6 +95,7 @@ def test_planners_of_few_kinds_are_kept(policy: Any) -> None:
     assert [len(planner.data) for planner in kept] == [3, 4, 5, 1]
 
 
+@pytest.mark.slow
 def test_lerobot_s_own_loop_is_watched_once_and_then_trusted(policy: Any) -> None:
     """A subclass that overrides something else has LeRobot's own loop as well."""
     fs.accelerate(policy, window=4)
@@ -174,6 +175,7 @@ def test_a_copied_or_saved_policy_is_plain(policy: Any, way: str) -> None:
     assert isinstance(policy.foresample_report, fs.Report)
 
 
+@pytest.mark.slow
 def test_an_accelerated_policy_can_be_moved_and_loaded(policy: Any) -> None:
     """The next plan is drawn with the weights that are there then."""
     weights, seen = copy.deepcopy(policy.state_dict()), lerobots.observation(policy)

@@ -333,7 +333,8 @@ def test_every_plan_is_held_to_the_loop(mood: str, said: str) -> None:
     with fs.accelerate(policy, window=4):
         for _ in range(2):
             policy.get_action(observations(2).unsqueeze(1))
-        evidence = policy.foresample_report.evidence  # type: ignore[union-attr]
+        report: Any = policy.foresample_report
+        evidence = report.evidence
         assert (evidence.steps_replayed, evidence.trusted) == (20, ["diffusers' own DDPMScheduler"])
         policy.mood = mood
         with pytest.raises(ValueError, match=said):
@@ -367,7 +368,8 @@ def test_a_network_patched_between_plans_is_in_the_next_plan() -> None:
         if before:
             fs.accelerate(policy, window=4)
             policy.get_action(observations(2).unsqueeze(1))
-        policy.noise_pred_net.forward = lambda own=own, **given: 0.5 * own(**given)
+        network: Any = policy.noise_pred_net
+        network.forward = lambda own=own, **given: 0.5 * own(**given)
         if not before:
             fs.accelerate(policy, window=4)
         torch.manual_seed(6)
