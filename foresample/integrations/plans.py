@@ -215,7 +215,7 @@ class Planner:
             block=how.block,
             recycle=how.recycle,
             graph=how.graph,
-            look=how.look and how.window != "auto",  # else `tune` has looked
+            look=how.look,
         )
 
     def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
@@ -294,14 +294,14 @@ class Plans:
     pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Paths of the first plans, until there are enough to fit a prior."""
     known: set[tuple] = field(default_factory=set)
-    """Kinds of requests that were planned before: traced and looked at."""
+    """Kinds of requests that were planned before, and traced."""
 
     def planner(self, kind: tuple, make: Callable[[PlanSettings, Prior | None], Planner]) -> Planner:
         """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
         planner = self.planners.pop(kind, None)
         if planner is None:
             how = self.how if self.prior is None else replace(self.how, pilots=0)
-            planner = make(replace(how, trace=False, look=False) if kind in self.known else how, self.prior)
+            planner = make(replace(how, trace=False) if kind in self.known else how, self.prior)
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
         self.planners[kind] = planner
