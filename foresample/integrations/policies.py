@@ -3,7 +3,9 @@
 Both families draw a plan of actions in one method, `conditional_sample`, which walks a diffusers scheduler
 with a network. `accelerate` puts another one in its place on that one instance, which draws from the
 same law with fewer sequential network calls. Nothing is imported from either project: a policy is known by
-its method's arguments and the attributes it walks with. Families whose method does more than draw are in `loops`.
+its method's arguments and the attributes it walks with. A method that is the library's own function is watched at the
+first plan of a kind and does not run from then on; any other runs along with every plan (`loops`, which also has the
+families whose method does more than draw).
 
     LeRobot            conditional_sample(batch_size, global_cond, generator, noise), unet, config
     diffusion_policy   conditional_sample(condition_data, condition_mask, local_cond, global_cond, generator,
