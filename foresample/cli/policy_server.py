@@ -19,9 +19,13 @@ def policy_server_command(
     pilots: Annotated[int | None, typer.Option(min=2, help="Fit a prior on so many first plans.")] = None,
 ) -> None:
     """Start LeRobot's policy server, its diffusion policies accelerated; what follows -- goes to LeRobot."""
-    if find_spec("lerobot") is None or find_spec("grpc") is None:
-        raise ImportError("this needs LeRobot and its server, see docs/robots.md: pip install 'lerobot[async]'")
-    from lerobot.async_inference import policy_server
+    for name in ("lerobot", "grpc"):
+        if find_spec(name) is None:
+            raise _missing(name)
+    try:
+        from lerobot.async_inference import policy_server
+    except ModuleNotFoundError as error:
+        raise _missing(error.name) from None
 
     from foresample.integrations.policy_server import accelerated_server
 
@@ -30,3 +34,11 @@ def policy_server_command(
     )
     sys.argv = ["lerobot.async_inference.policy_server", *context.args]
     policy_server.serve()
+
+
+def _missing(name: str | None) -> ImportError:
+    """LeRobot imports everything it may need, so all of its dependencies must be there."""
+    return ImportError(
+        f"the policy server needs {name}, which is not installed: pip install 'lerobot[async]' brings LeRobot, its "
+        "server and everything they import (docs/robots.md)"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,21 @@ from foresample.integrations.pipelines import (
     is_pipeline,
     restore_pipeline,
 )
-from foresample.integrations.policies import AcceleratedPolicy, accelerate_policy, is_policy, restore_policy
+from foresample.integrations.policies import (
+    AcceleratedPolicy,
+    accelerate_policy,
+    is_policy,
+    misread_policy,
+    restore_policy,
+)
+
+_COMMON = ("window", "drafter", "block", "recycle", "look")
+_OPTIONS = {
+    "policy": (*_COMMON, "trace", "batch_pad", "graph", "prior", "warm", "executed", "pilots"),
+    "pipeline": (*_COMMON, "trace"),
+    "package's sampler": _COMMON,
+}
+"""The options each kind of object takes."""
 
 
 def accelerate(
@@ -38,16 +53,18 @@ def accelerate(
     trace: bool = True,
     look: bool = True,
 ) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
-    """From now on a pipeline, a policy or a package's sampler draws speculatively: the same law, fewer calls.
+    """Draw from a pipeline, a policy or a package's sampler speculatively: the same distribution, fewer calls.
 
-    It is used as before; its attribute `foresample_report` tells what the last call cost. `restore`, or leaving the
-    `with` block this was used in, undoes everything:
+    It is used as before; its attribute `foresample_report` has the cost of the last call, and what was checked. Copies
+    and pickles of it are not accelerated. `restore`, or leaving the `with` block this was used in, undoes everything:
 
         with foresample.accelerate(policy):
             action = policy.select_action(observation)
 
     A generator passed to it (torch's global one otherwise) seeds each image or plan; they are other draws than the
-    sequential sampler makes of that generator, of one law.
+    sequential sampler makes with that generator, from the same distribution.
+
+    An option that an object of that kind does not have is refused by name.
 
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
@@ -66,59 +83,58 @@ def accelerate(
         warm: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
             the actions executed since; the plan then also depends on the last one, its law does not. `reset()` of the
             policy forgets.
-        executed: actions executed between two plans; the policy's `n_action_steps` by default.
+        executed: for policies, actions executed between two plans; the policy's `n_action_steps` by default.
         pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
-        trace: watch three steps of the untouched loop first (of a pipeline, once per configuration: `foresample_trace`
-            tells what that took), and refuse what the chain does not explain.
+        trace: for pipelines and policies, watch the untouched loop and refuse what the chain does not explain. A
+            pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three
+            steps; any other policy's loop runs along with every plan, which adds no network calls. trace=False means
+            that you vouch for the loop: that it draws from its scheduler's chain.
         look: as for `sample`, at the first use of a configuration; a pipeline's look is a state more in a call.
     """
+    options = {name: value for name, value in locals().items() if name != "served"}
+    kind = _kind(served)
+    _require_options(kind, options)
     if window != "auto":
-        window = at_least_one("window", window)
-    block = None if block is None else at_least_one("block", block)
-    if is_policy(served):
-        return accelerate_policy(
-            served,
-            window,
-            drafter,
-            block,
-            recycle,
-            batch_pad,
-            graph,
-            prior,
-            warm,
-            executed,
-            pilots,
-            trace,
-            look,
-        )
-    if is_pipeline(served) or is_package(served):
-        for name, given in (("batch_pad", batch_pad), ("graph", graph), ("prior", prior), ("warm", warm)):
-            if given not in (False, None):
-                raise ValueError(f"{name} is a matter of policies: leave it out for a pipeline")
-    if is_package(served):
-        if window == "auto":
-            raise ValueError("a package's sampler is given its window as a number, 16 say")
-        return accelerate_package(served, window, drafter, block, recycle, look)
-    if is_pipeline(served):
-        return accelerate_pipeline(served, window, drafter, block, recycle, trace, look)
-    raise _unknown(served)
+        options["window"] = at_least_one("window", window)
+    options["block"] = None if block is None else at_least_one("block", block)
+    taken = {name: options[name] for name in _OPTIONS[kind]}
+    if kind == "policy":
+        return accelerate_policy(served, **taken)
+    if kind == "pipeline":
+        return accelerate_pipeline(served, **taken)
+    if window == "auto":
+        raise ValueError("a package's sampler takes a number as its window: give window=16, say")
+    return accelerate_package(served, **taken)
+
+
+def _require_options(kind: str, options: dict[str, Any]) -> None:
+    """Refuse an option that such an object does not have, unless it has its default."""
+    parameters = inspect.signature(accelerate).parameters
+    for name, value in options.items():
+        default = parameters[name].default
+        if name in _OPTIONS[kind] or value is default:
+            continue
+        having = " or ".join(f"a {other}" for other in _OPTIONS if name in _OPTIONS[other])
+        raise ValueError(f"{name} is an option of {having}, not of a {kind}: leave {name} out")
 
 
 def restore(served: Any) -> None:
     """Undo `accelerate`; does nothing to what was not accelerated."""
+    restores = {"policy": restore_policy, "pipeline": restore_pipeline, "package's sampler": restore_package}
+    restores[_kind(served)](served)
+
+
+def _kind(served: Any) -> str:
+    """Which of the kinds in `_OPTIONS` this is; an error for all else."""
     if is_policy(served):
-        restore_policy(served)
-    elif is_package(served):
-        restore_package(served)
-    elif is_pipeline(served):
-        restore_pipeline(served)
-    else:
-        raise _unknown(served)
-
-
-def _unknown(served: Any) -> TypeError:
-    return TypeError(
-        f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
+        return "policy"
+    if is_package(served):
+        return "package's sampler"
+    if is_pipeline(served):
+        return "pipeline"
+    raise TypeError(
+        misread_policy(served)
+        or f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
         "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), one of "
         "robomimic or ManiSkill, denoising-diffusion-pytorch's GaussianDiffusion, MONAI's DiffusionInferer or boltz's "

@@ -1,18 +1,22 @@
-"""Robot policies whose method does more than draw: ManiSkill's, robomimic's, and LeRobot's multi-task DiT.
+"""Policies whose own loop runs along with every plan.
 
-Their method encodes an observation, walks a diffusers scheduler with a network, and cuts the actions to execute out of
-the plan. It goes on doing so. Only while it runs, its network and its scheduler's `step` are stood in for: the first
-call of the network has the start and the conditions, and the whole plan is drawn there; every later call and every step
-just hands that plan on, until the method takes it for the scheduler's last.
+These are policies whose method does more than draw, ManiSkill's, robomimic's and LeRobot's multi-task DiT; and every
+method that looks like one of a family in `policies` and is not that library's own function.
 
     ManiSkill                get_action, with noise_pred_net and noise_scheduler
     robomimic                _get_action_trajectory, with nets["policy"]["noise_pred_net"], or its average, and
                              noise_scheduler
     LeRobot multi_task_dit   objective.conditional_sample, with noise_predictor and objective.noise_scheduler
 
-That is the sequential law if the method does nothing else between its network and its scheduler. It is held to that at
-every plan: the network must be shown what `step` gave, untouched, with the conditions of the first call; `step` must be
-given what the network answered; and there must be as many of both as the chain has transitions.
+While such a method runs, its network and its scheduler's `step` are stood in for. The network's first call has the
+start and the conditions, and the whole plan is drawn there. From then on the method walks along the path of that plan:
+its network answers what it answered at each state of the path, and `step` returns the next state. No network call is
+added.
+
+That is the sequential distribution if the method does nothing else between its network and its scheduler. Every plan is
+held to it, on the very states and answers of that plan: the network must be shown what `step` returned, with the
+conditions of the first call and at the scheduler's timestep; `step` must be given that state, what the network answered
+and the same timestep; and there must be as many of both as the chain has transitions.
 """
 
 from __future__ import annotations
@@ -20,10 +24,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +39,16 @@ from foresample.integrations.plans import (
     Plans,
     PlanSettings,
     Request,
+    kind_of,
     require_eval,
     require_fixed_network,
+    require_own_scheduler,
+    require_unscaled,
     seeds_from,
 )
-from foresample.integrations.policy_trace import require_same_chain, standing_in
+from foresample.integrations.policy_trace import refusal, require_same_chain, standing_in
+from foresample.integrations.replaced import REPORT, Replaced
+from foresample.integrations.trusted import require_current
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,24 @@ class Loop:
     owner: Any
     """Whose method it is."""
     method: str
-    network: nn.Module
+    network: Any
     scheduler: Any
+    attribute: str = ""
+    """Where the owner has its network, for a network that is no module."""
+
+    @property
+    def name(self) -> str:
+        return f"{type(self.owner).__name__}.{self.method}"
+
+    def instead(self, network: Callable[..., Any], step: Callable[..., Any]) -> ExitStack:
+        """Other functions in place of the network's and the scheduler's, until the stack is closed."""
+        with ExitStack() as stack:
+            if isinstance(self.network, nn.Module):
+                stack.enter_context(standing_in(self.network, "forward", network))
+            else:
+                stack.enter_context(standing_in(self.owner, self.attribute, network))
+            stack.enter_context(standing_in(self.scheduler, "step", step))
+            return stack.pop_all()
 
 
 def find_loop(policy: Any) -> Loop | None:
@@ -79,8 +103,8 @@ def find_loop(policy: Any) -> Loop | None:
     return None
 
 
-class _NothingGains(Exception):
-    pass
+class NothingGains(Exception):
+    """No window is faster than the sequential loop."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,79 +116,132 @@ class SpeculativeLoop:
     """What the user passed."""
     original: Callable[..., Any]
     plans: Plans
-    undo: list[tuple[Any, str, Any]] = field(repr=False)
-    """Owner, name and own value of every attribute that was replaced."""
+    replaced: Replaced
 
     @property
     def owner(self) -> Any:
         return self.loop.owner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        require_current(self.original, self.owner, self.loop.method)
         require_eval(self.loop.network)
         require_fixed_network(self.loop.network)
-        walk = _Walk(self, partial(self.original, *args, **kwargs))
+        if self.plans.how.trace:
+            require_own_scheduler(self.loop.scheduler)
+
+        def original(generator: torch.Generator | None) -> Any:
+            return self.original(*args, **kwargs)
+
+        walk = Walk(self.loop, self.plans, original)
         try:
-            with torch.no_grad():
-                result = walk.run()
-        except _NothingGains:
+            result = walk.run()
+        except NothingGains:
             return self.original(*args, **kwargs)
         for owner in (self.owner, self.policy):
-            owner.foresample_report = walk.report
+            setattr(owner, REPORT, walk.report)
         return result
 
-    @property
-    def name(self) -> str:
-        return f"{type(self.owner).__name__}.{self.loop.method}"
 
+class Walk:
+    """One run of a method, along the path of the plan that is drawn at its network's first call.
 
-class _Walk:
-    """One run of the method."""
+    Args:
+        loop: the method and what it walks with.
+        plans: of the policy.
+        original: the untouched method on the call at hand, with this generator where it takes one.
+        given: the same call as read from the method's arguments, for methods whose arguments are known.
+    """
 
-    def __init__(self, method: SpeculativeLoop, original: Callable[[], Any]) -> None:
-        self.method, self.loop, self.original = method, method.loop, original
-        self.forward, self.own_step = self.loop.network.forward, self.loop.scheduler.step
+    def __init__(
+        self, loop: Loop, plans: Plans, original: Callable[[Any], Any], given: Request | None = None
+    ) -> None:
+        self.loop, self.plans, self.original, self.given = loop, plans, original, given
+        network = loop.network
+        self.forward = network.forward if isinstance(network, nn.Module) else network
+        self.own_step = loop.scheduler.step
+        self.generator = None if given is None else given.generator
         self.calls = self.steps = 0
-        self.first: dict[str, Any] = {}
-        self.plan = self.answer = torch.empty(0)
-        self.version = 0
-        self.transitions: int | None = None
+        self.first: dict[str, tuple[Any, int]] = {}
+        self.states: list[Tensor] = []
+        """x_0 … x_N of the plans, conditioned coordinates in place."""
+        self.answers: list[Tensor] = []
+        self.state: Tensor | None = None
+        """What `step` returned last."""
+        self.answer: Tensor | None = None
+        """What the network answered last."""
+        self.times: list[Tensor] = []
         self.report: Any = None
 
     def run(self) -> Any:
-        with self._instead(self._network, self._step):
-            result = self.original()
-        if not self.calls == self.steps == self.transitions:
+        """What the method returns."""
+        before = _random_state(self.generator) if self.plans.how.window == "auto" else None
+        try:
+            with torch.no_grad(), self.loop.instead(self._network, self._step):
+                result = self.original(self.generator)
+        except NothingGains:
+            _set_random_state(self.generator, before)
+            raise
+        if self.report is None:
+            self._refuse("it does not call its network")
+        transitions = len(self.answers)
+        if not self.calls == self.steps == transitions:
             self._refuse(
-                f"it calls its network {self.calls} times and its scheduler {self.steps} times instead of "
-                f"{self.transitions}"
+                f"it calls its network {self.calls} times and its scheduler {self.steps} times instead of {transitions}"
             )
+        self._require_times()
+        self._require_conditioned(result)
+        self.report.evidence.steps_replayed += transitions
+        scheduler = f"diffusers' own {type(self.loop.scheduler).__name__}"
+        self.report.evidence.trusted.append(
+            scheduler if self.plans.how.trace else "its scheduler (trace=False)"
+        )
         return result
 
-    def _instead(self, forward: Callable[..., Any], step: Callable[..., Any]) -> ExitStack:
-        with ExitStack() as stack:
-            stack.enter_context(standing_in(self.loop.network, "forward", forward))
-            stack.enter_context(standing_in(self.loop.scheduler, "step", step))
-            return stack.pop_all()
-
     def _network(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What the network is called with."""
-        given = self._named(args, kwargs)
-        (sample, timestep), conditions = list(given.values())[:2], dict(list(given.items())[2:])
+        """Stands in for the network."""
+        names, call = self._named(args, kwargs)
+        sample, timestep = (call.pop(name) for name in names)
         if self.calls == 0:
-            self.first = {name: (value, _version(value)) for name, value in conditions.items()}
-            self.plan = self._draw(sample, list(given)[:2], conditions)
-            self.answer = torch.zeros_like(sample)
-        else:
-            if sample is not self.plan or _version(sample) != self.version:
-                self._refuse("it changes the plan between its scheduler and its network")
-            if not self._same(conditions):
-                self._refuse("it shows its network other conditions at a later step")
-            time = torch.as_tensor(timestep)
-            known = self.loop.scheduler.timesteps
-            if not time.is_cuda and self.calls < len(known) and not (time == known[self.calls].cpu()).all():
-                self._refuse(f"at step {self.calls} it is at another timestep than its scheduler")
+            self.first = {name: (value, _version(value)) for name, value in call.items()}
+            self._draw(sample, names, call)
+        k = self.calls
+        if k >= len(self.answers) or self.steps != k:
+            self._refuse(f"it calls its network {k + 1} times before its scheduler's step {self.steps + 1}")
+        if not self._is_state(sample):
+            self._refuse(f"at step {k} it changes the plan between its scheduler and its network")
+        if not self._same(call):
+            self._refuse(f"at step {k} it shows its network other conditions")
         self.calls += 1
+        self.times.append(torch.as_tensor(timestep))
+        self.answer = self.answers[k].clone()
         return self.answer
+
+    def _step(self, model_output: Any, timestep: Any, sample: Any, *args: Any, **options: Any) -> Any:
+        """Stands in for the scheduler's `step`."""
+        k, bare = self.steps, options.pop("return_dict", True) is False
+        generator = options.pop("generator", None)
+        wanted = {} if self.given is None else self.given.step_options
+        others = {name: value for name, value in options.items() if value is not None}
+        if args or others != wanted or generator is not self.generator:
+            self._refuse(f"at step {k} it gives its scheduler more than the network's answer")
+        if self.calls != k + 1 or not _equal(model_output, self.answers[k], self.answer):
+            self._refuse(f"at step {k} it changes what its network answers")
+        if not self._is_state(sample):
+            self._refuse(f"at step {k} it gives its scheduler another plan than its network")
+        self.steps += 1
+        self.times.append(torch.as_tensor(timestep))
+        self.state = self._beside(self.states[k + 1])
+        return (self.state,) if bare else _Stepped(self.state, self._refuse)
+
+    def _beside(self, state: Tensor) -> Tensor:
+        """A copy to hand out, its conditioned coordinates wrong: it is for the method to overwrite them."""
+        mask = None if self.given is None else self.given.mask
+        return state.clone() if mask is None else torch.where(mask, state + 1, state)
+
+    def _is_state(self, sample: Any) -> bool:
+        """Whether this is the state of the path where the method is."""
+        conditioned = self.given is not None and self.given.mask is not None
+        return _equal(sample, self.states[self.steps], None if conditioned else self.state)
 
     def _same(self, conditions: dict[str, Any]) -> bool:
         """Whether they are those of the first call, none more and none less, and unwritten since."""
@@ -173,88 +250,156 @@ class _Walk:
             for name, (value, version) in self.first.items()
         )
 
-    def _step(self, model_output: Any, timestep: Any, sample: Any, *args: Any, **options: Any) -> Any:
-        """What the scheduler is asked for."""
-        bare = options.pop("return_dict", True) is False
-        if args or any(value is not None for value in options.values()):
-            self._refuse("it gives its scheduler more than the network's answer")
-        if model_output is not self.answer or _version(self.answer) != 0:
-            self._refuse("it changes what its network answers")
-        self.steps += 1
-        self.version = _version(self.plan)
-        return (self.plan,) if bare else SimpleNamespace(prev_sample=self.plan, pred_original_sample=None)
-
-    def _draw(self, sample: Tensor, names: list[str], conditions: dict[str, Any]) -> Tensor:
-        method, loop, forward, count = self.method, self.loop, self.forward, len(sample)
+    def _draw(self, sample: Tensor, names: list[str], conditions: dict[str, Any]) -> None:
+        """Draw the plan from the start and the conditions that the network is shown first."""
+        loop, plans, forward, given = self.loop, self.plans, self.forward, self.given
+        data = torch.zeros_like(sample) if given is None else given.data
+        if sample.shape != data.shape:
+            self._refuse(f"its state has shape {tuple(sample.shape)} instead of {tuple(data.shape)}")
         rows: dict[str, Any] = {n: v for n, v in conditions.items() if isinstance(v, Tensor)}
-        for name, value in rows.items():
-            if value.ndim == 0 or len(value) != count:
-                self._refuse(f"its network takes {name} of shape {tuple(value.shape)} for {count} plans")
         fixed = {n: v for n, v in conditions.items() if not isinstance(v, Tensor)}
+        for name, value in rows.items():
+            if value.ndim == 0 or len(value) != len(sample):
+                self._refuse(f"its network takes {name} of shape {tuple(value.shape)} for {len(sample)} plans")
+        for name, value in fixed.items():
+            if not isinstance(value, (bool, int, float, str, type(None))):
+                self._refuse(f"its network takes {name}, a {type(value).__name__}")
 
         def network(x: Tensor, time: Tensor, **given: Any) -> Tensor:
-            return forward(**{names[0]: x, names[1]: time}, **given, **fixed)
+            call = {names[0]: x, names[1]: time, **given, **fixed}
+            positional = [call.pop(str(i)) for i in range(sum(name.isdigit() for name in call))]
+            return forward(*positional, **call)
 
         request = Request(
             network=network,
             conditions=rows,
-            data=torch.zeros_like(sample),
-            mask=None,
+            data=data,
+            mask=None if given is None else given.mask,
             noise=sample.clone(),
-            generator=None,
-            step_options={},
+            generator=self.generator,
+            step_options={} if given is None else given.step_options,
         )
-        scheduler, how = loop.scheduler, method.plans.how
-        kind = (
-            id(loop.network),
-            tuple(weight.data_ptr() for weight in loop.network.parameters()) if how.graph else None,
-            type(scheduler).__name__,
-            repr(sorted(scheduler.config.items())),
-            tuple(scheduler.timesteps.tolist()),
-            repr(sorted(fixed.items())),
-            *((n, v.shape, v.dtype, v.device) for n, v in {"sample": sample, **rows}.items()),
-        )
-        planner = method.plans.planner(kind, partial(self._make, request))
-        if planner.window is None:
-            raise _NothingGains
-        plan, run = method.plans.draw(kind, request, seeds_from(None, count))
-        self.transitions, self.report = len(planner.target.std), run.report
-        return plan
-
-    def _make(self, request: Request, how: PlanSettings, prior: Prior | None) -> Planner:
-        chain = scheduler_chain(self.loop.scheduler)
-        require_fixed_variance(chain)
         free = request.free
+        kind = kind_of(
+            request,
+            free,
+            loop.network,
+            loop.scheduler,
+            plans.how.graph,
+            getattr(forward, "__func__", forward),
+            tuple(names),
+            repr(sorted(fixed.items())),
+        )
+        planner = plans.planner(kind, partial(self._make, request, free))
+        if planner.window is None:
+            raise NothingGains
+        plan, run = plans.draw(kind, request, seeds_from(self.generator, len(sample)))
+        self.states, self.answers = planner.path()
+        self.states.append(plan)
+        self.report = run.report
+
+    def _make(self, request: Request, free: Tensor, how: PlanSettings, prior: Prior | None) -> Planner:
+        scheduler, options = self.loop.scheduler, request.step_options
+        chain = scheduler_chain(
+            scheduler,
+            eta=options.get("eta", 0.0),
+            use_clipped=options.get("use_clipped_model_output", False),
+        )
+        require_fixed_variance(chain)
+        require_unscaled(chain, scheduler)
         if how.trace:
-            drawn = Request(**{**vars(request), "noise": None})  # where it starts is watched as well
+            # Where it starts is watched as well, unless it was given.
+            given = self.given
+            watched = replace(request, noise=None) if given is None else replace(given, network=request.network)
 
             def instead(watch: nn.Module) -> ExitStack:
-                return self._instead(watch.forward, self.own_step)
+                return self.loop.instead(watch.forward, self.own_step)
 
-            def run(generator: torch.Generator) -> None:
-                self.original()
+            require_same_chain(
+                self.loop.name,
+                self.original,
+                self.forward,
+                instead,
+                watched,
+                free,
+                chain,
+                whole=given is not None,
+            )
+        return Planner(request, free, chain, how, prior, follow=True)
 
-            require_same_chain(self.method.name, run, self.forward, instead, drawn, free, chain, whole=False)
-        return Planner(request, free, chain, how, prior)
+    def _named(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+        """The names of state and timestep among the network's arguments, and all of these; a number is a position."""
+        call = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
+        names = list(call)
+        if len(args) < 2:
+            bound = inspect.signature(self.forward).bind(*args, **kwargs)
+            names = [*names[: len(args)], *(name for name in bound.arguments if name in kwargs), *names]
+        if len(call) < 2:
+            self._refuse("its network takes no timestep")
+        return list(dict.fromkeys(names))[:2], call
 
-    def _named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The network's arguments by name, state and timestep first."""
-        bound = inspect.signature(self.forward).bind(*args, **kwargs)
-        found: dict[str, Any] = {}
-        for name, value in bound.arguments.items():
-            kind = bound.signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                self._refuse(f"its network takes *{name}")
-            found.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
-        return found
+    def _require_times(self) -> None:
+        """Network and scheduler were at the scheduler's timesteps, in turn; read from the device once."""
+        known = self.loop.scheduler.timesteps.cpu().repeat_interleave(2)
+        sizes = torch.tensor([time.numel() for time in self.times])
+        times = torch.cat([time.reshape(-1) for time in self.times]).cpu()
+        wrong = (times != known.repeat_interleave(sizes)).nonzero()
+        if len(wrong):
+            k = int((sizes.cumsum(0) <= wrong[0]).sum()) // 2
+            self._refuse(f"at step {k} it is at another timestep than its scheduler")
 
-    def _refuse(self, what: str) -> None:
-        raise ValueError(
-            f"{self.method.name} is not the loop it looks like: {what}; plan with the policy as it is "
-            "(foresample.restore)"
-        )
+    def _require_conditioned(self, result: Any) -> None:
+        """The method overwrote the conditioned coordinates of what it returns."""
+        given = self.given
+        if given is None or given.mask is None or not given.mask.any():
+            return
+        if not isinstance(result, Tensor) or result.shape != given.data.shape:
+            self._refuse("it returns something else than a plan")
+        if not torch.equal(result[given.mask], given.data[given.mask]):
+            self._refuse("it returns other values than the conditioned ones")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(refusal(self.loop.name, what))
+
+
+class _Stepped:
+    """What a scheduler's `step` returns, without estimates: nothing may be made of them."""
+
+    def __init__(self, state: Tensor, refuse: Callable[[str], NoReturn]) -> None:
+        self.prev_sample, self._refuse = state, refuse
+
+    def __getitem__(self, place: int) -> Tensor:
+        if place != 0:
+            self._refuse("it makes use of its scheduler's estimates")
+        return self.prev_sample
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse(f"it makes use of its scheduler's {name}")
+
+
+def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
+    """Whether it has the other's values; what was handed out and is unwritten need not be read from its device."""
+    if one is handed and _version(one) == 0:
+        return True
+    alike = isinstance(one, Tensor) and (one.shape, one.dtype, one.device) == (
+        other.shape,
+        other.dtype,
+        other.device,
+    )
+    return alike and torch.equal(one, other)
 
 
 def _version(value: Any) -> int:
     """How often a tensor has been written to."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+
+
+def _random_state(generator: torch.Generator | None) -> Tensor:
+    return torch.get_rng_state() if generator is None else generator.get_state()
+
+
+def _set_random_state(generator: torch.Generator | None, state: Tensor | None) -> None:
+    assert state is not None
+    torch.set_rng_state(state) if generator is None else generator.set_state(state)

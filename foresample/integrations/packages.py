@@ -5,8 +5,10 @@
     boltz                         AtomDiffusion.sample() of either version, without steering
 
 `accelerate` puts another loop in the place of theirs, on that one instance. Nothing is imported from any: an object
-is known by the attributes it walks with. GaussianDiffusion's own loop is walked once, with a stand-in for its network,
-and compared with the chain read off it, so that a subclass that steps in another way is refused.
+is known by the attributes it walks with. At every sample its loop, and each function of it that the loop calls, must be
+the package's own, neither overridden nor patched, and everything the loop reads is read again. GaussianDiffusion's own
+loop is also walked, with a stand-in for its network, and compared with the chain read off it: at first, and again
+whenever the object holds other numbers.
 """
 
 from __future__ import annotations
@@ -29,10 +31,26 @@ from foresample.contracts import Drafter, require_drafter
 from foresample.core.report import Commit
 from foresample.engine import sample
 from foresample.integrations.networks import for_rows, require_fixed
+from foresample.integrations.replaced import REPORT, Replaced
+from foresample.integrations.trusted import foreign_part, held, library_name, require_current
 from foresample.targets import ChainTarget, from_chain, structures
 
 _OBJECTIVES: dict[str, Kind] = {"pred_noise": "eps", "pred_x0": "x0", "pred_v": "v"}
 _MONAI_KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
+_GAUSSIAN_STEPS = (
+    "p_sample_loop",
+    "ddim_sample",
+    "p_sample",
+    "p_mean_variance",
+    "model_predictions",
+    "q_posterior",
+    "predict_start_from_noise",
+    "predict_noise_from_start",
+    "predict_start_from_v",
+)
+"""What the loops of denoising-diffusion-pytorch call, where a class has it."""
+_INFERER = ("monai.inferers.inferer.DiffusionInferer.sample",)
+_ATOM_DIFFUSION = tuple(f"boltz.model.modules.{m}.AtomDiffusion.sample" for m in ("diffusion", "diffusionv2"))
 _AGREES = 1e-3  # of its size, between a package's mean and the chain's
 
 
@@ -49,25 +67,28 @@ def accelerate_package(
         require_drafter(drafter)
     restore_package(served)
     how = {"window": window, "drafter": drafter, "block": block, "recycle": recycle, "look": look}
+    replaced = Replaced()
     if _is_inferer(served):
+        _require_own(served, "sample", served.sample, _INFERER)
         _monai_chain(served.scheduler)  # refuses what cannot work before anything is drawn
-        served.sample = InfererSample(served, served.sample, how)
+        replaced.put(served, "sample", InfererSample(served, served.sample, how, replaced))
     elif _is_atom_diffusion(served):
-        served.sample = AtomSample(served, served.sample, how)
+        _require_own(served, "sample", served.sample, _ATOM_DIFFUSION)
+        replaced.put(served, "sample", AtomSample(served, served.sample, how, replaced))
     else:
         name = _loop_name(served)
-        chain = _gaussian_chain(served)
-        _require_its_steps(served, chain)
-        setattr(served, name, GaussianLoop(served, getattr(served, name), how))
+        loop = GaussianLoop(served, name, getattr(served, name), how, replaced)
+        loop.checked_chain()
+        replaced.put(served, name, loop)
     return AcceleratedPackage(served)
 
 
 def restore_package(served: Any) -> None:
     """Give it its own loop back."""
     for name in ("sample", "p_sample_loop", "ddim_sample"):
-        if isinstance(vars(served).get(name), (GaussianLoop, InfererSample, AtomSample)):
-            delattr(served, name)
-    vars(served).pop("foresample_report", None)
+        ours = vars(served).get(name)
+        if isinstance(ours, (GaussianLoop, InfererSample, AtomSample)):
+            ours.replaced.remove()
 
 
 @dataclass(frozen=True)
@@ -83,22 +104,59 @@ class AcceleratedPackage:
         restore_package(self.served)
 
 
+def _require_own(served: Any, name: str, method: Any, known: tuple[str, ...]) -> None:
+    """Refuse a method that is not one of these functions of its package."""
+    if library_name(method, served) not in known:
+        raise ValueError(
+            f"{type(served).__name__}.{name} is not {known[0]}, the function foresample knows: it is overridden or "
+            "patched, and may do something else at any sample; use the package's own class, or make a target with "
+            "foresample.targets"
+        )
+
+
 # ---------------------------------------------------------------- denoising-diffusion-pytorch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GaussianLoop:
     """Stands in for `p_sample_loop` or `ddim_sample`, with their arguments and their law."""
 
     diffusion: Any
+    name: str
     original: Callable[..., Any]
     how: dict[str, Any]
+    replaced: Replaced
+    walked: tuple | None = None
+    """What the object held when its own loop was walked."""
+    unreported: int = 0
+    """Steps that were walked, until a report says so."""
+
+    def checked_chain(self) -> Chain:
+        """The chain of its loop as it is now; walked again where anything it holds has changed."""
+        diffusion, package = self.diffusion, "denoising_diffusion_pytorch"
+        if _loop_name(diffusion) != self.name:
+            raise ValueError(f"{self.name} is not the loop that sample takes any more: accelerate it again")
+        for name in _GAUSSIAN_STEPS:
+            method = self.original if name == self.name else getattr(diffusion, name, None)
+            own = library_name(method, diffusion)
+            if method is not None and (own is None or not own.startswith(f"{package}.")):
+                raise ValueError(
+                    f"{type(diffusion).__name__}.{name} is not {package}'s own function: it is overridden or patched, "
+                    "and may step in another way at any sample; make a target with foresample.targets"
+                )
+        chain = _gaussian_chain(diffusion)
+        now = (diffusion.__class__, held(diffusion), tuple(tuple(b.tolist()) for b in _tables(diffusion)))
+        if now != self.walked:
+            _require_its_steps(diffusion, chain, self)
+            self.walked, self.unreported = now, len(chain.std)
+        return chain
 
     @torch.inference_mode()
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
         asked = bound.arguments
+        require_current(self.original, self.diffusion, self.name)
         diffusion, shape, every = self.diffusion, asked["shape"], asked.get("return_all_timesteps", False)
         known = {"shape", "return_all_timesteps", "return_noise", "model_forward_kwargs"}
         others = [p for p in bound.signature.parameters.values() if p.name not in known]
@@ -108,7 +166,7 @@ class GaussianLoop:
         require_fixed(diffusion.model)
         start = torch.randn(shape, device=diffusion.betas.device)
         conditions = asked.get("model_forward_kwargs", {})
-        target = _gaussian_target(diffusion, _gaussian_chain(diffusion), start, conditions)
+        target = _gaussian_target(diffusion, self.checked_chain(), start, conditions)
         states = start.new_empty(shape[0], len(target.std) + 1, *shape[1:]) if every else None
         if states is not None:
             states[:, 0] = start
@@ -116,7 +174,9 @@ class GaussianLoop:
         run = sample(
             target, seeds=seeds, observe=None if states is None else partial(_keep, states), **self.how
         )
-        diffusion.foresample_report = run.report
+        run.report.evidence.steps_replayed, self.unreported = self.unreported, 0
+        run.report.evidence.trusted.append(f"denoising-diffusion-pytorch's own {self.name}")
+        setattr(diffusion, REPORT, run.report)
         samples = diffusion.unnormalize(run.samples if states is None else states)
         return (samples, start) if asked.get("return_noise", False) else samples
 
@@ -226,14 +286,20 @@ class _Waves(nn.Module):
         return output
 
 
+def _tables(diffusion: Any) -> list[Tensor]:
+    """The tables of its schedule; `held` has only what is no buffer."""
+    return [table for _, table in diffusion.named_buffers(recurse=False)]
+
+
 @torch.inference_mode()
-def _require_its_steps(diffusion: Any, chain: Chain) -> None:
+def _require_its_steps(diffusion: Any, chain: Chain, loop: GaussianLoop) -> None:
     """Walk its own loop once, with another network and known noise, and compare every step of it with the chain's."""
     name = type(diffusion).__name__
     needed = [p.name for p in inspect.signature(diffusion.sample).parameters.values() if p.default is p.empty]
     if needed:
         raise ValueError(f"{name}.sample needs {', '.join(needed)}: make a target with foresample.targets")
     network, device = diffusion.model, diffusion.betas.device
+    ours = vars(diffusion).pop(loop.name, None)
     diffusion.model = waves = _Waves(chain.low_variance is not None)
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -244,6 +310,8 @@ def _require_its_steps(diffusion: Any, chain: Chain) -> None:
             same = len(waves.seen) == len(chain.std) and _steps_as(chain, waves)
     finally:
         diffusion.model = network
+        if ours is not None:
+            setattr(diffusion, loop.name, ours)
     if not same:
         raise ValueError(
             f"{name} has steps of its own, which are not DDPM's or DDIM's with x0 clipped to ±1; make a target with "
@@ -278,9 +346,11 @@ class InfererSample:
     inferer: Any
     original: Callable[..., Any]
     how: dict[str, Any]
+    replaced: Replaced
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        require_current(self.original, self.inferer, "sample")
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
         asked = bound.arguments
@@ -297,7 +367,8 @@ class InfererSample:
         dtype = torch.promote_types(noise.dtype, torch.float32)
         target = from_chain(denoiser, chain, noise.shape[1:], start=noise, dtype=dtype, device=noise.device)
         run = sample(target, seeds=torch.randint(2**62, (len(noise),)), **self.how)
-        self.inferer.foresample_report = run.report
+        run.report.evidence.trusted += ["MONAI's own DiffusionInferer.sample", "MONAI's own DDPMScheduler"]
+        setattr(self.inferer, REPORT, run.report)
         return run.samples.to(noise.dtype)
 
 
@@ -338,6 +409,12 @@ def _monai_chain(scheduler: Any) -> Chain:
         raise ValueError(
             f"MONAI's {name} adds no noise in an inferer, so there is nothing to speculate on; use its DDPMScheduler"
         )
+    foreign = foreign_part(scheduler, "monai")
+    if foreign is not None:
+        raise ValueError(
+            f"the inferer's scheduler is not as MONAI made it ({foreign}), so its steps may be others than the ones "
+            "foresample reads off its tables: use MONAI's DDPMScheduler, or make a target with foresample.targets"
+        )
     if scheduler.variance_type not in ("fixed_small", "fixed_large"):
         raise ValueError(
             f"MONAI's DDPMScheduler(variance_type={str(scheduler.variance_type)!r}) has a state-dependent std; use "
@@ -372,10 +449,12 @@ class AtomSample:
     diffusion: Any
     original: Callable[..., Any]
     how: dict[str, Any]
+    replaced: Replaced
 
     @torch.no_grad()
     def __call__(self, atom_mask: Tensor, **asked: Any) -> dict[str, Any]:
         diffusion = self.diffusion
+        require_current(self.original, diffusion, "sample")
         steps, count = asked.pop("num_sampling_steps", None), asked.pop("multiplicity", 1)
         steering = asked.pop("steering_args", None) or {}
         at_most = asked.pop("max_parallel_samples", None)
@@ -390,6 +469,10 @@ class AtomSample:
                 f"give one structure at a time, in as many samples as you like, not {len(atom_mask)}"
             )
         require_fixed(diffusion)
+        if diffusion.training and getattr(diffusion, "step_scale_random", None) is not None:
+            raise ValueError(
+                "step_scale_random draws a step scale in training mode: call eval() before sampling"
+            )
 
         def network(x: Tensor, sigma: Tensor, row: Tensor) -> Tensor:
             states, levels = (v.split(at_most or len(x)) for v in (x, sigma))
@@ -408,7 +491,8 @@ class AtomSample:
             device=diffusion.device,
         )
         run = sample(target, seeds=torch.randint(2**62, (count,)), **self.how)
-        diffusion.foresample_report = run.report
+        run.report.evidence.trusted.append("boltz's own AtomDiffusion.sample")
+        setattr(diffusion, REPORT, run.report)
         return {"sample_atom_coords": run.samples, "diff_token_repr": None}
 
     def _denoised(self, x: Tensor, sigma: Tensor, conditions: dict[str, Any]) -> Tensor:

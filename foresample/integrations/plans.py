@@ -12,12 +12,13 @@ law of the plan given the observation.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foresample.chains import Chain
 from foresample.contracts import Drafter
@@ -26,6 +27,7 @@ from foresample.drafters import Prior, Replay
 from foresample.engine import Engine, tune
 from foresample.engine.priors import RecordingTarget, prior_of_paths
 from foresample.integrations.networks import require_fixed
+from foresample.integrations.trusted import foreign_part, held
 from foresample.targets import ChainTarget
 
 KEPT = 4
@@ -81,13 +83,25 @@ class PlanSettings:
 
 
 class Planner:
-    """Draws plans on the free coordinates of one shape, [F], float32 around a half-precision network."""
+    """Draws plans on the free coordinates of one shape, [F], float32 around a half-precision network.
+
+    With `follow` it keeps all states of the last plans and the network's answers to them, for a loop to walk along.
+    """
 
     def __init__(
-        self, request: Request, free: Tensor, chain: Chain, how: PlanSettings, prior: Prior | None
+        self,
+        request: Request,
+        free: Tensor,
+        chain: Chain,
+        how: PlanSettings,
+        prior: Prior | None,
+        *,
+        follow: bool = False,
     ) -> None:
         data = request.data
-        self.network, self.how = request.network, how
+        self.network, self.how, self.follow = request.network, how, follow
+        self.unreported = len(chain.std) if how.trace else 0
+        """Steps of the original loop that were watched for this planner, until a report says so."""
         self.data, self.start = data.clone(), None
         self.conditions = {name: v if v is None else v.clone() for name, v in request.conditions.items()}
         self.index = None if bool(free.all()) else free.flatten().nonzero().squeeze(1)
@@ -100,6 +114,8 @@ class Planner:
         self.window = self._window()
         self.padded = len(data) * ((self.window or 0) + 1) if how.batch_pad is True else int(how.batch_pad)
         self.recorded: RecordingTarget | None = None
+        self.output = data
+        """The network's answer to its last call."""
         self.last: Prior | None = None
         if self.window is not None:
             self._shift = _shift(free, how.executed)
@@ -150,6 +166,13 @@ class Planner:
         steps = self.recorded.steps
         return self.recorded.states[:, :steps].clone(), self.recorded.predictions[:, :steps].clone()
 
+    def path(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The states x_0 … x_{N−1} of the last plans and the network's answers to them, [R, *shape] each."""
+        assert isinstance(self.recorded, _FollowedTarget)
+        steps = self.recorded.steps
+        states = [self._whole(self.data, self.recorded.states[:, k]).clone() for k in range(steps)]
+        return states, [self.recorded.outputs[:, k].clone() for k in range(steps)]
+
     def _window(self) -> int | None:
         if self.how.window != "auto":
             return self.how.window
@@ -172,7 +195,9 @@ class Planner:
     def _engine(self, window: int) -> Engine:
         target, how, drafter = self.target, self.how, self.how.drafter
         steps = min(window + 1, len(target.std))
-        if drafter is None and (how.warm or how.pilots):
+        if self.follow:
+            self.recorded = _FollowedTarget(self, len(target.std))
+        elif drafter is None and (how.warm or how.pilots):
             self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
         if drafter is None and how.warm:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
@@ -191,7 +216,7 @@ class Planner:
             block=how.block,
             recycle=how.recycle,
             graph=how.graph,
-            look=how.look and how.window != "auto",  # else `tune` has looked
+            look=how.look,
         )
 
     def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
@@ -200,7 +225,8 @@ class Planner:
             x, time, row = (_padded(v, self.padded, self.window or 0) for v in (x, time, row))
         data = self.data[row] if self.index is not None else self.data[:1].expand(len(x), *self.data.shape[1:])
         conditions = {name: v if v is None else v[row] for name, v in self.conditions.items()}
-        return self._free(self.network(self._whole(data, x), time, **conditions))[:count]
+        self.output = self.network(self._whole(data, x), time, **conditions)[:count]
+        return self._free(self.output)
 
     def _free(self, whole: Tensor) -> Tensor:
         """The free coordinates, [B, F], of whole plans, [B, *shape]."""
@@ -215,6 +241,48 @@ class Planner:
         return data.flatten(1).index_copy(1, self.index, x).view_as(data)
 
 
+class _FollowedTarget(RecordingTarget):
+    """A planner's target that also remembers the network's whole answers."""
+
+    def __init__(self, planner: Planner, steps: int) -> None:
+        super().__init__(planner.target, len(planner.data), steps)
+        data = planner.data
+        self.planner, self.outputs = planner, data.new_zeros((len(data), steps + 1, *data.shape[1:]))
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        prediction = super().predict(x, step, row, **extra)
+        self.outputs[row, step.clamp(max=self.steps)] = self.planner.output.to(self.outputs)
+        return prediction
+
+
+def kind_of(request: Request, free: Tensor, network: Any, scheduler: Any, graph: bool, *more: Any) -> tuple:
+    """Everything a planner is made for: another network, scheduler, shape or place in memory needs another planner.
+
+    It is made anew for each plan, from what the policy holds then, so that nothing a planner has read goes stale.
+    """
+    tensors = {"data": request.data, "noise": request.noise, **request.conditions}
+    return (
+        weakref.ref(network),  # equal for one living network only
+        _captured(network) if graph else None,
+        type(scheduler),
+        repr(sorted(scheduler.config.items())),
+        held(scheduler),
+        repr(sorted(request.step_options.items())),
+        None if request.mask is None else tuple(free.flatten().tolist()),
+        *((n, None if v is None else (v.shape, v.dtype, v.device)) for n, v in tensors.items()),
+        *more,
+    )
+
+
+def _captured(network: Any) -> tuple:
+    """What a captured graph has in it of a network: where its tensors lie, and the values its modules hold."""
+    if not isinstance(network, nn.Module):
+        return ()
+    tensors = (*network.parameters(), *network.buffers())
+    values = (v for m in network.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))
+    return (*(tensor.data_ptr() for tensor in tensors), *values)
+
+
 @dataclass(eq=False)
 class Plans:
     """What is kept between the plans of one policy."""
@@ -227,14 +295,14 @@ class Plans:
     pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Paths of the first plans, until there are enough to fit a prior."""
     known: set[tuple] = field(default_factory=set)
-    """Kinds of requests that were planned before: traced and looked at."""
+    """Kinds of requests that were planned before, and traced."""
 
     def planner(self, kind: tuple, make: Callable[[PlanSettings, Prior | None], Planner]) -> Planner:
         """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
         planner = self.planners.pop(kind, None)
         if planner is None:
             how = self.how if self.prior is None else replace(self.how, pilots=0)
-            planner = make(replace(how, trace=False, look=False) if kind in self.known else how, self.prior)
+            planner = make(replace(how, trace=False) if kind in self.known else how, self.prior)
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
         self.planners[kind] = planner
@@ -244,6 +312,7 @@ class Plans:
         """Plans, and what they cost; a prior is fitted once there are pilots enough, and used from the next plan on."""
         planner = self.planners[kind]
         plans, run = planner.plan(request, seeds)
+        run.report.evidence.steps_replayed, planner.unreported = planner.unreported, 0
         self.known.add(kind)
         if planner.how.pilots:
             self.pilots.append(planner.paths())
@@ -263,9 +332,6 @@ class Plans:
         for planner in self.planners.values():
             planner.close()
         self.planners.clear()
-
-    def __deepcopy__(self, memo: dict) -> Plans:
-        return Plans(self.how, self.prior)  # a copied policy captures and remembers for itself
 
 
 def _shift(free: Tensor, executed: int) -> Tensor:
@@ -303,6 +369,26 @@ def seeds_from(generator: torch.Generator | None, count: int) -> Tensor:
     """One seed a plan, from the generator that would have drawn its noise."""
     device = "cpu" if generator is None else generator.device
     return torch.randint(2**63 - 1, (count,), generator=generator, device=device)
+
+
+def require_own_scheduler(scheduler: Any) -> None:
+    """Refuse a scheduler with code of someone else: its chain is read off its tables, and its `step` is not run."""
+    foreign = foreign_part(scheduler, "diffusers")
+    if foreign is not None:
+        raise ValueError(
+            f"the policy's scheduler is not as diffusers made it ({foreign}), so its steps may be others than the ones "
+            "foresample reads off its tables: use diffusers' scheduler, make a target with foresample.targets, or give "
+            "trace=False if you know that the steps are the same"
+        )
+
+
+def require_unscaled(chain: Chain, scheduler: Any) -> None:
+    """Refuse a scheduler whose states have to be scaled: these policies' loops do not, and start from unit noise."""
+    if chain.scale is not None or chain.start_scale != 1.0:
+        raise ValueError(
+            f"a policy's loop starts from unit noise and shows its states as they are, and {type(scheduler).__name__} "
+            "needs both scaled: use DDPMScheduler"
+        )
 
 
 def require_eval(model: Any) -> None:

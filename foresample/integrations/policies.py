@@ -3,7 +3,9 @@
 Both families draw a plan of actions in one method, `conditional_sample`, which walks a diffusers scheduler
 with a network. `accelerate` puts another one in its place on that one instance, which draws from the
 same law with fewer sequential network calls. Nothing is imported from either project: a policy is known by
-its method's arguments and the attributes it walks with. Families whose method does more than draw are in `loops`.
+its method's arguments and the attributes it walks with. A method that is the library's own function is watched at the
+first plan of a kind and does not run from then on; any other runs along with every plan (`loops`, which also has the
+families whose method does more than draw).
 
     LeRobot            conditional_sample(batch_size, global_cond, generator, noise), unet, config
     diffusion_policy   conditional_sample(condition_data, condition_mask, local_cond, global_cond, generator,
@@ -19,7 +21,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,26 +32,53 @@ from torch import Tensor
 
 from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import Drafter, at_least_one, require_drafter
+from foresample.core.report import Report
 from foresample.drafters import Prior
-from foresample.integrations.loops import SpeculativeLoop, find_loop
+from foresample.integrations.loops import Loop, NothingGains, SpeculativeLoop, Walk, find_loop
 from foresample.integrations.networks import require_fixed_variance
 from foresample.integrations.plans import (
     Planner,
     Plans,
     PlanSettings,
     Request,
+    kind_of,
     require_eval,
     require_fixed_network,
+    require_own_scheduler,
+    require_unscaled,
     seeds_from,
 )
 from foresample.integrations.policy_trace import require_same_chain, standing_in
+from foresample.integrations.replaced import REPORT, Replaced
+from foresample.integrations.trusted import library_name, require_current
 
+_TRUSTED = {
+    "lerobot.policies.diffusion.modeling_diffusion.DiffusionModel.conditional_sample": "LeRobot's own",
+    "lerobot.common.policies.diffusion.modeling_diffusion.DiffusionModel.conditional_sample": "LeRobot's own",
+    "foresample.pretrained.policy.DiffusionModel.conditional_sample": "foresample's own",
+}
+"""Loops that are known to be the same for every observation: watched once for each kind of plan, not at each plan."""
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `scheduler_chain`
 
 
 def is_policy(served: Any) -> bool:
     """Whether this is a policy of a family known here."""
     return _find_model(served) is not None or find_loop(served) is not None
+
+
+def misread_policy(served: Any) -> str | None:
+    """What is not understood of an object that has all of a policy but the arguments of its method."""
+    models: tuple[Any, Any] = (served, getattr(served, "diffusion", None))
+    for model in models:
+        if _walks_with(model, "unet", "config") or _walks_with(model, "model"):
+            signature = inspect.signature(model.conditional_sample)
+            return (
+                f"{type(model).__name__}.conditional_sample{signature} does not have the arguments foresample reads a "
+                "plan from: name them as LeRobot does (batch_size, global_cond, generator, noise) or as "
+                "diffusion_policy does (condition_data, condition_mask, …, generator), or make a target with "
+                "foresample.targets"
+            )
+    return None
 
 
 def accelerate_policy(
@@ -101,19 +130,19 @@ def accelerate_policy(
     )
     plans = Plans(how, Prior.load(prior) if isinstance(prior, (str, Path)) else prior)
     restore_policy(policy)
-    undo: list[tuple[Any, str, Any]] = []
+    replaced = Replaced()
     if loop is None:
         _refuse_early(model.noise_scheduler, model.num_inference_steps, model)
         own = model.conditional_sample
-        _put(model, "conditional_sample", SpeculativeMethod(model, policy, own, plans, undo), undo)
+        replaced.put(model, "conditional_sample", SpeculativeMethod(model, policy, own, plans, replaced))
     else:
         _refuse_early(loop.scheduler, None, None)
         own = getattr(loop.owner, loop.method)
-        ours = SpeculativeLoop(loop, policy, own, plans, undo)
+        ours = SpeculativeLoop(loop, policy, own, plans, replaced)
         for name in [loop.method, *(n for n, v in vars(loop.owner).items() if n != loop.method and v == own)]:
-            _put(loop.owner, name, ours, undo)
+            replaced.put(loop.owner, name, ours)
     if callable(getattr(policy, "reset", None)):
-        _put(policy, "reset", ForgettingReset(plans, policy.reset), undo)
+        replaced.put(policy, "reset", ForgettingReset(plans, policy.reset))
     return AcceleratedPolicy(policy, plans)
 
 
@@ -124,20 +153,10 @@ def restore_policy(policy: Any) -> None:
     method = vars(owner).get(name)
     if not isinstance(method, (SpeculativeMethod, SpeculativeLoop)):
         return
-    for owner, name, mine in method.undo:
-        if isinstance(vars(owner).get(name), (SpeculativeMethod, SpeculativeLoop, ForgettingReset)):
-            delattr(owner, name)
-            if mine is not None:
-                setattr(owner, name, mine)
+    method.replaced.remove()
     method.plans.clear()
     for owner in (method.owner, method.policy):
-        vars(owner).pop("foresample_report", None)
-
-
-def _put(owner: Any, name: str, ours: Any, undo: list[tuple[Any, str, Any]]) -> None:
-    """Ours in place of an attribute; what was there of the instance, not of its class, is noted."""
-    undo.append((owner, name, vars(owner).get(name)))
-    setattr(owner, name, ours)
+        vars(owner).pop(REPORT, None)
 
 
 @dataclass(frozen=True)
@@ -187,84 +206,91 @@ class SpeculativeMethod:
     """What the user passed: the model itself or what holds it."""
     original: Callable[..., Tensor]
     plans: Plans
-    undo: list[tuple[Any, str, Any]] = field(repr=False)
-    """Owner, name and own value of every attribute that was replaced."""
+    replaced: Replaced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        require_current(self.original, self.owner, "conditional_sample")
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
         require_eval(self.owner)
         read = _lerobot_request if _is_lerobot(self.owner) else _diffusion_policy_request
         request = read(self.owner, bound.arguments)
         require_fixed_network(request.network)
-        free = request.free
-        if not free.any():
+        if not request.free.any():
             return request.data.clone()
-        kind = self._kind(request, free)
-        planner = self.plans.planner(kind, partial(self._make, request, free, bound))
-        if planner.window is None:  # nothing gains here
+        own = _TRUSTED.get(library_name(self.original, self.owner) or "")
+        vouched = not self.plans.how.trace
+        if not vouched:
+            require_own_scheduler(self.owner.noise_scheduler)
+        run = partial(self._run, bound)
+        try:
+            if own or vouched:
+                plans, report = self._draw(request, run)
+                report.evidence.trusted += self._trusted(own)
+            else:
+                walk = Walk(self._loop, self.plans, run, request)
+                plans, report = walk.run(), walk.report
+        except NothingGains:
             return self.original(*args, **kwargs)
-        plans, run = self.plans.draw(kind, request, seeds_from(request.generator, len(request.data)))
         for owner in (self.owner, self.policy):
-            owner.foresample_report = run.report
+            setattr(owner, REPORT, report)
         return plans
+
+    def _trusted(self, own: str | None) -> list[str]:
+        """What is taken on trust where the method does not run along."""
+        if not self.plans.how.trace:
+            return ["its loop and its scheduler (trace=False)"]
+        return [f"{own} conditional_sample", f"diffusers' own {type(self.owner.noise_scheduler).__name__}"]
+
+    @property
+    def _loop(self) -> Loop:
+        network = "unet" if _is_lerobot(self.owner) else "model"
+        owner = self.owner
+        return Loop(owner, "conditional_sample", getattr(owner, network), owner.noise_scheduler, network)
+
+    def _run(self, bound: inspect.BoundArguments, generator: torch.Generator | None) -> Tensor:
+        """The untouched method on the call at hand, with this generator."""
+        given = {**bound.arguments}
+        if "generator" in given:
+            given["generator"] = generator
+        again = inspect.BoundArguments(bound.signature, given)
+        return self.original(*again.args, **again.kwargs)
+
+    def _draw(self, request: Request, run: Callable[[torch.Generator], Tensor]) -> tuple[Tensor, Report]:
+        """Plans, without running the method."""
+        scheduler, free = self.owner.noise_scheduler, request.free
+        scheduler.set_timesteps(self.owner.num_inference_steps)  # as the method does
+        kind = kind_of(request, free, request.network, scheduler, self.plans.how.graph)
+        planner = self.plans.planner(kind, partial(self._make, request, free, run))
+        if planner.window is None:
+            raise NothingGains
+        plans, drawn = self.plans.draw(kind, request, seeds_from(request.generator, len(request.data)))
+        return plans, drawn.report
 
     def _make(
         self,
         request: Request,
         free: Tensor,
-        bound: inspect.BoundArguments,
+        run: Callable[[torch.Generator], Tensor],
         how: PlanSettings,
         prior: Prior | None,
     ) -> Planner:
         chain = self._chain(request)
         if how.trace:
-            network = "unet" if _is_lerobot(self.owner) else "model"
-
-            def run(generator: torch.Generator) -> Tensor:
-                again = inspect.BoundArguments(
-                    bound.signature,
-                    {**bound.arguments, "generator": generator},
-                )
-                return self.original(*again.args, **again.kwargs)
-
-            name = f"{type(self.owner).__name__}.{getattr(self.original, '__name__', 'conditional_sample')}"
-            instead = partial(standing_in, self.owner, network)
-            require_same_chain(name, run, request.network, instead, request, free, chain)
+            loop = self._loop
+            instead = partial(standing_in, self.owner, loop.attribute)
+            require_same_chain(loop.name, run, request.network, instead, request, free, chain)
         return Planner(request, free, chain, how, prior)
-
-    def _kind(self, request: Request, free: Tensor) -> tuple:
-        """All that a planner is made for: another network, scheduler, shape or place in memory needs another one."""
-        scheduler = self.owner.noise_scheduler
-        tensors = {"data": request.data, "noise": request.noise, **request.conditions}
-        return (
-            id(request.network),
-            tuple(weight.data_ptr() for weight in _parameters(self.owner)) if self.plans.how.graph else None,
-            self.owner.num_inference_steps,
-            type(scheduler).__name__,
-            repr(sorted(scheduler.config.items())),
-            repr(sorted(request.step_options.items())),
-            None if request.mask is None else tuple(free.flatten().tolist()),
-            *((n, None if v is None else (v.shape, v.dtype, v.device)) for n, v in tensors.items()),
-        )
 
     def _chain(self, request: Request) -> Chain:
         scheduler = self.owner.noise_scheduler
-        scheduler.set_timesteps(self.owner.num_inference_steps)
-        if (
-            request.mask is not None
-            and bool(request.mask.any())
-            and scheduler.config.get("thresholding", False)
-        ):
-            raise ValueError(
-                "thresholding looks at all coordinates, conditioned ones included; use a scheduler with "
-                "clip_sample=True instead"
-            )
-        return scheduler_chain(
+        chain = scheduler_chain(
             scheduler,
             eta=request.step_options.get("eta", 0.0),
             use_clipped=request.step_options.get("use_clipped_model_output", False),
         )
+        require_unscaled(chain, scheduler)
+        return chain
 
 
 def _model_of(policy: Any) -> Any:
@@ -327,7 +353,7 @@ def _lerobot_request(model: Any, arguments: dict[str, Any]) -> Request:
     """LeRobot: nothing is conditioned but the network; dtype and device are those of its weights."""
     weight = next(model.parameters())
     batch, shape = arguments["batch_size"], (model.config.horizon, _action_dim(model.config))
-    noise, condition = arguments.get("noise"), arguments["global_cond"]
+    noise, condition = arguments.get("noise"), arguments.get("global_cond")
     width = _observed_width(model)
     if condition is not None and width is not None and condition.shape != (batch, width):
         raise ValueError(
@@ -342,14 +368,19 @@ def _lerobot_request(model: Any, arguments: dict[str, Any]) -> Request:
         data=weight.new_zeros(batch, *shape),
         mask=None,
         noise=noise,
-        generator=arguments["generator"],
+        generator=arguments.get("generator"),
         step_options={},
     )
 
 
 def _diffusion_policy_request(model: Any, arguments: dict[str, Any]) -> Request:
     """The diffusion_policy family: U-Nets take local_cond and global_cond, transformers take cond."""
-    options = arguments.get("kwargs", {})
+    options, mask = arguments.get("kwargs", {}), arguments["condition_mask"].bool()
+    if mask.any() and model.noise_scheduler.config.get("thresholding", False):
+        raise ValueError(
+            "thresholding looks at all coordinates, conditioned ones included; use a scheduler with clip_sample=True "
+            "instead"
+        )
     unknown = set(options) - _STEP_OPTIONS
     if unknown:
         raise ValueError(
@@ -361,9 +392,9 @@ def _diffusion_policy_request(model: Any, arguments: dict[str, Any]) -> Request:
         network=model.model,
         conditions={name: arguments[name] for name in named if name in arguments},
         data=arguments["condition_data"],
-        mask=arguments["condition_mask"].bool(),
+        mask=mask,
         noise=None,
-        generator=arguments["generator"],
+        generator=arguments.get("generator"),
         step_options=options,
     )
 

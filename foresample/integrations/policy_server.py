@@ -7,11 +7,18 @@ queues, its wire, its client.
 from __future__ import annotations
 
 import inspect
+import ipaddress
+import sys
 from typing import Any
 
 import torch
 
 from foresample.integrations.acceleration import accelerate
+
+_OPEN = (
+    "warning: LeRobot's server unpickles what it receives, so anyone who reaches {host} over the network can run code "
+    "on this machine: use --host=127.0.0.1, through an SSH tunnel if the robot is elsewhere"
+)
 
 
 def accelerated_server(server: Any, **how: Any) -> Any:
@@ -21,6 +28,11 @@ def accelerated_server(server: Any, **how: Any) -> Any:
     """
 
     class AcceleratedPolicyServer(server):
+        def __init__(self, config: Any) -> None:
+            if not _is_loopback(config.host):
+                print(_OPEN.format(host=config.host), file=sys.stderr, flush=True)
+            super().__init__(config)
+
         def SendPolicyInstructions(self, request: Any, context: Any) -> Any:
             answer = super().SendPolicyInstructions(request, context)
             if self.policy is not None:
@@ -31,6 +43,14 @@ def accelerated_server(server: Any, **how: Any) -> Any:
             return super()._get_action_chunk(_remembered(self.policy, observation))
 
     return AcceleratedPolicyServer
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; of names only localhost."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _remembered(policy: Any, observation: dict[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def require_same_chain(
     expected = _compare(name, watch.seen, request, free, chain)
     if whole:
         if not isinstance(result, Tensor) or result.shape != data.shape:
-            raise ValueError(_refusal(name, "it returns something else than a plan"))
+            raise ValueError(refusal(name, "it returns something else than a plan"))
         _require_same(name, "what it returns", result, expected, request, free)
     _compare_together(name, watch.seen[:STEPS], request, chain)
 
@@ -109,19 +109,19 @@ def _compare(name: str, seen: list[_Seen], request: Request, free: Tensor, chain
     for k, one in enumerate(seen[:steps]):
         if not _same_conditions(one.conditions, given):
             what = f"at step {k} it shows its network other conditions than it was given"
-            raise ValueError(_refusal(name, what))
+            raise ValueError(refusal(name, what))
         if chain.time is not None and not (one.timestep.to(chain.time) == chain.time[k]).all():
-            raise ValueError(_refusal(name, f"at step {k} it is at another timestep than its scheduler"))
+            raise ValueError(refusal(name, f"at step {k} it is at another timestep than its scheduler"))
         if one.sample.shape != data.shape:
             what = f"at step {k} its state has shape {tuple(one.sample.shape)} instead of {tuple(data.shape)}"
-            raise ValueError(_refusal(name, what))
+            raise ValueError(refusal(name, what))
         _require_same(name, f"at step {k} its state", one.sample, expected, request, free)
         x, step = one.sample.to(chain.std), torch.full((len(data),), k, device=data.device)
         prediction = chain.predict(x, one.output.to(x), step)
         expected = chain.mean(x, prediction, step, previous) + chain.std[k] * draw()
         previous = remember(chain, prediction, previous)
     if len(seen) != steps:
-        raise ValueError(_refusal(name, f"it calls its network {len(seen)} times instead of {steps}"))
+        raise ValueError(refusal(name, f"it calls its network {len(seen)} times instead of {steps}"))
     return expected
 
 
@@ -134,7 +134,7 @@ def _require_same(
     apart[:, ~free] = (state - data).abs()[:, ~free].to(apart)
     size = float(apart.max() / state.abs().max().clamp(min=1.0))
     if size > _ROUNDING.get(data.dtype, 0.1) or bool(apart[:, ~free].any()):
-        raise ValueError(_refusal(name, f"{what} differs by {size:.2g} from the scheduler's chain"))
+        raise ValueError(refusal(name, f"{what} differs by {size:.2g} from the scheduler's chain"))
 
 
 def _compare_together(name: str, seen: list[_Seen], request: Request, chain: Chain) -> None:
@@ -151,7 +151,7 @@ def _compare_together(name: str, seen: list[_Seen], request: Request, chain: Cha
         apart = (together[k] - one.output[0]).abs().max() / one.output[0].abs().max().clamp(min=1e-6)
         if not apart <= _ROUNDING.get(request.data.dtype, 0.1):
             what = f"where states of a call are at different steps its network's answer changes by {float(apart):.2g}"
-            raise ValueError(_refusal(name, what))
+            raise ValueError(refusal(name, what))
 
 
 def _same_conditions(shown: list[Tensor], given: list[Tensor]) -> bool:
@@ -162,10 +162,11 @@ def _same_conditions(shown: list[Tensor], given: list[Tensor]) -> bool:
     )
 
 
-def _refusal(name: str, what: str) -> str:
+def refusal(name: str, what: str) -> str:
+    """The sentence for a method that does something else, with the ways out."""
     return (
-        f"{name} is not the loop it looks like: {what}; plan with the policy as it is, or give trace=False if you "
-        "know that its law is the scheduler's"
+        f"{name} is not the loop it looks like: {what}; plan with the policy as it is (foresample.restore), make a "
+        "target with foresample.targets, or give trace=False if you know that its distribution is the scheduler's"
     )
 
 

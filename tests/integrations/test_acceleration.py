@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from foresample.integrations.policies import AcceleratedPolicy
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
+from recipes import lasa
+from tests.integrations.test_packages import gaussian
 from tests.pipelines import stable_diffusion
 from tests.policies import lerobot, lowdim
 
@@ -42,7 +45,7 @@ def test_settings_are_refused_before_anything_is_replaced(tmp_path: Path) -> Non
     for options, sentence in (
         ({"window": 0}, "window must be a whole number of at least 1"),
         ({"block": 0}, "block must be a whole number of at least 1"),
-        ({"batch_pad": True}, "batch_pad is a matter of policies: leave it out for a pipeline"),
+        ({"batch_pad": True}, "batch_pad is an option of a policy, not of a pipeline: leave batch_pad out"),
     ):
         with pytest.raises(ValueError, match=sentence):
             fs.accelerate(pipe, **options)
@@ -54,3 +57,74 @@ def test_restoring_what_was_not_accelerated_does_nothing(tmp_path: Path) -> None
         before = dict(vars(served))
         fs.restore(served)
         assert vars(served) == before
+
+
+OTHERS: dict[str, Any] = {
+    "window": 4,
+    "drafter": fs.Replay(),
+    "block": 2,
+    "recycle": False,
+    "batch_pad": True,
+    "graph": True,
+    "prior": "prior.safetensors",
+    "warm": True,
+    "executed": 3,
+    "pilots": 8,
+    "trace": False,
+    "look": False,
+}
+"""A value for each option that is not its default."""
+ALL = {"window", "drafter", "block", "recycle", "look"}
+TAKEN = {
+    "policy": set(OTHERS),
+    "pipeline": ALL | {"trace"},
+    "package's sampler": ALL,
+}
+
+
+def test_these_are_all_options() -> None:
+    assert [*OTHERS] == [*inspect.signature(fs.accelerate).parameters][1:]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("kind", TAKEN)
+def test_an_option_of_another_kind_is_refused_by_its_name(kind: str, name: str, tmp_path: Path) -> None:
+    makes = {"policy": lowdim, "pipeline": lambda: stable_diffusion(tmp_path), "package's sampler": gaussian}
+    served = makes[kind]()
+    before = set(vars(served))
+    if name in TAKEN[kind]:
+        if name in ("graph", "prior"):  # no GPU, no such file
+            with pytest.raises((ValueError, OSError), match=r"graph=True needs a policy on a CUDA|prior"):
+                fs.accelerate(served, **{name: OTHERS[name]})
+        else:
+            fs.accelerate(served, **{name: OTHERS[name]})
+            fs.restore(served)
+    else:
+        with pytest.raises(
+            ValueError, match=rf"^{name} is an option of a .*policy.*, not of a {kind}: leave {name} out"
+        ):
+            fs.accelerate(served, **{name: OTHERS[name]})
+    assert set(vars(served)) == before
+    default = inspect.signature(fs.accelerate).parameters[name].default
+    fs.accelerate(served, **{name: default})  # which says nothing
+    fs.restore(served)
+
+
+class Vague(lasa.DiffusionModel):
+    """Hands its arguments on, whatever they are."""
+
+    def conditional_sample(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().conditional_sample(*args, **kwargs)
+
+
+def test_a_policy_whose_arguments_are_not_understood_is_told_so() -> None:
+    policy = lerobot()
+    policy.diffusion.__class__ = Vague
+    for act in (fs.accelerate, fs.restore):
+        for served in (policy, policy.diffusion):
+            with pytest.raises(
+                TypeError,
+                match=r"Vague\.conditional_sample\(\*args.*does not have the arguments .* \(batch_size, global_cond, "
+                r"generator, noise\).* or make a target with foresample\.targets",
+            ):
+                act(served)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from typing import Any
 
 import pytest
@@ -90,6 +93,107 @@ def test_planners_of_few_kinds_are_kept(policy: Any) -> None:
     kept = list(accelerated.plans.planners.values())
     assert len(kept) == KEPT
     assert [len(planner.data) for planner in kept] == [3, 4, 5, 1]
+
+
+@pytest.mark.slow
+def test_lerobot_s_own_loop_is_watched_once_and_then_trusted(policy: Any) -> None:
+    """A subclass that overrides something else has LeRobot's own loop as well."""
+    fs.accelerate(policy, window=4)
+    own = type(policy.diffusion)
+    for kind in (own, type("Mine", (own,), {"compute_loss": lambda self, batch: 0})):
+        policy.diffusion.__class__ = kind
+        plan = policy.diffusion.generate_actions
+        for _ in range(2):
+            plan(lerobots.observation(policy))
+        evidence = policy.foresample_report.evidence
+        assert evidence.trusted == ["LeRobot's own conditional_sample", "diffusers' own DDPMScheduler"]
+        assert evidence.steps_replayed == 0
+    policy.diffusion.__class__ = own
+
+
+def test_a_subclass_that_guides_at_some_observations_is_refused_at_those(policy: Any) -> None:
+    """It was accelerated silently: the loop of its first plan was watched, and no other."""
+    own = type(policy.diffusion)
+
+    class Guided(own):  # type: ignore[misc, valid-type]
+        strength = 0.0
+
+        def conditional_sample(
+            self, batch_size: int, global_cond: Any = None, generator: Any = None, noise: Any = None
+        ) -> torch.Tensor:
+            sample = torch.randn(batch_size, self.config.horizon, 4, generator=generator)
+            self.noise_scheduler.set_timesteps(self.num_inference_steps)
+            for t in self.noise_scheduler.timesteps:
+                time = torch.full(sample.shape[:1], t, dtype=torch.long)
+                output = self.unet(sample, time, global_cond=global_cond)
+                if global_cond.max() > 2 or self.strength:
+                    output = output - 0.5
+                sample = self.noise_scheduler.step(output, t, sample, generator=generator).prev_sample
+            return sample
+
+    policy.diffusion.__class__ = Guided
+    try:
+        fs.accelerate(policy, window=4)
+        plan, usual = policy.diffusion.generate_actions, lerobots.observation(policy)
+        far = {name: 3 * value for name, value in usual.items()}
+        assert plan(usual).shape == plan(usual).shape == (1, 8, 4)
+        evidence = policy.foresample_report.evidence
+        assert (evidence.steps_replayed, evidence.trusted) == (20, ["diffusers' own DDPMScheduler"])
+        sentence = r"Guided\.conditional_sample is not the loop it looks like: .* it changes what its network answers; "
+        with pytest.raises(ValueError, match=sentence):
+            plan(far)
+        policy.diffusion.strength = 1.0
+        with pytest.raises(ValueError, match=sentence):
+            plan(usual)
+        policy.diffusion.strength = 0.0
+        assert plan(usual).shape == (1, 8, 4)
+    finally:
+        fs.restore(policy)
+        policy.diffusion.__class__ = own
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+def test_a_copied_or_saved_policy_is_plain(policy: Any, way: str) -> None:
+    names = [set(vars(policy)), set(vars(policy.diffusion))]
+    seen = lerobots.observation(policy)
+    torch.manual_seed(1)
+    before = policy.diffusion.generate_actions(seen)
+    fs.accelerate(policy, window=4, warm=True)
+    policy.diffusion.generate_actions(seen)
+    if way == "deepcopy":
+        twin = copy.deepcopy(policy)
+    elif way == "pickle":
+        twin = pickle.loads(pickle.dumps(policy))
+    else:
+        file = io.BytesIO()
+        torch.save(policy, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    assert [set(vars(twin)), set(vars(twin.diffusion))] == names
+    torch.manual_seed(1)
+    assert torch.equal(twin.diffusion.generate_actions(seen), before)
+    assert isinstance(policy.foresample_report, fs.Report)
+
+
+@pytest.mark.slow
+def test_an_accelerated_policy_can_be_moved_and_loaded(policy: Any) -> None:
+    """The next plan is drawn with the weights that are there then."""
+    weights, seen = copy.deepcopy(policy.state_dict()), lerobots.observation(policy)
+
+    def plan() -> torch.Tensor:
+        torch.manual_seed(1)
+        return policy.diffusion.generate_actions(seen)
+
+    fs.accelerate(policy, window=4)
+    before = plan()
+    assert policy.to("cpu").float().state_dict().keys() == weights.keys()
+    policy.load_state_dict({name: 0.9 * value for name, value in weights.items()})
+    other = plan()
+    fs.accelerate(policy, window=4)
+    assert torch.equal(plan(), other)
+    policy.load_state_dict(weights)
+    assert torch.equal(plan(), before)
+    assert not torch.equal(other, before)
 
 
 def untouched(policy: Any) -> bool:

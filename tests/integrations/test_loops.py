@@ -5,6 +5,7 @@ network; none of them can be had from an installed package here.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -277,8 +278,8 @@ class Restless(Agent):
         (Inpainting, True, "at step 11 its state differs"),
         (Inpainting, False, "it changes the plan between its scheduler and its network"),
         (Forgetful, True, "at step 10 it shows its network other conditions"),
-        (Forgetful, False, "other conditions at a later step"),
-        (Dropping, False, "other conditions at a later step"),
+        (Forgetful, False, "at step 10 it shows its network other conditions"),
+        (Dropping, False, "at step 10 it shows its network other conditions"),
         (Impatient, True, "its network 10 times instead of 20"),
         (Impatient, False, "its network 10 times and its scheduler 10 times instead of 20"),
         (Restless, True, "at step 2 its state differs"),
@@ -291,6 +292,129 @@ def test_a_loop_that_does_more_is_refused(kind: type[Agent], trace: bool, said: 
     assert "forward" not in vars(policy.noise_pred_net)
     assert "step" not in vars(policy.noise_scheduler)
     assert policy.get_action(observations(2).unsqueeze(1)).shape == (2, 4, 2)
+
+
+class Moody(Agent):
+    """Does something else at some plans, at step 7."""
+
+    mood = ""
+
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        condition, plan = obs_seq.flatten(1), torch.randn(len(obs_seq), 4, 2)
+        with torch.no_grad():
+            for i, k in enumerate(self.noise_scheduler.timesteps):
+                mood = self.mood if i == 7 else ""
+                time = k - 1 if mood == "network's time" else k
+                output = self.noise_pred_net(sample=plan, timestep=time, global_cond=condition)
+                if mood == "an answer" and output.max() > -torch.inf:
+                    output = output.clamp(-0.5, 0.5)
+                time = k - 1 if mood == "scheduler's time" else k
+                sample = 0.9 * plan if mood == "scheduler's plan" else plan
+                stepped = self.noise_scheduler.step(model_output=output, timestep=time, sample=sample)
+                plan = stepped.pred_original_sample if mood == "an estimate" else stepped.prev_sample
+                if mood == "a state" and plan.abs().max() < torch.inf:
+                    plan = plan.clamp(-0.5, 0.5)
+        return plan[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("mood", "said"),
+    [
+        ("network's time", "at step 7 it is at another timestep than its scheduler"),
+        ("scheduler's time", "at step 7 it is at another timestep than its scheduler"),
+        ("scheduler's plan", "at step 7 it gives its scheduler another plan than its network"),
+        ("an answer", "at step 7 it changes what its network answers"),
+        ("an estimate", "it makes use of its scheduler's pred_original_sample"),
+        ("a state", "at step 8 it changes the plan between its scheduler and its network"),
+    ],
+)
+def test_every_plan_is_held_to_the_loop(mood: str, said: str) -> None:
+    policy = Moody().eval()
+    with fs.accelerate(policy, window=4):
+        for _ in range(2):
+            policy.get_action(observations(2).unsqueeze(1))
+        report: Any = policy.foresample_report
+        evidence = report.evidence
+        assert (evidence.steps_replayed, evidence.trusted) == (20, ["diffusers' own DDPMScheduler"])
+        policy.mood = mood
+        with pytest.raises(ValueError, match=said):
+            policy.get_action(observations(2).unsqueeze(1))
+
+
+def test_the_method_is_handed_the_states_and_answers_of_its_own_plan() -> None:
+    """What it sees between two steps is what the sequential loop would: each state explains the network's answer."""
+    policy, seen = Agent().eval(), []
+    network = policy.noise_pred_net
+    own = network.forward
+    step = policy.noise_scheduler.step
+    with fs.accelerate(policy, window=4, trace=False):
+        network.register_forward_hook(
+            lambda module, args, kwargs, out: seen.append((kwargs, out)), with_kwargs=True
+        )
+        policy.get_action(observations(2).unsqueeze(1))
+    assert len(seen) == 20
+    assert policy.noise_scheduler.step == step
+    for given, answer in seen:
+        torch.testing.assert_close(own(**given), answer, rtol=1e-4, atol=1e-5)
+    assert len({float(given["sample"].sum()) for given, _ in seen}) == 20
+
+
+def test_a_network_patched_between_plans_is_in_the_next_plan() -> None:
+    drawn = []
+    for before in (True, False):
+        torch.manual_seed(5)
+        policy = Agent().eval()
+        own = policy.noise_pred_net.forward
+        if before:
+            fs.accelerate(policy, window=4)
+            policy.get_action(observations(2).unsqueeze(1))
+        network: Any = policy.noise_pred_net
+        network.forward = lambda own=own, **given: 0.5 * own(**given)
+        if not before:
+            fs.accelerate(policy, window=4)
+        torch.manual_seed(6)
+        drawn.append(policy.get_action(observations(2).unsqueeze(1)))
+    assert torch.equal(*drawn)
+
+
+class Listed(Small):
+    """Takes its condition in a dictionary."""
+
+    def forward(self, sample: Tensor, timestep: Tensor, given: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(sample, timestep, None, given["condition"])
+
+
+class Packing(Agent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise_pred_net = Listed(4, 2, 3)
+
+    def get_action(self, obs_seq: Tensor) -> Tensor:
+        given, plan = {"condition": obs_seq.flatten(1)}, torch.randn(len(obs_seq), 4, 2)
+        for k in self.noise_scheduler.timesteps:
+            output = self.noise_pred_net(plan, k, given)
+            plan = self.noise_scheduler.step(output, k, plan)[0]
+        return plan
+
+
+def test_conditions_that_cannot_be_told_apart_are_refused() -> None:
+    """A planner would keep the first plan's."""
+    policy = Packing().eval()
+    with fs.accelerate(policy, window=4), pytest.raises(ValueError, match="its network takes 2, a dict"):
+        policy.get_action(observations(2).unsqueeze(1))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_is_the_plain_policy(family: Any, copied: Callable[[Any], Any]) -> None:
+    policy, plan = family
+    torch.manual_seed(1)
+    before = plan(policy, 2)
+    with fs.accelerate(policy, window=4):
+        plan(policy, 2)
+        twin = copied(policy)
+    assert vars(twin).keys() == vars(policy).keys()
+    torch.manual_seed(1)
+    assert torch.equal(plan(twin, 2), before)
 
 
 def test_what_adds_no_noise_or_trains_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from itertools import pairwise
 from typing import Any
@@ -140,22 +142,108 @@ def test_restoring_leaves_no_trace() -> None:
     assert torch.equal(diffusion.sample(batch_size=2), plain)
 
 
-@pytest.mark.parametrize("part", range(4), ids=["mean", "variance", "log variance", "estimate"])
+STEPS_OF_ITS_LOOP = [
+    "p_sample",
+    "p_mean_variance",
+    "model_predictions",
+    "q_posterior",
+    "predict_start_from_noise",
+]
+
+
 @pytest.mark.parametrize("learns", [False, True])
-def test_a_subclass_that_steps_in_another_way_is_refused(part: int, learns: bool) -> None:
+@pytest.mark.parametrize("name", [*STEPS_OF_ITS_LOOP, "p_sample_loop"])
+def test_a_subclass_or_a_patch_that_may_step_in_another_way_is_refused(name: str, learns: bool) -> None:
+    """Before the first sample and after it, whatever the function does: it may do something else at the next sample."""
+    own = gaussian(learns=learns, objective="pred_noise")
+    network, theirs = own.model, getattr(own, name)
+    sentence = rf"Diffusion\.{name} is not denoising_diffusion_pytorch's own function.*make a target"
     stranger = gaussian(learns=learns, objective="pred_noise")
-    theirs, network = stranger.p_mean_variance, stranger.model
-
-    def others(**given: Any) -> Any:
-        return tuple(1.1 * v if i == part else v for i, v in enumerate(theirs(**given)))
-
-    stranger.p_mean_variance = others
-    if part in (0, 2):
-        with pytest.raises(ValueError, match="has steps of its own"):
-            fs.accelerate(stranger)
-    else:  # which its loop makes no use of
+    stranger.__class__ = type("MyDiffusion", (type(stranger),), {name: lambda self, *a, **k: theirs(*a, **k)})
+    with pytest.raises(ValueError, match=f"My{sentence}"):
         fs.accelerate(stranger)
-    assert stranger.model is network
+    fs.accelerate(own, window=4)
+    if name != "p_sample_loop":
+        own.sample(batch_size=1)
+        setattr(own, name, lambda *a, **k: theirs(*a, **k))
+        with pytest.raises(ValueError, match=sentence):
+            own.sample(batch_size=1)
+        delattr(own, name)
+    own.sample(batch_size=1)
+    assert own.model is network
+
+
+def test_a_subclass_that_trains_in_another_way_is_accelerated() -> None:
+    diffusion = gaussian()
+    diffusion.__class__ = type("MyDiffusion", (type(diffusion),), {"p_losses": lambda self, *a: None})
+    with fs.accelerate(diffusion, window=4):
+        assert torch.isfinite(diffusion.sample(batch_size=2)).all()
+
+
+def test_a_loop_patched_on_its_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    diffusion = gaussian()
+    own = type(diffusion).p_sample_loop
+    fs.accelerate(diffusion, window=4)
+    monkeypatch.setattr(type(diffusion), "p_sample_loop", lambda *a, **k: own(*a, **k))
+    with pytest.raises(ValueError, match="is another function than when it was accelerated"):
+        diffusion.sample(batch_size=1)
+    fs.restore(diffusion)
+    with pytest.raises(ValueError, match="is not denoising_diffusion_pytorch's own function"):
+        fs.accelerate(diffusion)
+
+
+def test_what_it_holds_is_read_again_at_every_sample() -> None:
+    """As if it had been accelerated after the change; tables that contradict each other are refused."""
+
+    def drawn(diffusion: Any) -> Tensor:
+        torch.manual_seed(3)
+        return diffusion.sample(batch_size=2)
+
+    def change(diffusion: Any) -> None:
+        diffusion.objective = diffusion.model.objective = "pred_noise"
+        diffusion.posterior_mean_coef1.mul_(0.9)
+
+    late, early = gaussian(), gaussian()
+    fs.accelerate(late, window=4)
+    before = drawn(late)
+    assert late.foresample_report.evidence.steps_replayed == 12
+    drawn(late)
+    evidence = late.foresample_report.evidence
+    assert (evidence.steps_replayed, evidence.trusted) == (
+        0,
+        ["denoising-diffusion-pytorch's own p_sample_loop"],
+    )
+    change(late)
+    change(early)
+    fs.accelerate(early, window=4)
+    assert torch.equal(drawn(late), drawn(early))
+    assert late.foresample_report.evidence.steps_replayed == 12
+    assert not torch.equal(before, drawn(late))
+    late.sqrt_recip_alphas_cumprod.mul_(1.1)
+    with pytest.raises(ValueError, match="has steps of its own"):
+        drawn(late)
+
+
+def test_the_other_loop_is_not_drawn_in_place_of_this_one() -> None:
+    diffusion = gaussian(timesteps=30)
+    fs.accelerate(diffusion, window=4)
+    diffusion.is_ddim_sampling, diffusion.sampling_timesteps, diffusion.ddim_sampling_eta = True, 9, 1.0
+    with pytest.raises(ValueError, match="p_sample_loop is not the loop that sample takes any more"):
+        diffusion.p_sample_loop((1, 1, 1, 2))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_are_plain(copied: Any) -> None:
+    diffusion, inferer = gaussian(), monai_inferer(monai_ddpm())
+    names = [set(vars(diffusion)), set(vars(inferer))]
+    torch.manual_seed(0)
+    plain = diffusion.sample(batch_size=2)
+    with fs.accelerate(diffusion, window=4), fs.accelerate(inferer):
+        diffusion.sample(batch_size=2)
+        twins = [copied(diffusion), copied(inferer)]
+    assert [set(vars(twin)) for twin in twins] == names
+    torch.manual_seed(0)
+    assert torch.equal(twins[0].sample(batch_size=2), plain)
 
 
 LINE = "denoising_diffusion_pytorch_1d"
@@ -211,8 +299,6 @@ def test_what_is_no_chain_is_refused() -> None:
     fs.accelerate(noisy.train())
     with pytest.raises(ValueError, match=r"has Dropout: call its eval\(\)"):
         noisy.sample(batch_size=1)
-    with pytest.raises(ValueError, match="a matter of policies"):
-        fs.accelerate(gaussian(), batch_pad=True)
 
 
 # ------------------------------------------------------------------ MONAI
@@ -318,6 +404,37 @@ def test_what_monai_does_otherwise_is_refused() -> None:
     net = MonaiNet("epsilon", inferer.scheduler.alphas_cumprod)
     with pytest.raises(ValueError, match="leave save_intermediates out"):
         inferer.sample(torch.zeros(1, 1, 2), net, save_intermediates=True)
+
+
+def test_only_monai_s_own_functions_are_trusted() -> None:
+    """Its latent and ControlNet inferers do more than the one that is known, with arguments of the same names."""
+    inferers = sys.modules[type(monai_inferer(monai_ddpm())).__module__]
+    sentence = (
+        r"\.sample is not monai\.inferers\.inferer\.DiffusionInferer\.sample.*use the package's own class"
+    )
+    mine = type(
+        "MyInferer",
+        (inferers.DiffusionInferer,),
+        {"sample": lambda self, input_noise, diffusion_model, scheduler: 0},
+    )
+    for kind in (inferers.LatentDiffusionInferer, inferers.ControlNetDiffusionInferer, mine):
+        with pytest.raises(ValueError, match=sentence):
+            fs.accelerate(kind(monai_ddpm()))
+    inferer = monai_inferer(monai_ddpm())
+    net, start = MonaiNet("epsilon", inferer.scheduler.alphas_cumprod), torch.zeros(1, 1, 2)
+    with fs.accelerate(inferer):
+        inferer.sample(start, net, verbose=False)
+        evidence = inferer.foresample_report.evidence
+        assert evidence.trusted == ["MONAI's own DiffusionInferer.sample", "MONAI's own DDPMScheduler"]
+        own = inferer.scheduler.step
+        inferer.scheduler.step = lambda *args, **options: own(*args, **options)
+        with pytest.raises(ValueError, match=r"not as MONAI made it \(DDPMScheduler\.step\)"):
+            inferer.sample(start, net, verbose=False)
+        kind = type("DDPMScheduler", (type(inferer.scheduler),), {})
+        inferer.scheduler = monai_ddpm()
+        inferer.scheduler.__class__ = kind
+        with pytest.raises(ValueError, match=r"not as MONAI made it \(DDPMScheduler\)"):
+            inferer.sample(start, net, verbose=False)
 
 
 # ------------------------------------------------------------------ boltz
@@ -429,6 +546,15 @@ def test_what_boltz_does_beyond_a_chain_is_refused() -> None:
         diffusion.sample(**asked | {"steering_args": NO_STEERING | {"fk_steering": True}})
     with pytest.raises(ValueError, match="one structure at a time"):
         diffusion.sample(**asked | {"atom_mask": torch.ones(2, ATOMS)})
+    diffusion.train().step_scale_random = [1.0, 2.0]
+    with pytest.raises(ValueError, match="step_scale_random draws a step scale in training mode"):
+        diffusion.sample(**asked)
+    diffusion.eval()
+    assert type(copy.deepcopy(diffusion).sample(**asked | {"multiplicity": 1})) is dict  # its own loop
+    stranger = atom_diffusion("v2")
+    stranger.__class__ = type("MyDiffusion", (type(stranger),), {"sample": lambda self, **given: 0})
+    with pytest.raises(ValueError, match=r"MyDiffusion\.sample is not boltz\..*AtomDiffusion\.sample"):
+        fs.accelerate(stranger)
     diffusion.accumulate_token_repr = True
     with pytest.raises(ValueError, match="accumulates no token representation"):
         diffusion.sample(**asked)

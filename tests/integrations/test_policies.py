@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -96,14 +98,14 @@ def test_conditioned_coordinates_are_kept_exactly_and_conditions_follow_their_ro
     policy = lowdim()
     observation = torch.linspace(-1, 1, 12).view(6, 2)
     data, mask = observed(observation)
-    with fs.accelerate(policy, window=5):
+    with fs.accelerate(policy, window=5, trace=False):
         plans = policy.predict_action(observation, seeded(0))
     assert plans.shape == data.shape
     assert plans.dtype == data.dtype
     assert torch.equal(plans[mask], data[mask])
     # The last plan of a batch is drawn by its own seed and its own conditions: alone it comes out the same.
     seeds = torch.randint(2**63 - 1, (6,), generator=seeded(0))
-    with fs.accelerate(policy, window=5), pytest.MonkeyPatch.context() as patch:
+    with fs.accelerate(policy, window=5, trace=False), pytest.MonkeyPatch.context() as patch:
         patch.setattr("foresample.integrations.policies.seeds_from", lambda generator, count: seeds[5:])
         alone = policy.predict_action(observation[5:], seeded(0))
     torch.testing.assert_close(alone[0], plans[5], rtol=1e-4, atol=1e-5)
@@ -151,14 +153,35 @@ def test_an_error_inside_the_block_restores_too() -> None:
     assert "conditional_sample" not in vars(policy)
 
 
-def test_a_copy_of_an_accelerated_policy_is_one_by_itself() -> None:
-    policy = lowdim()
-    with fs.accelerate(policy):
-        twin = copy.deepcopy(policy)
-    plan_lowdim(twin, 2)
-    report: Any = twin.foresample_report
-    assert report.count == 2
-    assert not hasattr(policy, "foresample_report")
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": lambda one: pickle.loads(pickle.dumps(one)),
+    "pickle, first protocol": lambda one: pickle.loads(pickle.dumps(one, protocol=0)),
+    "torch.save": lambda one: saved_and_loaded(one),
+}
+
+
+def saved_and_loaded(one: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(one, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_an_accelerated_policy_is_the_plain_policy(family: Any, way: str) -> None:
+    policy, plan = family
+    model = getattr(policy, "diffusion", policy)
+    before, names = plan(policy, 2, seeded(0)), set(vars(model))
+    with fs.accelerate(policy, window=4):
+        accelerated = plan(policy, 2, seeded(0))
+        twin = COPIES[way](model)
+        assert set(vars(twin)) == names
+        holder = SimpleNamespace(diffusion=twin) if policy is not model else twin
+        assert torch.equal(plan(holder, 2, seeded(0)), before)
+        fs.restore(holder)  # nothing to undo, and nothing is undone elsewhere
+        assert torch.equal(plan(policy, 2, seeded(0)), accelerated)
 
 
 def test_a_generator_decides_the_plan_and_only_that(family: Any) -> None:
@@ -183,7 +206,7 @@ def test_a_generator_decides_the_plan_and_only_that(family: Any) -> None:
 @pytest.mark.parametrize("pad", [True, 40])
 def test_padding_shows_the_network_one_shape_and_changes_nothing(family: Any, pad: bool | int) -> None:
     policy, plan = family
-    with fs.accelerate(policy, window=6):
+    with fs.accelerate(policy, window=6, trace=False):
         plain = plan(policy, 3, seeded(0))
         network_of(policy).shapes.clear()
     with fs.accelerate(policy, window=6, batch_pad=pad, trace=False):

@@ -1,0 +1,63 @@
+"""Attributes of other people's objects, replaced for a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+REPORT = "foresample_report"
+_ABSENT = object()
+
+
+@dataclass(eq=False)
+class Replaced:
+    """Attributes replaced on instances, and their own values.
+
+    A copy or a pickle of such an instance is the plain object: Python asks an instance for its `__getstate__`, and
+    finds one here that leaves the replaced attributes out.
+    """
+
+    places: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
+    """Owner, name, what was put there, and the instance's own value."""
+
+    def put(self, owner: Any, name: str, ours: Any) -> None:
+        """Put an attribute in place of the one an instance, or its class, has."""
+        if not any(known is owner for known, *_ in self.places):
+            self._replace(owner, "__getstate__", _PlainState(owner, self))
+        self._replace(owner, name, ours)
+
+    def _replace(self, owner: Any, name: str, ours: Any) -> None:
+        self.places.append((owner, name, ours, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, ours)
+
+    def remove(self) -> None:
+        """Undo every `put`, except where someone else has put something there since."""
+        for owner, name, ours, own in reversed(self.places):
+            if vars(owner).get(name) is ours:
+                delattr(owner, name)
+                if own is not _ABSENT:
+                    setattr(owner, name, own)
+            vars(owner).pop(REPORT, None)
+        self.places.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class _PlainState:
+    """Stands in for an instance's `__getstate__`."""
+
+    owner: Any
+    replaced: Replaced = field(repr=False)
+
+    def __call__(self) -> Any:
+        own: Any = type(self.owner).__getstate__
+        state = own(self.owner)
+        if not isinstance(state, dict):
+            return state
+        state = dict(state)
+        state.pop(REPORT, None)
+        for owner, name, ours, value in reversed(self.replaced.places):
+            if owner is self.owner and state.get(name) is ours:
+                del state[name]
+                if value is not _ABSENT:
+                    state[name] = value
+        return state

@@ -1,0 +1,96 @@
+"""Is this a library's own code, and what does it hold?
+
+A loop that is the library's own function does the same at every call, apart from what it reads. So it is enough to
+watch it once for everything that it reads: `held` is part of what such a check is remembered by. A function that
+someone else wrote may do something else at the next call, and is checked at every one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep  # its decorators, inference_mode say, are trusted
+_SIMPLE = (bool, int, float, str, Enum, type(None))
+
+
+def library_name(method: Any, owner: Any) -> str | None:
+    """The full name of a bound method, "package.module.Class.method".
+
+    None where the function of that name in that module is another one, where the method is patched on its instance or
+    its class, or where it is wrapped by anything but torch.
+    """
+    function = getattr(method, "__func__", None)
+    if function is None or method.__self__ is not owner or not _in_place(function, owner):
+        return None
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def require_current(method: Any, owner: Any, name: str) -> None:
+    """Refuse to stand in for a method that its class has replaced since."""
+    function = getattr(method, "__func__", None)
+    if function is not None and method.__self__ is owner and getattr(type(owner), name, None) is not function:
+        raise ValueError(
+            f"{type(owner).__name__}.{name} is another function than when it was accelerated: call foresample.restore "
+            "and foresample.accelerate again"
+        )
+
+
+def foreign_part(served: Any, package: str) -> str | None:
+    """The first part of an object that is not a package's own: its class, or a method that was patched."""
+    kind = type(served)
+    if kind.__module__.partition(".")[0] != package or _found(kind) is not kind:
+        return kind.__qualname__
+    for name, value in vars(served).items():
+        if callable(value) and hasattr(kind, name):
+            return f"{kind.__qualname__}.{name}"
+    for name, value in vars(kind).items():
+        function = getattr(value, "fget", value)  # a property's
+        if not name.startswith("__") and hasattr(function, "__code__") and not _from_file(function, kind):
+            return f"{kind.__qualname__}.{name}"
+    return None
+
+
+def held(served: Any) -> tuple:
+    """The numbers, strings, tensors and arrays that an object holds, by value; not its private attributes."""
+    found: list[Any] = []
+    for name, value in sorted(vars(served).items()):
+        if name.startswith("_"):
+            continue
+        if isinstance(value, _SIMPLE):
+            found.append((name, value))
+        elif isinstance(value, (Tensor, np.ndarray)):
+            found.append((name, value.dtype, tuple(value.shape), tuple(value.reshape(-1).tolist())))
+        elif isinstance(value, (list, tuple)) and all(isinstance(item, _SIMPLE) for item in value):
+            found.append((name, tuple(value)))
+    return tuple(found)
+
+
+def _in_place(function: Any, owner: Any) -> bool:
+    defined = next((k for k in type(owner).__mro__ if any(v is function for v in vars(k).values())), None)
+    return defined is not None and _found(function) is function and _from_file(function, defined)
+
+
+def _found(named: Any) -> Any:
+    """What its module has by the name that a function or a class gives itself."""
+    found: Any = sys.modules.get(named.__module__)
+    for part in named.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _from_file(function: Any, kind: type) -> bool:
+    """Whether a function, and every one it wraps, is written in its class's file, or in torch."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is None or not (code.co_filename == file or code.co_filename.startswith(_TORCH)):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
