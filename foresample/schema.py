@@ -31,14 +31,14 @@ class Unfit(ValueError):
 # ---------------------------------------------------------------- files
 
 
-def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
+def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True, folder: int | None = None) -> int:
     """A descriptor of a plain file. What is none is refused, and a pipe is not waited for.
 
-    `follow`: whether it may be a link to one.
+    `follow`: whether it may be a link to one. `folder`: descriptor of the directory that the path begins at.
     """
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        file = os.open(path, flags, 0o666)
+        file = os.open(path, flags, 0o666, dir_fd=folder)
     except ValueError as error:  # a null byte in its name
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     except OSError as error:

@@ -15,7 +15,7 @@ from foresample.cli import options
 from foresample.cli.console import plain_table, require_modules
 from foresample.cli.pictures import contact_sheet
 from foresample.datasets import Dataset, inspect_dataset
-from foresample.datasets.shards import write_atomically
+from foresample.datasets.folder import write_atomically
 
 _MOST = 10  # broken samples, and shards that do not count, that are named
 

@@ -17,7 +17,7 @@ import torch
 from foresample import pretrained
 from foresample.cli.console import require_modules, wait_line
 from foresample.contracts import Target, require_target
-from foresample.core.round import last_draftable
+from foresample.core.round import can_draft
 from foresample.engine.tuning import Tuning, tune
 from foresample.sizes import require_memory, round_bytes, state_bytes
 from foresample.targets import GaussianMixture, Kind
@@ -152,12 +152,6 @@ def require_device(device: str, *, elsewhere: bool = False) -> None:
             f"there is no {device} here: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
             "leave --device out to run on the CPU"
         )
-
-
-def can_draft(target: Target) -> bool:
-    """Whether there is any transition to draft: one with noise that is not the last."""
-    std = target.std
-    return bool((last_draftable(std) > torch.arange(len(std), device=std.device)).any())
 
 
 def require_room(target: Target, *, samples: int, slots: int = 0, window: int = 0) -> None:

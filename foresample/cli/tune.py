@@ -12,7 +12,8 @@ from rich.table import Table
 
 from foresample.cli import options
 from foresample.cli.console import plain_table, require_file, wait_line
-from foresample.cli.targets import can_draft, choose_source, require_room
+from foresample.cli.targets import choose_source, require_room
+from foresample.core.round import can_draft
 from foresample.engine.throughput import frontier, pick, points
 from foresample.engine.tuning import WINDOWS, Tuning, tune
 from foresample.results import make_result, result_json, write_result
