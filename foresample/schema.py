@@ -19,6 +19,8 @@ from reprlib import repr as shortened
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from foresample.text import printable
+
 MOST_BYTES = 2**29
 """Of a JSON file: a manifest of a million shards has a third of it."""
 _DEEPEST = 32  # lists and objects inside one another; what is deeper breaks those that write it again
@@ -117,7 +119,7 @@ def read_object(kind: type[T], data: Any, where: str = "", *, given: Mapping[str
         if one.name in data:
             values[one.name] = _value(_types(cast(Any, kind))[one.name], data[one.name], where + one.name)
         elif one.default is MISSING and one.default_factory is MISSING:
-            raise Unfit(f"{where}{one.name} is missing")
+            raise Unfit(f"{printable(where)}{one.name} is missing")
     return kind(**values)
 
 
@@ -153,7 +155,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
 
 def _fitting(fits: bool, value: Any, where: str, name: str) -> Any:
     if not fits:
-        raise Unfit(f"{where} is {shortened(value)}, not {name}")
+        raise Unfit(f"{printable(where)} is {shortened(value)}, not {name}")
     return value
 
 

@@ -310,8 +310,10 @@ def generate(
         raise ValueError("labels is empty: give one or more, which are taken in turn, or leave it out")
     with claim_folder(folder) as claim, _workers(target, how, ray, cpus, folder) as workers:
         begun = _begun(folder)
+        kept = None
         if window == "auto" and begun is not None:
             window = begun["settings"]["window"]  # 0 if it was begun sequentially
+            kept = f"{f'Window {window}' if window else 'Sequential sampling'} is kept: this dataset was begun with it"
 
         def say(what: str) -> None:
             if progress is not None:
@@ -330,7 +332,7 @@ def generate(
         manifest = _open_manifest(folder, begun, settings, found)
         plan = replace(plan_of(folder, settings, manifest["fingerprint"]), claim=claim)
         _require_room(plan)
-        run = _Run(plan, manifest, progress, stop)
+        run = _Run(plan, manifest, progress, stop, kept or found.choice or "")
         missing = count - run.found
         more = "make room, choose another folder, or ask for fewer samples"
         require_disk(missing * plan.sample_bytes, folder, f"{missing} samples", more)
@@ -511,8 +513,9 @@ class _Run:
         manifest: dict[str, Any],
         progress: Callable[[Status], None] | None,
         stop: Stop | None,
+        choice: str,
     ) -> None:
-        self.plan, self.progress, self.stop = plan, progress, stop
+        self.plan, self.progress, self.stop, self.choice = plan, progress, stop, choice
         self.entries, _ = _survey(plan, _there(plan))
         self.found, _ = self.written = self._totals()
         self.open: dict[int, tuple[int, int]] = {}
@@ -588,5 +591,5 @@ class _Run:
         if self.progress is not None:
             parts = [self.written, *self.open.values()]
             samples, calls = sum(s for s, _ in parts), sum(c for _, c in parts)
-            steps, choice = self.manifest["settings"]["steps"], self.manifest.get("choice") or ""
-            self.progress(Status(self.plan.count, steps, samples, calls, choice=choice))
+            steps = self.manifest["settings"]["steps"]
+            self.progress(Status(self.plan.count, steps, samples, calls, choice=self.choice))

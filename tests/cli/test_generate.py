@@ -19,6 +19,7 @@ from foresample import pretrained
 from foresample.cli.generate import DatasetBar, Finishing
 from foresample.core.noise import seeds_of
 from foresample.datasets.manifest import Status
+from foresample.engine.tuning import Trial
 from foresample.results import DatasetResult, read_result
 from foresample.selftest import SamplesLaw
 from tests.cli.common import invoke, refuses, succeeds
@@ -35,6 +36,11 @@ def dataset(folder: Path, out: Path, *more: object) -> list[object]:
 
 
 def mixture(out: Path, *more: object) -> list[object]:
+    return default(out, "--window", 8, *more)
+
+
+def default(out: Path, *more: object) -> list[object]:
+    """With the window that is the default."""
     return ["generate", "--target", "flow", "--count", 7, "--shard", 3, "--slots", 2, "--out", out, *more]
 
 
@@ -91,16 +97,39 @@ def test_a_manifest_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> Non
     assert json.loads(path.read_text())["kind"] == "dataset"
 
 
-@pytest.mark.parametrize(("measured", "taken"), [(4, 4), (None, 3)], ids=["gains", "does not gain"])
-def test_the_window_is_measured_once(tmp_path: Path, tunes: Tunes, measured: int | None, taken: int) -> None:
+@pytest.mark.parametrize("measured", [4, None], ids=["gains", "does not gain"])
+def test_the_window_is_measured_once_and_a_dataset_is_drawn_by_what_is_faster(
+    tmp_path: Path, tunes: Tunes, measured: int | None
+) -> None:
     asked = tunes(measured)
-    told = succeeds(*mixture(tmp_path, "--window", "auto"))
-    assert "take window 4" in told or "no window gains: the best, 3" in told
-    assert json.loads((tmp_path / "manifest.json").read_text())["settings"]["window"] == taken
+    told = succeeds(*default(tmp_path))
+    assert (
+        "take window 4" if measured else "Sample sequentially: with 2 samples at a time no window gains"
+    ) in told
+    settings = json.loads((tmp_path / "manifest.json").read_text())["settings"]
+    assert settings["window"] == (measured or 0)
+    assert (settings["method"] == "sequential") == (measured is None)
     assert asked == [2]
-    tunes(5)
-    assert f"16 steps, window {taken}" in succeeds(*mixture(tmp_path, "--window", "auto"))
+    target = fs.GaussianMixture.of_draft_trees(2).flow(16, 1.0)
+    plain = fs.sequential(target, 7) if measured is None else fs.sample(target, 7, window=4)
+    files = [load_file(path) for path in sorted(tmp_path.glob("shard-*"))]
+    assert torch.equal(torch.cat([f["samples"] for f in files]), plain.samples)
+    (tmp_path / "shard-00001.safetensors").unlink()
+    tunes(None if measured else 5)
+    told = succeeds(*mixture(tmp_path, "--window", "auto"))  # the default: it keeps to what was begun
+    assert f"{'Window 4' if measured else 'Sequential sampling'} is kept" in told
+    assert f"16 steps, {'window 4' if measured else 'drawn sequentially'}" in told
     assert asked == [2]
+    again = [load_file(path)["samples"] for path in sorted(tmp_path.glob("shard-*"))]
+    assert torch.equal(torch.cat(again), plain.samples)
+    refuses("method ", *mixture(tmp_path, "--window", "3" if measured is None else tuned(tmp_path, None)))
+
+
+def tuned(folder: Path, window: int | None) -> Path:
+    """The file of a tuning."""
+    path = folder / "tuning.json"
+    fs.Tuning(16, 2, 1e-3, [Trial(2, 6, 1e-3, 1e-3, 9.0, 0.4)], window, None).save(path)
+    return path
 
 
 # ------------------------------------------------------------------ exit status

@@ -209,7 +209,7 @@ def test_a_prior_is_saved_and_read(tmp_path: Path) -> None:
     again = fs.Prior.load(tmp_path / "prior.safetensors")
     assert str(again) == str(prior)
     (tmp_path / "prior.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="holds no prior"):
+    with pytest.raises(ValueError, match=r"is no safetensors file \(.*\): give the file that Prior.save wrote"):
         fs.Prior.load(tmp_path / "prior.safetensors")
 
 
