@@ -11,8 +11,9 @@ mean square of δ changes it by about δ.
 
 Starts and means are arithmetic in the chain's own dtype: they may differ by √ε of their size, ε being the dtype's
 precision. Predictions come from a network, whose rounding depends on the machine, its threads and its dtype: a
-prediction may differ by as much as it does at a state that is off by 2⁻⁸, the precision of bfloat16, or by 2⁻⁷ of its
-size. What is NaN or infinite is left out: a sample that breaks may be drawn again later.
+prediction may differ by 2⁻⁷ of its size, or by four times as much as in a second walk whose states are off by 2⁻⁸, the
+precision of bfloat16. A smaller change of a network is taken for rounding. What is NaN or infinite is left out: a
+sample that breaks may be drawn again later.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from foresample.contracts import (
     start_states,
     transition_mean,
 )
-from foresample.core.noise import START, STEP, extra_noise, normal
+from foresample.core.noise import START, extra_noise, normal
 from foresample.schema import Rule
 from foresample.text import printable
 
@@ -78,8 +79,8 @@ def joined(there: Fingerprint, here: Fingerprint) -> Fingerprint:
 def _means(target: Target) -> Fingerprint:
     """The mean of every step at one state and prediction."""
     std, shape = target.std, target.shape
-    x, prediction, direction = (_noise(target, [i]) for i in range(3))
-    previous = torch.stack([_noise(target, [3 + i]) for i in range(no_history(target, x).numel() // x.numel())])
+    x, prediction, direction = (_noise(target, i) for i in range(3))
+    previous = torch.stack([_noise(target, 3 + i) for i in range(no_history(target, x).numel() // x.numel())])
     previous = previous.reshape(no_history(target, x).shape)
     rounding = math.sqrt(torch.finfo(std.dtype).eps)
     values, scales = [], []
@@ -113,46 +114,46 @@ def _means(target: Target) -> Fingerprint:
 
 
 def _walk(target: Target, count: int) -> Fingerprint:
-    """Starts, and predictions along a walk near the chain."""
+    """Starts, and predictions along a walk near the chain.
+
+    Each path has a twin, whose state is shaken by the rounding of a network at every prediction: how far the two are
+    apart is how much rounding does, here and further on.
+    """
     std, shape = target.std, target.shape
     asked = getattr(target, "unrecorded", target)  # no part of a record
     marks: Fingerprint = {}
     paths = torch.arange(_PATHS, device=std.device)
-    seed, zero, direction = _SEED + paths, torch.zeros_like(paths), _noise(target, [2])
+    seed, direction = (_SEED + paths).repeat(2), _noise(target, 2)
+    zero = torch.zeros_like(seed)
     unit = normal(seed, shape, std.dtype, stream=START, step=zero, draw=zero)
-    x = start_states(target, unit, paths % count)
+    x = start_states(target, unit, paths.repeat(2) % count)
     rounding = math.sqrt(torch.finfo(std.dtype).eps)
     for path in range(_PATHS):
         name = f"start of sample {path % count}"
         _note(marks, name, _projected(x, direction)[path], rounding * (_size(x) + _size(unit))[path])
     prediction, previous = torch.zeros_like(x), no_history(target, x)
-    sound = torch.isfinite(x.flatten(1)).all(1)
+    sound = _finite(x)
     steps = torch.linspace(0, len(std) - 1, min(_WALK, len(std))).long().unique().tolist()
     stops = torch.linspace(0, len(steps) - 1, min(_STOPS, len(steps))).long().unique().tolist()
     for turn, k in enumerate(steps):
-        step = torch.full_like(paths, k)
+        step = torch.full_like(seed, k)
         extra, noise = extra_noise(target, seed, step), normal(seed, shape, std.dtype, step=step, draw=zero)
         if turn in stops:
-            row = (_PATHS * stops.index(turn) + paths) % count
-            shaken = x * (1 + _HALF * normal(seed, shape, std.dtype, stream=STEP, step=step, draw=zero + 1))
-            both = predict(
-                asked,
-                torch.cat([x, shaken]),
-                step.repeat(2),
-                row.repeat(2),
-                None if extra is None else extra.repeat(2, *[1] * (extra.ndim - 1)),
-            ).clone()
-            sound &= torch.isfinite(both.flatten(1)).all(1).view(2, _PATHS).all(0)
-            both = torch.where(expand(sound.repeat(2), both), both, 0.0)
-            prediction, other = both.chunk(2)
-            value, tolerance = _projected(prediction, direction), 2 * _HALF * _size(prediction)
-            tolerance = torch.maximum(tolerance, 2 * _size(prediction - other))
-            for path in sound.nonzero().flatten().tolist():
+            row = (_PATHS * stops.index(turn) + paths).repeat(2) % count
+            shaken = 1 + _HALF * normal(seed, shape, std.dtype, step=step, draw=zero + 1)
+            x[_PATHS:] *= shaken[_PATHS:]
+            prediction = predict(asked, x.clone(), step, row, extra).clone()
+            sound &= _finite(prediction)
+            prediction = torch.where(expand(sound, prediction), prediction, 0.0)
+            one, twin = prediction.chunk(2)
+            value, tolerance = _projected(one, direction), 2 * _HALF * _size(one)
+            tolerance = torch.maximum(tolerance, 4 * _size(one - twin))
+            for path in sound.view(2, _PATHS).all(0).nonzero().flatten().tolist():
                 name = f"prediction at step {k} of sample {int(row[path])}"
                 _note(marks, name, value[path], tolerance[path])
         x = transition_mean(target, x, prediction, step, previous, extra) + std[k] * noise
         previous = remember(target, prediction, previous)
-        sound &= torch.isfinite(x.flatten(1)).all(1)
+        sound &= _finite(x)
         x = torch.where(expand(sound, x), x, 0.0)
         if not sound.any():
             break
@@ -165,9 +166,14 @@ def _note(marks: Fingerprint, name: str, value: Tensor, tolerance: Tensor) -> No
         marks[name] = numbers
 
 
-def _noise(target: Target, draws: list[int]) -> Tensor:
-    """Fixed unit noise, [len(draws), *shape]."""
-    draw = torch.tensor(draws, device=target.std.device)
+def _finite(values: Tensor) -> Tensor:
+    """[R]: whether all values of a row are finite."""
+    return torch.isfinite(values.flatten(1)).all(1)
+
+
+def _noise(target: Target, number: int) -> Tensor:
+    """Fixed unit noise of this number, [1, *shape]."""
+    draw = torch.tensor([number], device=target.std.device)
     seed = torch.full_like(draw, _SEED - 1)
     return normal(seed, target.shape, target.std.dtype, step=torch.zeros_like(draw), draw=draw)
 

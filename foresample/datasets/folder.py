@@ -54,7 +54,11 @@ class Claim:
     def write(self, name: str, data: bytes) -> None:
         """Put a file into the folder, whole; refused if the folder is lost."""
         self.require()
-        write_atomically(self.folder / name, data, self._held)
+        try:
+            write_atomically(self.folder / name, data, self._held)
+        except OSError:
+            self.require()  # a folder that is gone says so, whatever else failed
+            raise
 
     def require(self) -> None:
         """Refuse to go on with a folder that is lost."""
