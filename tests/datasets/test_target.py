@@ -65,13 +65,15 @@ def test_a_fingerprint_knows_its_target_from_others_and_not_from_its_rounding(na
     assert difference(json.loads(json.dumps(own)), own) is None
 
 
-@pytest.mark.parametrize("step", [0, 57, 99])
-def test_a_mean_that_changes_at_one_step_of_many(step: int) -> None:
+@pytest.mark.parametrize("leaves", [0, 57, 99])
+def test_a_mean_that_changes_at_one_step_of_many(leaves: int) -> None:
     base = fs.GaussianMixture.of_draft_trees(2).vp(torch.linspace(0.01, 0.99, 100, dtype=torch.float64))
 
     class Leaves(Changed):
-        def mean(self, x: Tensor, prediction: Tensor, at: Tensor, *more: Tensor, **extra: Tensor) -> Tensor:
-            return base.mean(x, prediction, at) + 1e-3 * (at == step).unsqueeze(1)
+        def mean(
+            self, x: Tensor, prediction: Tensor, step: Tensor, *previous: Tensor, **extra: Tensor
+        ) -> Tensor:
+            return base.mean(x, prediction, step) + 1e-3 * (step == leaves).unsqueeze(1)
 
     other = difference(fingerprint(base, 9), fingerprint(Leaves(base), 9))
     assert other is not None
@@ -198,9 +200,12 @@ def test_sequential_draws_stop_fairly_name_what_breaks_and_refuse_what_mixes_row
     stopped = fs.generate(base, 100, out=tmp_path / "stopped", slots=8, shard=30, stop=stop)
     assert stopped.fair == stopped.in_order == stopped.manifest["costs"]["samples"] == 16
 
+    assert base.chain.time is not None
+    breaks_at = base.chain.time[9]
+
     def breaks(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         assert x.isfinite().all()  # what broke is given up
-        bad = (row == 21) & (time == base.chain.time[9])
+        bad = (row == 21) & (time == breaks_at)
         return torch.where(bad.unsqueeze(1), torch.nan, base.network(x, time, row))
 
     broken = fs.generate(replace(base, network=breaks), 40, out=tmp_path / "broken", slots=8, shard=30)
