@@ -93,7 +93,9 @@ class Make:
 
 
 def draw(out: Path, make: Callable[[], fs.Target] = Make(), **how: Any) -> fs.Dataset:  # noqa: B008
-    return fs.generate(make, COUNT, out=out, window=WINDOW, **{"shard": SHARD, "slots": 16, "seed": 5, **how})
+    return fs.generate(
+        make, COUNT, out=out, **{"window": WINDOW, "shard": SHARD, "slots": 16, "seed": 5, **how}
+    )
 
 
 if __name__ == "__main__":

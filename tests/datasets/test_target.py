@@ -245,3 +245,17 @@ def test_a_worker_that_makes_another_target_draws_nothing(tmp_path: Path) -> Non
     means = [load_file(path)["samples"].mean() for path in sorted(out.glob("shard-*"))]
     assert all(abs(mean) < 2 for mean in means)  # of the first target alone
     assert len(shards(out)) < -(-COUNT // SHARD)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_on_ray_a_worker_measures_and_all_draw_by_what_is_faster(tmp_path: Path) -> None:
+    """Here and there: a run without Ray goes on with it."""
+    ended = run(tmp_path, {"ray": "local", "workers": 2, "cpus": 1, "window": "auto"})
+    assert ended.returncode == 0, ended.stderr
+    dataset = fs.inspect_dataset(tmp_path)
+    window = dataset.manifest["settings"]["window"]
+    plain = fs.sample(flow(), COUNT, window=window, seed=5) if window else fs.sequential(flow(), COUNT, seed=5)
+    assert (dataset.manifest["settings"]["method"] == "sequential") == (window == 0)
+    (tmp_path / "shard-00003.safetensors").unlink()
+    assert torch.equal(torch.cat(list(draw(tmp_path, window="auto").samples())), plain.samples)
