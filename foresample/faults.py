@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from foresample.text import printable
+
 NO_FAULT = -1
 BROKEN_STATE = -2
 
@@ -67,4 +69,4 @@ def raise_faults(fault: Tensor, sample: Tensor, target: object = None) -> None:
 
 def first_line(error: Exception) -> str:
     """What somebody else's error says first, or its kind if it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0])

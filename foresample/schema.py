@@ -19,6 +19,8 @@ from reprlib import repr as shortened
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from foresample.text import printable
+
 MOST_BYTES = 2**29
 """Of a JSON file: a manifest of a million shards has a third of it."""
 _DEEPEST = 32  # lists and objects inside one another; what is deeper breaks those that write it again
@@ -31,14 +33,14 @@ class Unfit(ValueError):
 # ---------------------------------------------------------------- files
 
 
-def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
+def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True, folder: int | None = None) -> int:
     """A descriptor of a plain file. What is none is refused, and a pipe is not waited for.
 
-    `follow`: whether it may be a link to one.
+    `follow`: whether it may be a link to one. `folder`: descriptor of the directory that the path begins at.
     """
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        file = os.open(path, flags, 0o666)
+        file = os.open(path, flags, 0o666, dir_fd=folder)
     except ValueError as error:  # a null byte in its name
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     except OSError as error:
@@ -117,7 +119,7 @@ def read_object(kind: type[T], data: Any, where: str = "", *, given: Mapping[str
         if one.name in data:
             values[one.name] = _value(_types(cast(Any, kind))[one.name], data[one.name], where + one.name)
         elif one.default is MISSING and one.default_factory is MISSING:
-            raise Unfit(f"{where}{one.name} is missing")
+            raise Unfit(f"{printable(where)}{one.name} is missing")
     return kind(**values)
 
 
@@ -153,7 +155,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
 
 def _fitting(fits: bool, value: Any, where: str, name: str) -> Any:
     if not fits:
-        raise Unfit(f"{where} is {shortened(value)}, not {name}")
+        raise Unfit(f"{printable(where)} is {shortened(value)}, not {name}")
     return value
 
 

@@ -58,6 +58,8 @@ def require_disk(needed: int, folder: Path, what: str, remedy: str) -> None:
 
 def readable(size: int) -> str:
     """A number of bytes, as people read it."""
+    if size >= 1000**7:
+        return "more than a million PB"
     power = min(5, max(0, (len(str(size)) - 1) // 3))
-    shown = size // 1000**power if power == 5 else round(size / 1000**power, 1)
+    shown = round(size / 1000**power, 1)
     return f"{shown:g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"

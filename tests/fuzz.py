@@ -1,8 +1,9 @@
 """Files that anyone may have written: `python -m tests.fuzz --minutes 60`.
 
-Sound folders (a dataset, a model, result files) are damaged at random, by bytes, by values, and by what lies in the
+Sound folders (datasets, a model, result files) are damaged at random, by bytes, by values, and by what lies in the
 place of a file, and given to their readers. Whatever is in them, a reader returns or says one sentence: no traceback,
-no hang, and no file touched outside the folder, nor by a mere reader inside. `tests/test_fuzz.py` does a little of this
+no hang, and no file touched outside the folder, nor by a mere reader inside. Datasets are also resumed with other
+targets: each is refused, and the same one goes on, whatever its rounding. `tests/test_fuzz.py` does a little of this
 in every run of the suite.
 
 Last run by hand: 63 minutes, 38 970 cases. No traceback, no hang, no file touched; three sentences of unbounded length
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,11 +29,15 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 import foresample as fs
 from foresample import pretrained, webpage
+from foresample.contracts import Wrapper
 from foresample.datasets.shards import _checksum
+from foresample.engine.tuning import Trial
 from foresample.results import read_results
+from foresample.targets import ChainTarget
 from tests.saved import FILES
 from tests.saved import save as save_results
 from tests.tiny_model import save_tiny_model
@@ -175,15 +181,16 @@ class Ground:
             folder.mkdir(parents=True)
         self.treasure = self.outside / "treasure"
         self.treasure.write_text("gold")
-        self.target = fs.GaussianMixture.of_draft_trees(2).flow(5, 1.0)
+        self.target = conditioned(fs.GaussianMixture.of_draft_trees(2).flow(5, 1.0))
         self.draw(self.sound / "dataset", law=2)
+        none = fs.Tuning(5, 2, 1e-3, [Trial(2, 6, 1e-3, 1e-3, 9.0, 0.4)], None, None)
+        self.draw(self.sound / "sequential", window=none)
         save_tiny_model(self.sound / "model")
         save_results(self.sound / "results", FILES)
 
-    def draw(self, out: Path, law: int = 0) -> fs.Dataset:
-        return fs.generate(
-            self.target, 5, out=out, window=3, slots=2, shard=2, labels=[1, 4], law=law, about={"model": "m"}
-        )
+    def draw(self, out: Path, law: int = 0, target: fs.Target | None = None, window: Any = 3) -> fs.Dataset:
+        how: dict[str, Any] = {"slots": 2, "shard": 2, "labels": [1, 4], "law": law, "about": {"model": "m"}}
+        return fs.generate(target or self.target, 5, out=out, window=window, **how)
 
     @contextmanager
     def copy(self, name: str) -> Iterator[Path]:
@@ -193,6 +200,38 @@ class Ground:
             yield folder
         finally:
             shutil.rmtree(folder.parent)
+
+
+def conditioned(base: ChainTarget) -> ChainTarget:
+    """The chain with an observation of each of five samples, and no other."""
+    table = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    return replace(base, network=lambda x, time, row: base.network(x, time, row) + table[row].unsqueeze(1))
+
+
+class Moved(Wrapper):
+    """A target with other means, or other starts."""
+
+    def __init__(self, target: fs.Target, part: str, size: float) -> None:
+        super().__init__(target)
+        self.chain, self.part, self.size = None, part, size
+
+    def start(self, noise: Tensor, row: Tensor) -> Tensor:
+        return super().start(noise, row) + self.size * (self.part == "start")
+
+    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, *previous: Tensor, **extra: Tensor) -> Tensor:
+        return super().mean(x, prediction, step, *previous, **extra) + self.size * (self.part == "mean")
+
+
+def changed(base: ChainTarget, part: str, size: float) -> fs.Target:
+    """Another target, by so much; or the same with other rounding."""
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        prediction = base.network(x, time, row)
+        if part == "rounding":
+            return prediction * (1 + size * 1e-5)
+        return prediction + size * ((part == "network") + (part == "conditions") * (row == 1).unsqueeze(1))
+
+    return Moved(replace(base, network=network), part, size)
 
 
 Property = Callable[[], None]
@@ -281,7 +320,10 @@ def properties(ground: Ground) -> dict[str, Property]:
                 _shard(data, folder / data.draw(st.sampled_from(shards)))
             else:
                 _file(
-                    data, folder, ground, ["manifest.json", *shards, ".lock", f".manifest.json.{'0' * 32}.tmp"]
+                    data,
+                    folder,
+                    ground,
+                    ["manifest.json", *shards, ".lock", ".owner", f".manifest.json.{'0' * 32}.tmp"],
                 )
             with guarded(folder, ground.outside, writes=False):
                 found = fs.inspect_dataset(folder)
@@ -290,6 +332,34 @@ def properties(ground: Ground) -> dict[str, Property]:
                 drawn = ground.draw(folder)
                 assert drawn.complete
                 assert fs.inspect_dataset(folder).complete
+
+    @given(st.data())
+    def resumed(data: st.DataObject) -> None:
+        """Samples of a shard drawn by another run: the same, or refused without a trace."""
+        part = data.draw(st.sampled_from(["none", "network", "conditions", "mean", "start", "rounding"]))
+        size = data.draw(st.floats(0.05, 3.0))
+        window = data.draw(st.sampled_from(["auto", 3]))
+        name = data.draw(st.sampled_from(["dataset", "sequential"]))
+        with ground.copy(name) as folder:
+            if data.draw(st.booleans()):
+                (folder / data.draw(st.sampled_from(shards))).unlink()
+            before = {path.name: path.read_bytes() for path in folder.glob("shard-*")}
+            refusal = ""
+            try:
+                drawn = ground.draw(folder, target=changed(ground.target, part, size), window=window)
+            except ValueError as error:
+                refusal = str(error)
+            if refusal:
+                assert len(refusal.splitlines()) == 1, refusal
+                assert "there and" in refusal, refusal
+                assert part not in ("none", "rounding") or (name, window) == ("sequential", 3)
+                assert {path.name: path.read_bytes() for path in folder.glob("shard-*")} == before
+            else:
+                assert part in ("none", "rounding"), f"{part} changed by {size}, and nobody noticed"
+                assert drawn.complete
+                sound = fs.inspect_dataset(ground.sound / name)
+                for one, other in zip(drawn.samples(), sound.samples(), strict=True):
+                    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
     @given(st.data())
     def model(data: st.DataObject) -> None:
@@ -315,7 +385,7 @@ def properties(ground: Ground) -> dict[str, Property]:
             with guarded(folder, ground.outside, writes=False):
                 webpage.build(folder)
 
-    return {"dataset": dataset, "model": model, "results": results}
+    return {"dataset": dataset, "resumed": resumed, "model": model, "results": results}
 
 
 def fuzz(ground: Ground, cases: int, number: int = 0) -> None:
@@ -342,7 +412,7 @@ def main() -> None:
         ground = Ground(Path(root) / "ground")
         while time.monotonic() < until:
             fuzz(ground, 40, number)
-            number, cases = number + 1, cases + 40 + 10 + 40
+            number, cases = number + 1, cases + 40 + 40 + 10 + 40
             print(f"{cases} cases, seeds {told.seed} … {number - 1}", flush=True)
 
 

@@ -421,8 +421,8 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ("engine/throughput.py", "SLOTS = (1, 4, 16, 64, 256)", ANY, "others could be tried as well"),
     ("engine/tuning.py", "WINDOWS = (2, 4, 8, 16, 32, 64)", ANY, "others could be tried as well"),
     (
-        "datasets/generation.py",
-        'other = lock.read(200).decode(errors="replace").strip()',
+        "datasets/folder.py",
+        'text = os.pread(file, 200, 0).decode(errors="replace").strip()',
         "'200' → '201'",
         "enough of a process and its machine to name them",
     ),

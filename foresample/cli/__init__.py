@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from foresample.cli import bench, check, demo, doctor, generate, inspect, policy_server, report, sample, tune
-from foresample.cli.console import Commands
+from foresample.cli.console import Commands, echo
 from foresample.provenance import __version__
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
@@ -35,7 +35,7 @@ app.command("demo")(demo.demo_command)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"foresample {__version__}")
+        echo(f"foresample {__version__}")
         raise typer.Exit
 
 

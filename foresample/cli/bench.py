@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 from foresample.cli import options
-from foresample.cli.console import plain_table, require_folder, require_modules
+from foresample.cli.console import echo, plain_table, require_folder, require_modules, show
 from foresample.cli.targets import require_kind
 from foresample.contracts import Target
 from foresample.core.report import Run
@@ -86,15 +85,15 @@ def mixture_command(
     title = f"Gaussian mixture, d = {dim}, churn {churn:g}, {steps} steps, {reuse} reused"
     result = make_result("bench", settings, rows=[asdict(row) for row in rows])
     if as_json:
-        print(result_json(result))
+        echo(result_json(result))
     else:
-        Console().print(_table(title, rows))
+        show(_table(title, rows))
     if out is not None:
         path = out / f"mixture-d{dim}-T{steps}-{reuse}"
         write_result(path.with_suffix(".json"), result)
         plot(path.with_suffix(".png"), title, rows)
         if not as_json:
-            print(f"wrote {path}.json and {path}.png")
+            echo(f"wrote {path}.json and {path}.png")
 
 
 def _table(title: str, rows: list[BenchRow]) -> Table:

@@ -9,7 +9,7 @@ import typer
 from tqdm import tqdm
 
 from foresample.cli import options
-from foresample.cli.console import require_file
+from foresample.cli.console import echo, require_file
 from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Drafter
 from foresample.drafters import Frozen, Replay
@@ -93,8 +93,8 @@ def check_command(
     result = make_result("check", settings, **json.loads(found.to_json()))
     if out is not None:
         write_result(out, result)
-    print(result_json(result) if as_json else found)
+    echo(result_json(result) if as_json else found)
     if out is not None and not as_json:
-        print(f"wrote {out}")
+        echo(f"wrote {out}")
     if not found.passed:
         raise typer.Exit(1)

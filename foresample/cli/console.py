@@ -1,4 +1,7 @@
-"""What commands say: refusals in one sentence, tables, bars."""
+"""What commands say: refusals in one sentence, tables, bars. Nothing else in `cli` prints.
+
+Texts from elsewhere (a shard's words, a class's name, a path) go through `printable` here: a terminal obeys none.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,12 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from tqdm import tqdm
 from typer.core import TyperGroup
+
+from foresample.text import printable
 
 EXTRAS = {"diffusers": "models", "safetensors": "models", "PIL": "models", "matplotlib": "cli", "ray": "ray"}
 """Packages that commands may need, and the extra that brings them."""
@@ -32,7 +38,7 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort, BrokenPipeError):  # Typer's own affair
             raise
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            echo("interrupted", error=True)
             raise typer.Exit(130) from None
         except ModuleNotFoundError as error:
             raise fail(_missing(error.name) if error.name in EXTRAS else str(error)) from None
@@ -48,9 +54,32 @@ class Commands(TyperGroup):
             raise fail(_out_of_memory(error) or str(error)) from None
 
 
+def echo(text: object, *, error: bool = False) -> None:
+    """Print a text, line by line made printable."""
+    lines = str(text).split("\n")
+    print("\n".join(map(printable, lines)), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def show(*tables: Table) -> None:
+    """Print tables."""
+    _Printing().print(*tables)
+
+
+class _Printing(Console):
+    """A console that gives the terminal no control characters but its own: styles are apart from the text here."""
+
+    def render(self, *given: Any, **named: Any) -> Iterator[Segment]:
+        for segment in super().render(*given, **named):
+            if segment.control is None:
+                text = "\n".join(map(printable, segment.text.split("\n")))
+                segment = Segment(text, segment.style)
+            yield segment
+
+
 def fail(sentence: str) -> typer.Exit:
-    """Say it on stderr; to be raised."""
-    Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)
+    """Say it on stderr, in one line; to be raised."""
+    told = f"[red]error:[/] {escape(printable(sentence))}"
+    _Printing(stderr=True, highlight=False).print(told, soft_wrap=True)
     return typer.Exit(2)
 
 

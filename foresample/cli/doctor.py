@@ -19,10 +19,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from foresample.cli import options
-from foresample.cli.console import plain_table, wait_line
+from foresample.cli.console import echo, plain_table, show, wait_line
 from foresample.contracts import Target
 from foresample.core.noise import seeds_of
 from foresample.engine import Engine, sample
@@ -104,27 +103,27 @@ def doctor_command(
                 tests += self_test(device, samples)
     if as_json:
         told: dict[str, Any] = {"versions": versions, "devices": found, "packages": optional, "tests": tests}
-        print(json.dumps(told, default=asdict, indent=1))
+        echo(json.dumps(told, default=asdict, indent=1))
     for one in () if as_json else tests:
         verdict = "ok  " if one.passed else "FAIL"
-        print(f"{verdict}  {one.round} rounds on {one.device}: {one.detail} ({one.seconds:.1f} s)")
+        echo(f"{verdict}  {one.round} rounds on {one.device}: {one.detail} ({one.seconds:.1f} s)")
     if not all(one.passed for one in tests):
         raise typer.Exit(1)
 
 
 def _show(versions: dict[str, str], devices: list[Device], optional: list[Package]) -> None:
     for name, version in versions.items():
-        print(f"{name:12} {version}")
+        echo(f"{name:12} {version}")
     table = plain_table("device", "", "rounds", "CUDA graphs", left=4)
     for device in devices:
         table.add_row(device.name, device.about, device.round, "yes" if device.graphs else "no")
     package_table = plain_table("package", "extra", "wanted", "here", left=4)
     for one in optional:
         package_table.add_row(one.name, one.extra, one.wanted, one.version or "not installed")
-    Console().print(table, package_table)
+    show(table, package_table)
     for device in devices:
         if device.remedy:
-            print(f"{device.name}: {device.remedy}")
+            echo(f"{device.name}: {device.remedy}")
 
 
 # ---------------------------------------------------------------- what there is

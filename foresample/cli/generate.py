@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,11 @@ import typer
 from tqdm import tqdm
 
 from foresample.cli import options
-from foresample.cli.console import require_modules
+from foresample.cli.console import echo, require_modules, wait_line
 from foresample.cli.inspect import show_dataset
-from foresample.cli.targets import choose_source, choose_window
+from foresample.cli.targets import choose_source, read_window
 from foresample.datasets.generation import generate
-from foresample.datasets.manifest import Status, read_manifest
+from foresample.datasets.manifest import Status
 
 
 def generate_command(
@@ -25,7 +26,7 @@ def generate_command(
     model: options.Model = None,
     target: options.TargetName = None,
     steps: Annotated[int | None, options.steps_option(250)] = None,
-    window: options.Window = "8",
+    window: options.Window = "auto",
     slots: Annotated[int, options.slots_option(more=", in each worker")] = 64,
     shard: Annotated[int, typer.Option(min=1, help="Samples of a file.")] = 1000,
     label: options.Label = None,
@@ -41,7 +42,6 @@ def generate_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the law check failed."""
-    drafted = int(window) if window.isdecimal() else window_begun_with(out)
     source = choose_source(
         model=model,
         target=target,
@@ -52,25 +52,23 @@ def generate_command(
         device=device,
         half=half,
         compiled=compiled,
-        elsewhere=ray is not None and drafted is not None,
+        elsewhere=ray is not None,
     )
     require_modules("safetensors", *(["ray"] if ray is not None else []))
     if ray is not None and device in (None, "cpu"):
         cpus = cpus or 1
     try:
-        if drafted is None:
-            drafted = choose_window(window, source(), slots=slots, graph=graph, quiet=as_json).number
         with DatasetBar(count, quiet=as_json) as bar, Finishing(bar) as stop:
             dataset = generate(
                 source,
                 count,
                 out=out,
-                window=drafted,
+                window=read_window(window),
                 slots=slots,
                 shard=shard,
                 seed=seed,
                 labels=source.labels(),
-                about=source.about(),
+                about={**source.about(), **source.configurations()},
                 law=law,
                 ray=ray,
                 cpus=cpus,
@@ -79,26 +77,20 @@ def generate_command(
                 graph=graph,
             )
     except KeyboardInterrupt:
-        print(
+        echo(
             f"interrupted: run the same command again to go on; what is finished is in {out}, and until it is "
             "complete it is not a fair selection: the quick ones were done in time",
-            file=sys.stderr,
+            error=True,
         )
         raise typer.Exit(130) from None
     show_dataset(dataset, as_json=as_json)
     if stop.asked and not dataset.complete:
-        print("interrupted: run the same command again to go on", file=sys.stderr)
+        echo("interrupted: run the same command again to go on", error=True)
         raise typer.Exit(130)
     if dataset.failures:
         raise typer.Exit(3)
     if dataset.law is not None and not dataset.law.passed:
         raise typer.Exit(1)
-
-
-def window_begun_with(out: Path) -> int | None:
-    """The window of the dataset in this folder, if there is one: its settings stay what they were."""
-    manifest = read_manifest(out)
-    return None if manifest is None else manifest["settings"]["window"]
 
 
 class Finishing:
@@ -132,22 +124,37 @@ class Finishing:
 
 
 class DatasetBar:
-    """Samples, their rate and what is left of the time; calls a sample and drafts kept a round."""
+    """Samples, their rate and what is left of the time; calls a sample and drafts kept a round.
+
+    Before that, what is measured, on a line that goes away, and how the samples are drawn.
+    """
 
     def __init__(self, count: int, *, quiet: bool) -> None:
-        self.count, self.disable = count, quiet or None
+        self.count, self.quiet, self.disable = count, quiet, quiet or None
         self.bar: tqdm | None = None
         self.full = False
+        self.measuring = ExitStack()
+        self.say: Callable[[str], object] | None = None
 
     def __enter__(self) -> DatasetBar:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.measuring.close()
         if self.bar is not None:
             self.bar.close()
 
     def update(self, status: Status) -> None:
+        if status.doing:
+            if self.say is None:
+                self.say = self.measuring.enter_context(wait_line(quiet=self.quiet))
+            self.say(f"measuring: {status.doing}")
+            return
         self.full = status.samples == self.count
+        if self.bar is None:
+            self.measuring.close()
+            if status.choice and not self.quiet:
+                echo(f"{status.choice}.")
         if self.bar is None:  # what an earlier run has drawn says nothing of this one's rate
             self.bar = tqdm(total=self.count, initial=status.samples, unit="sample", disable=self.disable)
         if status.samples:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
 from foresample.cli import options
-from foresample.cli.console import plain_table, require_modules
+from foresample.cli.console import echo, plain_table, require_modules, show
 from foresample.cli.pictures import contact_sheet
 from foresample.datasets import Dataset, inspect_dataset
-from foresample.datasets.shards import write_atomically
+from foresample.datasets.folder import write_atomically
+from foresample.text import printable
 
 _MOST = 10  # broken samples, and shards that do not count, that are named
 
@@ -35,7 +35,7 @@ def inspect_command(
         write_atomically(folder / "contact.png", picture.getvalue())
     show_dataset(dataset, as_json=as_json)
     if sheet is not None and not as_json:
-        print(f"wrote {folder / 'contact.png'}")
+        echo(f"wrote {folder / 'contact.png'}")
     if not dataset.complete:
         raise typer.Exit(1)
 
@@ -44,7 +44,7 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     """What the manifest says, and which samples broke."""
     manifest, law, failures = dataset.manifest, dataset.law, dataset.failures
     if as_json:
-        print(json.dumps(manifest, indent=2))
+        echo(json.dumps(manifest, indent=2))
         return
     settings, costs = manifest["settings"], manifest["costs"]
     table = plain_table("", "", left=2, show_header=False)
@@ -54,7 +54,13 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
         told = f"{dataset.fair} are known to be fair; what else is there was quick to draw, a biased selection"
         table.add_row("in order", f"the first {dataset.in_order}, of which {told}")
     table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, each with its checksum")
-    table.add_row("chain", f"{settings['steps']} steps, window {settings['window']}, seed {settings['seed']}")
+    drawn = f"window {settings['window']}" if settings["window"] else "drawn sequentially"
+    table.add_row("chain", f"{settings['steps']} steps, {drawn}, seed {settings['seed']}")
+    if manifest.get("choice"):
+        table.add_row("chosen", escape(manifest["choice"]))
+    name, marks = settings.get("model") or settings.get("target") or "", manifest.get("fingerprint")
+    kept = f"{len(marks)} numbers, the same in every shard" if marks else "none, by an earlier version"
+    table.add_row("target", escape(f"{name}; fingerprint: {kept}".removeprefix("; ")))
     table.add_row("calls a sample", f"{costs['calls_mean']:.2f}, {costs['speedup']:.2f}× fewer")
     table.add_row("states evaluated a sample", f"{costs['evaluations_mean']:.1f}")
     table.add_row("drafts kept a round", f"{costs['accepted_mean']:.2f}")
@@ -65,12 +71,12 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
         table.add_row("law", f"{verdict}: {law.tests} tests, smallest p-value {law.smallest_p:.2g}")
     elif not dataset.complete:
         table.add_row("law", "not checked: samples are missing")
-    Console().print(table)
+    show(table)
     for name, why in list(dataset.unsound.items())[:_MOST]:
-        print(f"{name} does not count, {why}: the same command draws it again", file=sys.stderr)
+        echo(f"{name} does not count, {printable(why)}: the same command draws it again", error=True)
     if len(dataset.unsound) > _MOST:
-        print(f"and {len(dataset.unsound) - _MOST} more shards", file=sys.stderr)
+        echo(f"and {len(dataset.unsound) - _MOST} more shards", error=True)
     for failure in failures[:_MOST]:
-        print(f"sample {failure.index} (seed {failure.seed}) broke: {failure.error}", file=sys.stderr)
+        echo(f"sample {failure.index} (seed {failure.seed}) broke: {printable(failure.error)}", error=True)
     if len(failures) > _MOST:
-        print(f"and {len(failures) - _MOST} more: see {dataset.out / 'manifest.json'}", file=sys.stderr)
+        echo(f"and {len(failures) - _MOST} more: see {dataset.out / 'manifest.json'}", error=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foresample.cli.console import require_file
+from foresample.cli.console import echo, require_file
 
 
 def report_command(
@@ -21,4 +21,4 @@ def report_command(
 
     require_file(out)
     webpage.write(out, folder)
-    print(f"wrote {out}")
+    echo(f"wrote {out}")

@@ -11,7 +11,6 @@ round commits a transition or more, so all of these are finished (theory, "Finis
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +20,12 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from tqdm import tqdm
 
 from foresample.cli import options
-from foresample.cli.console import plain_table, require_folder, require_modules
+from foresample.cli.console import echo, plain_table, require_folder, require_modules, show
 from foresample.cli.pictures import History, are_pictures, grid, run_picture, side_by_side
 from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Target, predict, resolve_slots
@@ -91,7 +89,7 @@ def sample_command(
         run, kept = drawn.run, drawn.kept
         files = write_samples(out, drawn.samples, seeds[kept], None if labels is None else labels[kept])
         if run is None:
-            print(f"interrupted: {_kept(drawn, count, out)}", file=sys.stderr)
+            echo(f"interrupted: {_kept(drawn, count, out)}", error=True)
             raise typer.Exit(130)
         plain = None if drafted else run
         if compare and drafted:
@@ -123,13 +121,13 @@ def sample_command(
     if drafted:
         files += paint(out, run, drawn.history, plain)
     if as_json:
-        print(result_json(result))
+        echo(result_json(result))
         return
     if drafted:
-        Console().print(_table(run.report, seconds, measured=plain is not None))
+        show(_table(run.report, seconds, measured=plain is not None))
     else:
-        print(f"Sampled sequentially: {length} calls a sample, {seconds:.1f} seconds for all {count}.")
-    print("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
+        echo(f"Sampled sequentially: {length} calls a sample, {seconds:.1f} seconds for all {count}.")
+    echo("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
 
 
 def _kept(drawn: Drawn, count: int, out: Path) -> str:

@@ -10,14 +10,14 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast, get_args
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import torch
 
 from foresample import pretrained
-from foresample.cli.console import require_modules, wait_line
+from foresample.cli.console import echo, require_modules, wait_line
 from foresample.contracts import Target, require_target
-from foresample.core.round import last_draftable
+from foresample.core.round import can_draft
 from foresample.engine.tuning import Tuning, tune
 from foresample.sizes import require_memory, round_bytes, state_bytes
 from foresample.targets import GaussianMixture, Kind
@@ -40,6 +40,9 @@ class Source(Protocol):
 
     def about(self) -> dict[str, Any]:
         """What decides on the samples beside the chain, for those who read the result."""
+
+    def configurations(self) -> dict[str, Any]:
+        """The configurations of a model folder, part by part; a target without any has none."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ class NamedTarget:
 
     def about(self) -> dict[str, Any]:
         return {"target": self.name}
+
+    def configurations(self) -> dict[str, Any]:
+        return {}
 
     def _mixture(self, steps: int) -> Target:
         mixture = GaussianMixture.of_draft_trees(2)
@@ -154,12 +160,6 @@ def require_device(device: str, *, elsewhere: bool = False) -> None:
         )
 
 
-def can_draft(target: Target) -> bool:
-    """Whether there is any transition to draft: one with noise that is not the last."""
-    std = target.std
-    return bool((last_draftable(std) > torch.arange(len(std), device=std.device)).any())
-
-
 def require_room(target: Target, *, samples: int, slots: int = 0, window: int = 0) -> None:
     """Refuse numbers that this machine cannot hold, before any of the work."""
     std = target.std
@@ -171,6 +171,13 @@ def require_room(target: Target, *, samples: int, slots: int = 0, window: int = 
         "ask for fewer --slots or a smaller --window",
         std.device,
     )
+
+
+def read_window(window: str) -> int | Literal["auto"] | Tuning:
+    """The window that an option names."""
+    if window == "auto":
+        return "auto"
+    return Tuning.load(window) if window.endswith(".json") else int(window)
 
 
 class ChosenWindow(NamedTuple):
@@ -190,7 +197,7 @@ def choose_window(window: str, target: Target, *, slots: int, graph: bool, quiet
         return ChosenWindow(min(int(window), max(1, len(target.std) - 1)), pays=True)
     if not can_draft(target):
         if not quiet:
-            print("This chain has no transition that can be drafted.")
+            echo("This chain has no transition that can be drafted.")
         return ChosenWindow(1, pays=False)
     with wait_line(quiet=quiet) as say:
         tuning = tune(target, slots=slots, graph=graph, progress=say)
@@ -198,5 +205,5 @@ def choose_window(window: str, target: Target, *, slots: int, graph: bool, quiet
     if not quiet:
         gain = best.gain if tuning.achieved is None else tuning.achieved
         none = f"With {slots} at a time no window gains: the best, {best.window}, comes to {gain:.2f}×"
-        print((tuning.advice if tuning.window else none) + ".")
+        echo((tuning.advice if tuning.window else none) + ".")
     return ChosenWindow(best.window, pays=tuning.window is not None)

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from foresample.cli import options
-from foresample.cli.console import plain_table, require_file, wait_line
-from foresample.cli.targets import can_draft, choose_source, require_room
+from foresample.cli.console import echo, plain_table, require_file, show, wait_line
+from foresample.cli.targets import choose_source, require_room
+from foresample.core.round import can_draft
 from foresample.engine.throughput import frontier, pick, points
 from foresample.engine.tuning import WINDOWS, Tuning, tune
 from foresample.results import make_result, result_json, write_result
@@ -95,17 +95,17 @@ def tune_command(
     if out is not None:
         write_result(out, result)
     if as_json:
-        print(result_json(result))
+        echo(result_json(result))
         return
     if several:
-        Console().print(_frontier_table(tunings))
+        show(_frontier_table(tunings))
         seconds = None if within is None else within / 1e3
-        print(f"Take {pick(tunings, seconds)}.")
+        echo(f"Take {pick(tunings, seconds)}.")
     else:
-        Console().print(_table(tunings[0]))
-        print(tunings[0].advice + ".")
+        show(_table(tunings[0]))
+        echo(tunings[0].advice + ".")
     if out is not None:
-        print(f"wrote {out}")
+        echo(f"wrote {out}")
 
 
 def _frontier_table(tunings: list[Tuning]) -> Table:

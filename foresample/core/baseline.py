@@ -5,7 +5,7 @@ It imports nothing of what it judges: neither rounds, nor verification, nor draf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 import torch
@@ -62,7 +62,7 @@ class Sequential:
         """The samples of these seeds, `slots` at a time."""
         started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
         index, seeds = torch.arange(len(seeds)), seeds.cpu()
-        parts = [self._batch(part, seeds, observe) for part in index.split(self.slots)]
+        parts = [self._batch(part, seeds[part], observe) for part in index.split(self.slots)]
         samples = torch.cat(parts)
         tally = Tally(0, steps, index.device)
         tally.lengths[0] = steps * len(seeds)
@@ -73,11 +73,30 @@ class Sequential:
         report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
         return run
 
+    def draw(self, row: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples `row` of these seeds, at most `slots`, and their faults (`faults`); a broken one is given up."""
+        for _ in self._steps(row, seeds):
+            self.x.masked_fill_(expand(self.fault != NO_FAULT, self.x), 0.0)
+        fault = note_state(self.fault, self.x, len(self.target.std))
+        return self.x[: len(row)].clone(), fault[: len(row)].clone()
+
     def _batch(self, index: Tensor, seeds: Tensor, observe: Observer | None) -> Tensor:
-        """All transitions of these samples; slots left over repeat the last of them."""
+        """All transitions of these samples; the first fault is raised."""
         target, steps = self.target, len(self.target.std)
-        full = index[torch.arange(self.slots).clamp(max=len(index) - 1)]
-        self.row.copy_(full)
+        look_every = _LOOK_EVERY if self.x.is_cuda else 1
+        for k in self._steps(index, seeds):
+            if (k + 1) % look_every == 0:
+                raise_faults(self.fault, self.row, target)
+            if observe is not None:
+                observe(self._commit(k, len(index)))
+        raise_faults(note_state(self.fault, self.x, steps), self.row, target)
+        return self.x[: len(index)].clone()
+
+    def _steps(self, row: Tensor, seeds: Tensor) -> Iterator[int]:
+        """Take these samples through the chain, a step at a time; slots left over repeat the last of them."""
+        target = self.target
+        full = torch.arange(self.slots).clamp(max=len(row) - 1)
+        self.row.copy_(row[full])
         self.key.copy_(seeds[full])
         self.step.zero_()
         self.fault.fill_(NO_FAULT)
@@ -85,17 +104,12 @@ class Sequential:
         unit = streams.normal(
             self.key, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero
         )
-        look_every = _LOOK_EVERY if self.x.is_cuda else 1
         with torch.no_grad():
             self.x.copy_(start_states(target, unit, self.row))
-            for k in range(steps):
+        for k in range(len(target.std)):
+            with torch.no_grad():
                 self.graph.replay() if self.graph else self._transition()
-                if (k + 1) % look_every == 0:
-                    raise_faults(self.fault, self.row, target)
-                if observe is not None:
-                    observe(self._commit(k, len(index)))
-            raise_faults(note_state(self.fault, self.x, steps), self.row, target)
-        return self.x[: len(index)].clone()
+            yield k
 
     def _transition(self) -> None:
         extra = streams.extra_noise(self.target, self.key, self.step)

@@ -330,6 +330,12 @@ def last_draftable(std: Tensor) -> Tensor:
     return stops.flip(0).cummin(0).values.flip(0)
 
 
+def can_draft(target: Target) -> bool:
+    """Whether there is any transition to draft: one with noise that is not the last."""
+    std = target.std
+    return bool((last_draftable(std) > torch.arange(len(std), device=std.device)).any())
+
+
 def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, layout: Layout) -> Tensor:
     """Unspent noise after `committed` transitions: what is left of the window's, then the stream's next."""
     position = torch.arange(noise.shape[1], device=noise.device)

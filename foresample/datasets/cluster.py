@@ -4,8 +4,9 @@ Each worker is a `LocalWorker` of `generation`: its own process, target and engi
 the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only numbers
 travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue, and
 another takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If
-the queue dies, a new one holds what is not written, and all begin anew. If the driver dies, its workers do, too. The
-same command resumes from the files.
+the queue dies, a new one holds what is not written, and all begin anew. If the driver dies, its workers do, too,
+seconds later; what they would write once the next driver has begun is refused (`folder`). The same command resumes from
+the files.
 
 Several drivers may share a cluster: a worker that finds no free place waits for one.
 """
@@ -16,17 +17,19 @@ import logging
 import socket
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from foresample.datasets.generation import Factory, LocalWorker, Stop
+from foresample.datasets.generation import Description, Factory, LocalWorker, Stop, Window
 from foresample.datasets.shards import Plan, Progress
 from foresample.faults import first_line
 from foresample.selftest import SamplesLaw
+from foresample.text import printable
 
 _TELL_EVERY = 0.5  # seconds between a worker's words, unless it has written a shard
 _DEATHS = 3  # of each worker's place, before any of them has written a shard since
@@ -62,15 +65,15 @@ class Worker:
     def local(self) -> LocalWorker:
         if not (self.folder / ".lock").exists():
             raise FileNotFoundError(
-                f"a worker does not see {self.folder}: choose a folder that all machines share"
+                f"a worker does not see {printable(self.folder)}: choose a folder that all machines share"
             )
         return LocalWorker(self.make, self.how)
 
     def ready(self) -> None:
         """It has a place and runs."""
 
-    def describe(self) -> dict[str, Any]:
-        return self.local.describe()
+    def describe(self, window: Window, count: int) -> Description:
+        return self.local.describe(window, count, lambda what: None)
 
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         return self.local.law(plan, sequential)
@@ -186,8 +189,10 @@ class Cluster:
             with suppress(Exception):
                 self.ray.kill(worker)
 
-    def describe(self) -> dict[str, Any]:
-        return self._ask("describe")
+    def describe(self, window: Window, count: int, say: Callable[[str], None]) -> Description:
+        if window == "auto":
+            say("windows, on one of the workers")
+        return self._ask("describe", window, count)
 
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
         return self._ask("law", _shared(plan), sequential)
@@ -296,5 +301,6 @@ def _here(ray: Any) -> Any:
 
 
 def _shared(plan: Plan) -> Plan:
-    """The plan, as seen from a worker's folder."""
-    return Plan(**{**vars(plan), "out": plan.out.resolve()})
+    """The plan, for a worker anywhere."""
+    assert plan.claim is not None
+    return replace(plan, out=plan.out.resolve(), claim=plan.claim.elsewhere())

@@ -1,12 +1,14 @@
 """Datasets: many samples into a folder, by one process or many, with nothing lost and nothing drawn twice.
 
     shard-00000.safetensors …   the samples (`shards`)
-    manifest.json               settings, versions, costs, what broke, the law check; written atomically
-    .lock                       held by the run under way; the kernel lets go of it when the process dies
+    manifest.json               settings, fingerprint, versions, costs, what broke, the law check; written atomically
+    .lock, .owner               the run under way (`folder`)
 
 Sample i depends on the run's seed, on i and on the settings, so a dataset is the same whatever the number of
 workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified; what those
-lack that are torn, corrupt or short of samples is drawn, the others are kept. Other settings are refused.
+lack that are torn, corrupt or short of samples is drawn, the others are kept. Other settings are refused, and so is
+another target, by its fingerprint. Everything is checked before the manifest is written, and a manifest without any
+shard binds nobody.
 
 How many rounds a sample needs depends on the sample, so those finished first are a biased selection. A run that is to
 stop begins no more samples and finishes those under way: they are the next in order, and fair. A run that is cut keeps
@@ -24,22 +26,25 @@ import hashlib
 import json
 import os
 import re
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from foresample.contracts import Target, at_least_one, require_target, seed_number
 from foresample.core.noise import seeds_of
+from foresample.core.round import can_draft
+from foresample.datasets.fingerprint import Fingerprint, difference, fingerprint, joined
+from foresample.datasets.folder import claim_folder
 from foresample.datasets.manifest import (
     Status,
     fair_still,
@@ -48,7 +53,9 @@ from foresample.datasets.manifest import (
     read_manifest,
     summary,
 )
+from foresample.datasets.sequential import SequentialDraws
 from foresample.datasets.shards import (
+    Draws,
     Entry,
     Failure,
     Plan,
@@ -57,15 +64,15 @@ from foresample.datasets.shards import (
     Unsound,
     draw_shards,
     read_shard,
-    remove_left_overs,
+    shard_name,
     shard_number,
-    write_atomically,
 )
 from foresample.engine import Engine
+from foresample.engine.tuning import Tuning, tune
 from foresample.provenance import provenance
-from foresample.schema import open_plain
 from foresample.selftest import SamplesLaw, samples_law
 from foresample.sizes import require_disk, require_memory, round_bytes, state_bytes
+from foresample.text import printable
 
 MOST_SHARDS = 10**6
 """Files of a folder: beyond that file systems and manifests get slow."""
@@ -73,6 +80,7 @@ Factory = Callable[[], Target]
 """Makes the target where it is needed; it can be pickled, so that a worker can do so."""
 Stop = Callable[[], bool]
 """Asked before samples are begun: shall no more be?"""
+Window = int | Literal["auto"] | Tuning
 
 
 @dataclass(frozen=True)
@@ -114,16 +122,16 @@ class Dataset:
         """
         if not everything and self.fair < self.manifest["costs"]["samples"]:
             warnings.warn(
-                f"{self.out} is not complete: of its {self.manifest['costs']['samples']} samples only the first "
-                f"{self.in_order} are handed out, and of these the first {self.fair} are known to be fair; the others "
-                "are there because they were done in time, a biased selection: run the same command again to "
+                f"{printable(self.out)} is not complete: of its {self.manifest['costs']['samples']} samples only the "
+                f"first {self.in_order} are handed out, and of these the first {self.fair} are known to be fair; the "
+                "others are there because they were done in time, a biased selection: run the same command again to "
                 "complete it, or ask for samples(everything=True)",
                 stacklevel=2,
             )
         return self._parts(everything)
 
     def _parts(self, everything: bool) -> Iterator[Tensor]:
-        plan = plan_of(self.out, self.manifest["settings"])
+        plan = plan_of(self.out, self.manifest["settings"], self.manifest.get("fingerprint"))
         left = None if everything else self.in_order
         for file in self.manifest["shards"]:
             if left == 0:
@@ -146,11 +154,21 @@ class Dataset:
         return None if law is None else SamplesLaw(**law)
 
 
+@dataclass(frozen=True)
+class Description:
+    """What a target is and how it is drawn, found before anything is written."""
+
+    settings: dict[str, Any]
+    fingerprint: Fingerprint
+    choice: str | None
+    """Why this window, if it was measured."""
+
+
 class Workers(Protocol):
     """Those who draw: this process, or workers on Ray."""
 
-    def describe(self) -> dict[str, Any]:
-        """What the target and the engine are, for the settings."""
+    def describe(self, window: Window, count: int, say: Callable[[str], None]) -> Description:
+        """Describe the target; "auto" measures the window here, and `say` is called with what is measured."""
 
     def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None) -> Iterator[Progress]:
         """Draw these shards, or as much of them as is begun before `stop`."""
@@ -160,38 +178,75 @@ class Workers(Protocol):
 
 
 class LocalWorker:
-    """One process with one engine: all there is in a plain run, and each worker of a cluster."""
+    """One process with one target: all there is in a plain run, and each worker of a cluster."""
 
-    def __init__(self, target: Target | Factory, engine: Mapping[str, Any]) -> None:
+    def __init__(self, target: Target | Factory, how: Mapping[str, Any]) -> None:
+        """`how`: slots, and the options of `Engine` beside the window."""
         made = target if isinstance(target, Target) or not callable(target) else target()
         require_target(made)
-        self.engine = Engine(made, **engine)
-        slots, window, std = self.engine.slots, self.engine.how.window, made.std
-        require_memory(
-            round_bytes(slots, window, state_bytes(made.shape, std.dtype)),
-            f"{slots} samples under way at a time, each with a window of {window},",
-            "give fewer slots or a smaller window",
-            std.device,
-        )
+        self.target, self.how, self.slots = made, how, how["slots"]
+        self.fingerprint = cache(lambda count: fingerprint(made, count))
+        self._draws = cache(self._made)
 
-    def describe(self) -> dict[str, Any]:
-        std = self.engine.target.std
-        return {
-            "shape": list(self.engine.target.shape),
+    def describe(self, window: Window, count: int, say: Callable[[str], None]) -> Description:
+        std, choice = self.target.std, None
+        if not isinstance(window, int):
+            window, choice = self._choose(window, say)
+        method = self._draws(window).method
+        settings = {
+            "shape": list(self.target.shape),
             "steps": len(std),
             "dtype": str(std.dtype).removeprefix("torch."),
             "std": hashlib.sha256(std.cpu().view(torch.uint8).numpy().data).hexdigest()[:16],
-            "method": re.sub(r" at 0x[0-9a-f]+", "", self.engine.method),
+            "method": re.sub(r" at 0x[0-9a-f]+", "", method),
+            "window": window,  # as asked for: the engine cuts it to the chain
         }
+        return Description(settings, self.fingerprint(count), choice)
 
     def draw(
         self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None, worker: int = 0
     ) -> Iterator[Progress]:
-        return draw_shards(self.engine, plan, iter(numbers), worker, stop)
+        self._require_target_of(plan)
+        return draw_shards(self._draws(plan.window), plan, iter(numbers), worker, stop)
 
     def law(self, plan: Plan, sequential: int) -> SamplesLaw:
+        self._require_target_of(plan)
         seeds = seeds_of(plan.seed, sequential, plan.count)  # those behind the dataset's
-        return samples_law(self.engine.target, _whole(plan), seeds, self.engine.slots)
+        return samples_law(self.target, _whole(plan), seeds, self.slots)
+
+    def _choose(self, window: Literal["auto"] | Tuning, say: Callable[[str], None]) -> tuple[int, str]:
+        """The fastest window, 0 if the sequential sampler is faster, and why."""
+        if window == "auto":
+            if not can_draft(self.target):
+                return 0, "Sample sequentially: this chain has no transition that can be drafted"
+            self._require_memory(1)
+            window = tune(self.target, progress=say, **self.how)
+        return window.window_for(len(self.target.std), self.slots) or 0, window.advice
+
+    def _made(self, window: int) -> Draws:
+        self._require_memory(min(window, max(1, len(self.target.std) - 1)))
+        if not window:
+            options = {name: self.how[name] for name in ("graph", "look") if name in self.how}
+            return SequentialDraws(self.target, self.slots, **options)
+        return Engine(self.target, window=window, **self.how)
+
+    def _require_memory(self, window: int) -> None:
+        std = self.target.std
+        require_memory(
+            round_bytes(self.slots, window, state_bytes(self.target.shape, std.dtype)),
+            f"{self.slots} samples under way at a time, each with a window of {window},",
+            "give fewer slots or a smaller window",
+            std.device,
+        )
+
+    def _require_target_of(self, plan: Plan) -> None:
+        """Refuse to draw for a dataset of another target: workers make their own."""
+        if plan.fingerprint is None:
+            return
+        if other := difference(plan.fingerprint, self.fingerprint(plan.count)):
+            raise ValueError(
+                f"a worker made another target than the dataset's ({other}): give all machines the same code and files"
+            )
 
 
 def generate(
@@ -199,7 +254,7 @@ def generate(
     count: int,
     *,
     out: str | Path,
-    window: int,
+    window: Window = "auto",
     slots: int = 64,
     shard: int = 1000,
     seed: int = 0,
@@ -218,7 +273,9 @@ def generate(
         target: the chain to sample, or a function without arguments that makes it.
         count: samples of the dataset.
         out: the folder; on a cluster, one that all machines share.
-        window: transitions drafted in a round.
+        window: transitions drafted in a round. "auto" measures which window is fastest here (`tune`) and draws
+            sequentially if none is faster; so does a tuning that was made before, without measuring. The manifest keeps
+            the answer, and a run that goes on keeps to it.
         slots: samples under way at a time, in each worker.
         shard: samples of a file.
         seed: the run's seed, from which each sample's is derived.
@@ -234,17 +291,19 @@ def generate(
         progress: called as samples are finished.
         stop: asked before samples are begun. Once it says yes, no more are, those under way are finished, and the
             dataset so far is returned: a fair sample, unless an earlier run was cut (`Dataset.fair`). Not on Ray.
-        **engine: drafter, block, recycle, graph: as for `Engine`.
+        **engine: drafter, block, recycle, graph, look: as for `Engine`.
     """
     count, shard = at_least_one("count", count), at_least_one("shard", shard)
-    window, slots = at_least_one("window", window), at_least_one("slots", slots)
+    slots = min(at_least_one("slots", slots), count)
+    if window != "auto" and not isinstance(window, Tuning):
+        window = at_least_one("window", window)
     files = -(-count // shard)
     if files > MOST_SHARDS:
         raise ValueError(
             f"{count} samples in shards of {shard} are {files} files, and a folder takes {MOST_SHARDS}: "
             "give a larger shard, or ask for fewer samples"
         )
-    folder, how = Path(out), {"window": window, "slots": min(slots, count), **engine}
+    folder, how = Path(out), {"slots": slots, **engine}
     if stop is not None and ray is not None:
         raise ValueError(
             "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
@@ -252,24 +311,35 @@ def generate(
     turns = None if labels is None else tuple(int(label) for label in labels)
     if turns is not None and not turns:
         raise ValueError("labels is empty: give one or more, which are taken in turn, or leave it out")
-    with _locked(folder), _workers(target, how, ray, cpus, folder) as workers:
+    with claim_folder(folder) as claim, _workers(target, how, ray, cpus, folder) as workers:
+        begun = _begun(folder)
+        kept = None
+        if window == "auto" and begun is not None:
+            window = begun["settings"]["window"]  # 0 if it was begun sequentially
+            kept = f"{f'Window {window}' if window else 'Sequential sampling'} is kept: this dataset was begun with it"
+
+        def say(what: str) -> None:
+            if progress is not None:
+                progress(Status(count, 1, 0, 0, doing=what))
+
+        found = workers.describe(window, count, say)
         settings = {
             "count": count,
             "shard": shard,
             "seed": seed_number(seed),
             "labels": None if turns is None else list(turns),
-            **workers.describe(),
-            "window": window,  # as asked for: the engine cuts it to the chain
+            **found.settings,
             **(about or {}),
         }
         settings = json.loads(json.dumps(settings))
-        manifest = _open_manifest(folder, settings)
-        plan = plan_of(folder, settings)
+        manifest = _open_manifest(folder, begun, settings, found)
+        plan = replace(plan_of(folder, settings, manifest["fingerprint"]), claim=claim)
         _require_room(plan)
-        run = _Run(plan, manifest, progress, stop)
+        run = _Run(plan, manifest, progress, stop, kept or found.choice or "")
         missing = count - run.found
         more = "make room, choose another folder, or ask for fewer samples"
         require_disk(missing * plan.sample_bytes, folder, f"{missing} samples", more)
+        run.begin()
         try:
             for _ in range(2):  # what breaks is tried twice
                 if todo := run.unfinished():
@@ -282,6 +352,7 @@ def generate(
                 run.close()
             raise
         run.close(whole=True)
+        run.require_all_there()
     return Dataset(folder, run.manifest)
 
 
@@ -290,8 +361,10 @@ def inspect_dataset(out: str | Path) -> Dataset:
     folder = Path(out)
     manifest = read_manifest(folder)
     if manifest is None:
-        raise FileNotFoundError(f"{folder} holds no manifest.json: not a folder of foresample generate")
-    plan = plan_of(folder, manifest["settings"])
+        raise FileNotFoundError(
+            f"{printable(folder)} holds no manifest.json: not a folder of foresample generate"
+        )
+    plan = plan_of(folder, manifest["settings"], manifest.get("fingerprint"))
     _require_room(plan)
     entries, unsound = _survey(plan, _there(plan))
     now = summary(manifest["settings"], plan, entries)
@@ -305,10 +378,11 @@ def _sound(plan: Plan, number: int) -> Shard:
         shard = read_shard(plan, number)
     except Unsound as error:
         raise ValueError(
-            f"{plan.path(number)} does not count any more, {error}: run the same command again to have it drawn"
+            f"{printable(plan.path(number))} does not count any more, {error}: run the same command again to have it "
+            "drawn"
         ) from None
     if shard is None:
-        raise ValueError(f"{plan.path(number)} is gone: run the same command again to have it drawn")
+        raise ValueError(f"{printable(plan.path(number))} is gone: run the same command again to have it drawn")
     return shard
 
 
@@ -319,8 +393,8 @@ def _whole(plan: Plan) -> Iterator[Tensor]:
         if shard.entry.samples < plan.size(number):
             missing = number * plan.shard + shard.entry.in_order
             raise ValueError(
-                f"sample {missing} is missing in {plan.out}, and without it the others are a biased selection, "
-                "whose law is not checked: run the same command again to complete the dataset"
+                f"sample {missing} is missing in {printable(plan.out)}, and without it the others are a biased "
+                "selection, whose law is not checked: run the same command again to complete the dataset"
             )
         yield shard.done.x
 
@@ -332,43 +406,6 @@ def _require_room(plan: Plan) -> None:
 
 
 # ---------------------------------------------------------------- the folder
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """The folder is there, can be written, and is ours as long as this process lives."""
-    import fcntl  # where there is none, only datasets are missed
-
-    path = folder / ".lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot write to {folder} ({error.strerror}): choose another folder") from None
-    try:
-        lock = os.fdopen(open_plain(path, os.O_RDWR | os.O_CREAT, follow=False), "r+b")
-    except OSError as error:
-        raise OSError(f"cannot write {path} ({error.strerror}): choose another folder") from None
-    with lock:
-        other = lock.read(200).decode(errors="replace").strip()
-        if os.fstat(lock.fileno()).st_nlink > 1 or not re.match(
-            r"process \d|$", other
-        ):  # nothing is lost by asking
-            raise OSError(f"{path} was not written by foresample: choose another folder")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"another run ({other}) is writing to {folder}: wait for it, or choose another folder"
-            ) from None
-        with suppress(OSError):  # who we are is a courtesy
-            os.ftruncate(lock.fileno(), 0)
-            os.pwrite(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        remove_left_overs(folder)
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # of workers that were killed as they wrote
-                remove_left_overs(folder)
 
 
 def _workers(
@@ -416,22 +453,50 @@ def _survey(plan: Plan, numbers: Iterable[int]) -> tuple[dict[int, Entry], dict[
 # ---------------------------------------------------------------- the manifest
 
 
-def _open_manifest(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The folder's manifest, if its settings are ours; a new one if there is none."""
+def _begun(folder: Path) -> dict[str, Any] | None:
+    """The manifest of the dataset begun in a folder; one without any shard binds nobody."""
     manifest = read_manifest(folder)
-    if manifest is None:
-        return {"kind": "dataset", "settings": settings, "runs": []}
-    theirs = manifest["settings"]
-    names = [n for n in {**theirs, **settings} if theirs.get(n) != settings.get(n)]
+    with os.scandir(folder) as found:
+        return manifest if any(shard_number(entry.name) is not None for entry in found) else None
+
+
+def _open_manifest(
+    folder: Path, begun: dict[str, Any] | None, settings: dict[str, Any], found: Description
+) -> dict[str, Any]:
+    """The folder's manifest, if its settings and its target are ours; a new one if there is none."""
+    if begun is None:
+        new = {"settings": settings, "fingerprint": found.fingerprint, "choice": found.choice}
+        return {"kind": "dataset", **new, "runs": []}
+    theirs, ours, name = _flat(begun["settings"]), _flat(settings), printable(folder)
+    names = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
     if names:
         told = ", ".join(
-            f"{n:.50} {theirs.get(n)!r:.100} there and {settings.get(n)!r:.100} here" for n in names[:5]
+            f"{printable(n):.50} {theirs.get(n)!r:.100} there and {ours.get(n)!r:.100} here" for n in names[:5]
         )
         raise ValueError(
-            f"{folder} holds a dataset with other settings ({told}): give the same ones to go on with it, "
+            f"{name} holds a dataset with other settings ({told}): give the same ones to go on with it, "
             "or choose another folder"
         )
-    return manifest
+    if begun.get("fingerprint") is None:
+        raise ValueError(
+            f"{name} holds a dataset of an earlier version, which kept no fingerprint of its target, so another target "
+            "would not be noticed: choose another folder"
+        )
+    if other := difference(begun["fingerprint"], found.fingerprint):
+        raise ValueError(
+            f"{name} holds samples of another target ({other}): its code or its files have changed since then; "
+            "restore them to go on with this dataset, or choose another folder"
+        )
+    return {**begun, "fingerprint": joined(begun["fingerprint"], found.fingerprint)}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of an object by their own names, as scheduler.prediction_type."""
+    parts = [
+        {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        for name, value in settings.items()
+    ]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _peak_mib() -> float:
@@ -451,8 +516,9 @@ class _Run:
         manifest: dict[str, Any],
         progress: Callable[[Status], None] | None,
         stop: Stop | None,
+        choice: str,
     ) -> None:
-        self.plan, self.progress, self.stop = plan, progress, stop
+        self.plan, self.progress, self.stop, self.choice = plan, progress, stop, choice
         self.entries, _ = _survey(plan, _there(plan))
         self.found, _ = self.written = self._totals()
         self.open: dict[int, tuple[int, int]] = {}
@@ -468,6 +534,9 @@ class _Run:
         now = summary(manifest["settings"], plan, self.entries)
         told = {"law": law_that_holds(manifest, plan, now), "fair": fair_still(manifest, plan, now)}
         self.manifest = {**manifest, **told, "runs": [*manifest["runs"], self.this]}
+
+    def begin(self) -> None:
+        """Write the manifest; everything is checked by now."""
         self._write()
         self._tell()
 
@@ -499,6 +568,17 @@ class _Run:
         self.manifest["fair"] = fair_still(self.manifest, self.plan, now)
         self._write()
 
+    def require_all_there(self) -> None:
+        """Refuse to call a dataset drawn whose folder or files are gone."""
+        assert self.plan.claim is not None
+        self.plan.claim.require()
+        gone = sorted({*self.entries} - {*_there(self.plan)})
+        if gone:
+            raise FileNotFoundError(
+                f"{len(gone)} of the files of {printable(self.plan.out)} have gone since they were written "
+                f"({shard_name(gone[0])} first): run the same command again to have them drawn"
+            )
+
     def _totals(self) -> tuple[int, int]:
         """Samples written, and their calls."""
         entries = self.entries.values()
@@ -507,10 +587,12 @@ class _Run:
     def _write(self) -> None:
         self.manifest |= summary(self.manifest["settings"], self.plan, self.entries)
         data = json.dumps(self.manifest, indent=2) + "\n"
-        write_atomically(self.plan.out / "manifest.json", data.encode())
+        assert self.plan.claim is not None
+        self.plan.claim.write("manifest.json", data.encode())
 
     def _tell(self) -> None:
         if self.progress is not None:
             parts = [self.written, *self.open.values()]
             samples, calls = sum(s for s, _ in parts), sum(c for _, c in parts)
-            self.progress(Status(self.plan.count, self.manifest["settings"]["steps"], samples, calls))
+            steps = self.manifest["settings"]["steps"]
+            self.progress(Status(self.plan.count, steps, samples, calls, choice=self.choice))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 
 import torch
 
+from foresample.datasets.fingerprint import Fingerprint
 from foresample.datasets.shards import Entry, Failure, Plan, shard_name
 from foresample.provenance import Origin
 from foresample.schema import (
@@ -29,11 +31,13 @@ from foresample.schema import (
     read_plain,
 )
 from foresample.selftest import SamplesLaw
+from foresample.text import printable
 
 _DTYPES = {
     str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 Length = Annotated[int, Rule("a whole number from 1 to 2⁵³", lambda value: 1 <= value <= 2**53)]
+Shape = Annotated[list[Length], Rule("a shape of at most 2⁵³ numbers", lambda shape: math.prod(shape) <= 2**53)]
 Seed = Annotated[int, Rule("a whole number from 0 to 2⁶³ − 1", lambda value: 0 <= value < 2**63)]
 Label = Annotated[int, Rule("a number of 64 bits", lambda value: -(2**63) <= value < 2**63)]
 Dtype = Annotated[str, Rule(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)]
@@ -47,10 +51,11 @@ class DatasetSettings:
     shard: Length
     seed: Seed
     labels: Some[Label] | None = None
-    shape: list[Length]
+    shape: Shape
     dtype: Dtype
     steps: AtLeastOne
     window: Count
+    """0 if the samples were drawn sequentially."""
     method: str
     model: str | None = None
     target: str | None = None
@@ -92,6 +97,10 @@ class Manifest:
     """The schema of manifest.json."""
 
     settings: DatasetSettings
+    fingerprint: Fingerprint | None = None
+    """Of the target; earlier versions kept none."""
+    choice: str | None = None
+    """Why this window was chosen, if it was measured."""
     costs: Costs
     in_order: Count | None = None
     """Samples before the first that is missing; earlier versions did not count them."""
@@ -112,6 +121,10 @@ class Status:
     samples: int
     calls: int
     """Of those samples."""
+    doing: str = ""
+    """What is measured just now, before any sample is begun."""
+    choice: str = ""
+    """How the samples are drawn, and why."""
 
     @property
     def calls_mean(self) -> float:
@@ -133,22 +146,23 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise OSError(
-            f"{path} cannot be read ({error.strerror}): move it away, or choose another folder"
+            f"{printable(path)} cannot be read ({error.strerror}): move it away, or choose another folder"
         ) from None
     except (Unfit, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is corrupt ({error}): move it away and run again; the shards are verified by themselves"
+            f"{printable(path)} is corrupt ({printable(error)}): move it away and run again; the shards are verified "
+            "by themselves"
         ) from None
     return {"kind": "dataset", **manifest}
 
 
-def plan_of(folder: Path, settings: Mapping[str, Any]) -> Plan:
+def plan_of(folder: Path, settings: Mapping[str, Any], fingerprint: Fingerprint | None = None) -> Plan:
     """What these settings put where."""
     known = read_object(DatasetSettings, settings)
     labels = None if known.labels is None else tuple(known.labels)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     what = known.count, known.shard, known.seed, labels, tuple(known.shape), _DTYPES[known.dtype], digest
-    return Plan(folder, *what)
+    return Plan(folder, *what, known.window, fingerprint)
 
 
 def summary(settings: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry]) -> dict[str, Any]:

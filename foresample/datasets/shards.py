@@ -1,10 +1,9 @@
 """Shards: a dataset in files of a fixed number of samples each, every one of which proves itself.
 
-Shard k holds samples k·n … (k + 1)·n − 1. Sample i has the seed of (run seed, i), so a shard is the same
-whoever draws it, when, and beside which others. A file appears whole or not at all (temporary file, fsync,
-rename), and carries a checksum over everything in it and a digest of the settings it was drawn with. So the
-files alone say what is done: whoever finds a folder, after whatever happened, knows what to keep and what to
-draw.
+Shard k holds samples k·n … (k + 1)·n − 1. Sample i has the seed of (run seed, i), so a shard is the same whoever draws
+it, when, and beside which others. A file appears whole or not at all (temporary file, fsync, rename), and carries a
+checksum over everything in it, a digest of the settings it was drawn with and the fingerprint of its target. So the
+files alone say what is done: whoever finds a folder, after whatever happened, knows what to keep and what to draw.
 
 In a file, one row per sample, by rising index:
 
@@ -25,24 +24,25 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from foresample.contracts import Target
 from foresample.core.noise import seeds_of
-from foresample.engine import Engine
+from foresample.datasets.fingerprint import Fingerprint, difference
+from foresample.datasets.folder import Claim
 from foresample.engine.slots import Finished
 from foresample.faults import NO_FAULT, fault_error, fault_step
 from foresample.schema import Count, Unfit, open_plain, parse_json, read_object
 from foresample.sizes import state_bytes
+from foresample.text import printable
 
 _WRITING = 2  # full shards that may wait for the disk before drawing does
 
@@ -63,6 +63,12 @@ class Plan:
     dtype: torch.dtype
     digest: str
     """Of all settings that decide what is drawn."""
+    window: int
+    """Transitions drafted in a round; 0: the samples are drawn sequentially."""
+    fingerprint: Fingerprint | None = None
+    """Of the target; earlier versions kept none."""
+    claim: Claim | None = None
+    """The right to write into the folder, for those who draw."""
 
     @property
     def shards(self) -> int:
@@ -146,6 +152,7 @@ class _About:
     """Digest of those it was drawn with."""
     failures: list[Failure]
     sha256: str
+    fingerprint: Fingerprint | None = None
 
 
 @dataclass(frozen=True)
@@ -163,47 +170,6 @@ class Progress:
 # ---------------------------------------------------------------- files
 
 
-_LEFT_OVER = re.compile(
-    r"\.(shard-\d{5,}\.safetensors|manifest\.json|contact\.png)\.[0-9a-f]{32}\.tmp", re.ASCII
-)
-
-
-def remove_left_overs(folder: Path) -> None:
-    """Temporary files of runs that died: those `write_atomically` names, and nothing else."""
-    with os.scandir(folder) as found:
-        ours = [e.path for e in found if _LEFT_OVER.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
-    for path in ours:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole, or as it was before, even if the machine stops meanwhile.
-
-    A link in its place is replaced, not followed.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(
-                f"cannot write {path} ({error.strerror}): see to that and run the same command again; "
-                "what was written before is kept"
-            ) from None
-        raise
-
-
 def write_shard(plan: Plan, number: int, done: Finished, failures: tuple[Failure, ...]) -> Entry:
     """These samples, in order, as the shard's file."""
     tensors = {
@@ -217,11 +183,17 @@ def write_shard(plan: Plan, number: int, done: Finished, failures: tuple[Failure
     if labels is not None:
         tensors["labels"] = labels
     tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
-    about = {"number": number, "settings": plan.digest, "failures": [asdict(f) for f in failures]}
+    about = {
+        "number": number,
+        "settings": plan.digest,
+        "fingerprint": plan.fingerprint,
+        "failures": [asdict(f) for f in failures],
+    }
     sha256 = _checksum(about, tensors)
     # One key: the file's bytes would depend on the order of several.
     metadata = {"foresample": json.dumps({**about, "sha256": sha256}, sort_keys=True)}
-    write_atomically(plan.path(number), _safetensors().save(tensors, metadata))
+    assert plan.claim is not None
+    plan.claim.write(shard_name(number), _safetensors().save(tensors, metadata))
     return _entry(plan, number, done, failures, sha256)
 
 
@@ -246,12 +218,19 @@ def read_shard(plan: Plan, number: int) -> Shard | None:
         return None
     except OSError as error:
         raise OSError(
-            f"{path} cannot be read ({error.strerror or error}): move it away and run the same command again"
+            f"{printable(path)} cannot be read ({printable(error.strerror or error)}): move it away and run the same "
+            "command again"
         ) from None
     except (SafetensorError, Unfit, RecursionError, RuntimeError, TypeError) as error:
-        raise Unsound(f"it is torn or corrupt ({error})") from None
+        raise Unsound(f"it is torn or corrupt ({printable(error)})") from None
     if told.settings != plan.digest:
-        raise ValueError(f"{path} is sound, but was drawn with other settings: choose another folder")
+        raise ValueError(
+            f"{printable(path)} is sound, but was drawn with other settings: choose another folder"
+        )
+    if plan.fingerprint is not None and (other := difference(told.fingerprint or {}, plan.fingerprint)):
+        raise ValueError(
+            f"{printable(path)} is sound, but was drawn from another target ({other}): choose another folder"
+        )
     _require_planned(plan, number, told, tensors)
     index = tensors["index"]
     costs = tensors["calls"], tensors["evaluations"]
@@ -274,7 +253,7 @@ def _require_kinds(plan: Plan, number: int, kinds: dict[str, tuple[str, list[int
             found, right = (
                 f"{k[0]} {list(k[1])}" if k else "nothing" for k in (kinds.get(name), wanted.get(name))
             )
-            raise Unsound(f"its {name} are {found}, not {right}")
+            raise Unsound(f"its {printable(name)} are {found}, not {right}")
     if len(count) != 1 or count[0] > plan.size(number):
         raise Unsound(f"it has {count} samples, and {plan.size(number)} belong there")
 
@@ -388,8 +367,25 @@ class _Filling:
         return write_shard(self.plan, self.number, _only(done, self.has), tuple(self.failures))
 
 
+class Draws(Protocol):
+    """Draws samples in slots: an `Engine`, or the sequential sampler."""
+
+    @property
+    def target(self) -> Target:
+        """The chain."""
+
+    @property
+    def method(self) -> str:
+        """How, in words; samples depend on it."""
+
+    def draw(
+        self, parts: Iterable[tuple[Tensor, Tensor]], *, stop: Callable[[], bool] | None = None
+    ) -> Iterator[Finished]:
+        """As `Engine.draw`."""
+
+
 def draw_shards(
-    engine: Engine,
+    engine: Draws,
     plan: Plan,
     numbers: Iterator[int],
     worker: int = 0,

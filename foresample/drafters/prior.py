@@ -12,6 +12,7 @@ takes the place of the scalar slopes within the horizon and beyond it, in every 
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 
 from foresample.contracts import Target, bands
+from foresample.schema import open_plain
+from foresample.text import printable
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +110,25 @@ class Prior:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        remedy = "give the file that Prior.save wrote, or fit a prior again with foresample.fit_prior"
         try:
-            return Prior(**load_file(path))
-        except (SafetensorError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no prior ({error}): fit one again") from None
+            os.close(open_plain(Path(path)))  # of a folder, safetensors says "No such device"
+            tensors = load_file(path)
+        except OSError as error:
+            why = error.strerror or error
+            raise type(error)(f"{printable(path)} cannot be read ({printable(why)}): {remedy}") from None
+        except SafetensorError as error:
+            raise ValueError(
+                f"{printable(path)} is no safetensors file ({printable(error)}): {remedy}"
+            ) from None
+        names = {f.name for f in fields(Prior)}
+        if not {"states", "predictions"} <= tensors.keys() <= names:
+            found = printable(", ".join(sorted(tensors)) or "nothing")
+            raise ValueError(f"{printable(path)} holds no prior, but {found:.200}: {remedy}")
+        try:
+            return Prior(**tensors)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{printable(path)} holds no prior ({error}): {remedy}") from None
 
     def __repr__(self) -> str:
         """Short, and another one for other values: samples depend on it."""

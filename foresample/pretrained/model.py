@@ -8,6 +8,7 @@ network is sketched without memory before it is made: what does not fit together
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 from foresample.chains import scheduler_chain
 from foresample.schema import Rule, Some, Unfit, parse_json, read_object, read_plain
 from foresample.targets import ChainTarget, Kind, from_scheduler
+from foresample.text import printable
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 """The class-conditional Fashion-MNIST model that ships inside the package."""
@@ -134,6 +136,11 @@ class Recipe:
             "reuse": self.reuse,
             "network": "bfloat16" if self.half else "float32",
         }
+
+    def configurations(self) -> dict[str, dict[str, Any]]:
+        """What the folder says of its scheduler and network: samples of one dataset have one of each."""
+        files = {"scheduler": "scheduler_config.json", "unet": "config.json"}
+        return {part: _shallow(_read_json(self.path / part / file)) for part, file in files.items()}
 
     def _classes(self, names: list[str]) -> list[int] | None:
         if self.label is not None:
@@ -280,7 +287,7 @@ def _blamed_on(file: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[No
     except but:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or ["without a word"])[0][:300]
+        first = printable((str(error).strip().splitlines() or ["without a word"])[0][:300])
         raise ValueError(f"{file} makes no network or schedule ({type(error).__name__}: {first})") from None
 
 
@@ -350,6 +357,12 @@ def _json(path: Path) -> Any:
         ) from None
     except (Unfit, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from None
+
+
+def _shallow(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without its notes (_class_name, …); lists and objects in it as text."""
+    kept = {name: value for name, value in config.items() if not name.startswith("_")}
+    return {name: json.dumps(v) if isinstance(v, (dict, list)) else v for name, v in kept.items()}
 
 
 def _read_json(path: Path, kind: type = _Object) -> dict[str, Any]:

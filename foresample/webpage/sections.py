@@ -165,7 +165,10 @@ def _dataset(result: DatasetResult, id: str, title: str) -> Shown:
     rows = [
         ("samples", f"{count}, {'×'.join(map(str, settings.shape))}, {settings.dtype}{_of(vars(settings))}"),
         ("shards", f"{len(result.shards)} of {settings.shard} samples"),
-        ("chain", f"{settings.steps} steps, window {settings.window}, seed {settings.seed}"),
+        (
+            "chain",
+            f"{settings.steps} steps, {f'window {settings.window}, ' if settings.window else ''}seed {settings.seed}",
+        ),
         ("method", settings.method),
         ("network calls, a sample", f"{costs.calls_mean:.2f}, {costs.speedup:.2f}× fewer"),
         ("states evaluated, a sample", f"{costs.evaluations_mean:.1f}"),

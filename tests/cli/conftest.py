@@ -63,7 +63,8 @@ def tunes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[int]]:
             ]
             return fs.Tuning(len(target.std), slots, 1e-3, trials, window, window and 1.9)
 
-        monkeypatch.setattr("foresample.cli.targets.tune", tune)
+        for user in ("foresample.cli.targets", "foresample.datasets.generation"):
+            monkeypatch.setattr(f"{user}.tune", tune)
         return asked
 
     return fix

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,13 @@ from foresample import pretrained
 from foresample.cli.generate import DatasetBar, Finishing
 from foresample.core.noise import seeds_of
 from foresample.datasets.manifest import Status
+from foresample.engine.tuning import Trial
 from foresample.results import DatasetResult, read_result
 from foresample.selftest import SamplesLaw
+from foresample.sizes import readable
 from tests.cli.common import invoke, refuses, succeeds
 from tests.datasets.disturbing import ENVIRONMENT
+from tests.datasets.test_suspicion import forge
 from tests.tiny_model import copy_model
 from tests.waiting import GUARD, wait_for
 
@@ -35,6 +40,11 @@ def dataset(folder: Path, out: Path, *more: object) -> list[object]:
 
 
 def mixture(out: Path, *more: object) -> list[object]:
+    return default(out, "--window", 8, *more)
+
+
+def default(out: Path, *more: object) -> list[object]:
+    """With the window that is the default."""
     return ["generate", "--target", "flow", "--count", 7, "--shard", 3, "--slots", 2, "--out", out, *more]
 
 
@@ -70,6 +80,42 @@ def test_other_weights_are_other_settings(folder: Path, tmp_path: Path) -> None:
     refuses("holds a dataset with other settings (weights ", *dataset(path, tmp_path / "out"))
 
 
+@pytest.mark.parametrize(
+    ("part", "change", "sentence"),
+    [
+        (
+            "scheduler",
+            {"prediction_type": "epsilon"},
+            "scheduler.prediction_type 'v_prediction' there and 'eps",
+        ),
+        ("scheduler", {"clip_sample": False}, "scheduler.clip_sample True there and False here"),
+        ("unet", {"act_fn": "relu"}, "unet.act_fn 'silu' there and 'relu' here"),
+        ("unet", {"flip_sin_to_cos": False}, "unet.flip_sin_to_cos True there and False here"),
+    ],
+    ids=str,
+)
+def test_other_configurations_are_other_settings(
+    folder: Path, tmp_path: Path, part: str, change: dict[str, Any], sentence: str
+) -> None:
+    """Of the same weights; and where the configuration is not compared, the fingerprint is."""
+    path, out = copy_model(folder, tmp_path / "tiny"), tmp_path / "out"
+    succeeds(*dataset(path, out))
+    kept = {shard.name: shard.stat().st_ino for shard in out.glob("shard-*")}
+    config = path / part / ("scheduler_config.json" if part == "scheduler" else "config.json")
+    original = config.read_text()
+    config.write_text(json.dumps({**json.loads(original), "_note": "of no matter"}))
+    succeeds(*dataset(path, out))
+    config.write_text(json.dumps({**json.loads(original), **change}))
+    (out / "shard-00001.safetensors").unlink()
+    refuses(sentence, *dataset(path, out))
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["settings"][part] |= change
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    refuses("holds samples of another target (its ", *dataset(path, out))
+    kept.pop("shard-00001.safetensors")
+    assert {shard.name: shard.stat().st_ino for shard in out.glob("shard-*")} == kept
+
+
 def test_a_named_target_and_its_manifest(tmp_path: Path) -> None:
     manifest = json.loads(succeeds(*mixture(tmp_path, "--json")))
     assert (manifest["kind"], manifest["settings"]["target"]) == ("dataset", "flow")
@@ -91,16 +137,39 @@ def test_a_manifest_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> Non
     assert json.loads(path.read_text())["kind"] == "dataset"
 
 
-@pytest.mark.parametrize(("measured", "taken"), [(4, 4), (None, 3)], ids=["gains", "does not gain"])
-def test_the_window_is_measured_once(tmp_path: Path, tunes: Tunes, measured: int | None, taken: int) -> None:
+@pytest.mark.parametrize("measured", [4, None], ids=["gains", "does not gain"])
+def test_the_window_is_measured_once_and_a_dataset_is_drawn_by_what_is_faster(
+    tmp_path: Path, tunes: Tunes, measured: int | None
+) -> None:
     asked = tunes(measured)
-    told = succeeds(*mixture(tmp_path, "--window", "auto"))
-    assert "take window 4" in told or "no window gains: the best, 3" in told
-    assert json.loads((tmp_path / "manifest.json").read_text())["settings"]["window"] == taken
+    told = succeeds(*default(tmp_path))
+    assert (
+        "take window 4" if measured else "Sample sequentially: with 2 samples at a time no window gains"
+    ) in told
+    settings = json.loads((tmp_path / "manifest.json").read_text())["settings"]
+    assert settings["window"] == (measured or 0)
+    assert (settings["method"] == "sequential") == (measured is None)
     assert asked == [2]
-    tunes(5)
-    assert f"16 steps, window {taken}" in succeeds(*mixture(tmp_path, "--window", "auto"))
+    target = fs.GaussianMixture.of_draft_trees(2).flow(16, 1.0)
+    plain = fs.sequential(target, 7) if measured is None else fs.sample(target, 7, window=4)
+    files = [load_file(path) for path in sorted(tmp_path.glob("shard-*"))]
+    assert torch.equal(torch.cat([f["samples"] for f in files]), plain.samples)
+    (tmp_path / "shard-00001.safetensors").unlink()
+    tunes(None if measured else 5)
+    told = succeeds(*mixture(tmp_path, "--window", "auto"))  # the default: it keeps to what was begun
+    assert f"{'Window 4' if measured else 'Sequential sampling'} is kept" in told
+    assert f"16 steps, {'window 4' if measured else 'drawn sequentially'}" in told
     assert asked == [2]
+    again = [load_file(path)["samples"] for path in sorted(tmp_path.glob("shard-*"))]
+    assert torch.equal(torch.cat(again), plain.samples)
+    refuses("method ", *mixture(tmp_path, "--window", "3" if measured is None else tuned(tmp_path, None)))
+
+
+def tuned(folder: Path, window: int | None) -> Path:
+    """The file of a tuning."""
+    path = folder / "tuning.json"
+    fs.Tuning(16, 2, 1e-3, [Trial(2, 6, 1e-3, 1e-3, 9.0, 0.4)], window, None).save(path)
+    return path
 
 
 # ------------------------------------------------------------------ exit status
@@ -291,3 +360,71 @@ def piped(out: Path) -> Path:
     out.mkdir()
     os.mkfifo(out / "manifest.json")
     return out
+
+
+# ------------------------------------------------------------------ text from elsewhere
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\nerror: none"
+
+
+def assert_printable(result: Any) -> None:
+    assert "Traceback" not in result.output
+    assert all(c.isprintable() or c == "\n" for c in result.stdout + result.stderr), (
+        result.stdout,
+        result.stderr,
+    )
+    assert not any(line.startswith("error: none") for line in (result.stdout + result.stderr).splitlines())
+
+
+def test_a_terminal_obeys_no_text_of_a_dataset(mine: str, tmp_path: Path) -> None:
+    out = tmp_path / f"out {ESCAPES}"
+    command = ["generate", "--target", "mine:Broken", "--count", 5, "--shard", 3, "--window", 2, "--out", out]
+    assert_printable(invoke(*command))
+    failure = {"index": 1, "seed": int(seeds_of(0, 5)[1]), "step": 1, "error": ESCAPES}
+    forge(out / "shard-00000.safetensors", lambda tensors: None, failures=[failure])
+    found = invoke("inspect", out)
+    assert "sample 1 (seed" in found.stderr
+    assert "\\x1b]0;owned\\x07" in found.stderr
+    assert_printable(found)
+    path = out / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["settings"] |= {"target": f"[/red]{ESCAPES}", ESCAPES: 1}
+    manifest["choice"] = f"[bold]{ESCAPES}"
+    path.write_text(json.dumps(manifest))
+    assert_printable(invoke(*command))
+    manifest["runs"] = {ESCAPES: 1}
+    path.write_text(json.dumps(manifest))
+    assert_printable(invoke("inspect", out))
+    (out / "shard-00000.safetensors").write_bytes(b"nothing")
+    assert_printable(invoke("inspect", out))
+
+
+def test_a_terminal_obeys_no_name_of_a_class(mine: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"made = type({ESCAPES!r}, (), {{}})\n")
+    result = invoke(*mixture(tmp_path / "out", "--target", "mine:made"))
+    assert result.exit_code == 2
+    assert "is not a target" in result.stderr
+    assert_printable(result)
+
+
+def test_commands_print_in_one_place() -> None:
+    """Where text is made printable."""
+    cli = Path(fs.__file__).parent / "cli"
+    for path in cli.rglob("*.py"):
+        if path != cli / "console.py":
+            assert not re.search(r"(?<!\w)(print|Console|typer\.echo)\(", path.read_text()), path
+
+
+@pytest.mark.parametrize("shape", [[2**53] * 40, [2**20] * 300], ids=["large", "long"])
+def test_inspect_refuses_shapes_nobody_can_mean(tmp_path: Path, shape: list[int]) -> None:
+    succeeds(*mixture(tmp_path))
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["settings"]["shape"] = shape
+    path.write_text(json.dumps(manifest))
+    refuses("settings.shape is [", "inspect", tmp_path)
+
+
+def test_any_number_of_bytes_can_be_read() -> None:
+    assert [readable(size) for size in (0, 999, 1500, 10**15)] == ["0 bytes", "999 bytes", "1.5 kB", "1 PB"]
+    assert readable(10**5000) == "more than a million PB"

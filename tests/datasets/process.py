@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,23 @@ class Make:
     """Folder of a gate."""
     held_from: int = 0
     """The first sample that does not pass it."""
+    drifts: Path | None = None
+    """The first process that makes this file has another target than all others."""
 
     def __call__(self) -> ChainTarget:
-        base = flow()
+        base, drift = flow(), 0.0
+        if self.drifts is not None:
+            try:
+                self.drifts.touch(exist_ok=False)
+            except FileExistsError:
+                drift = 9.0
         assert base.chain.time is not None
         breaks_at = base.chain.time[AT_STEP]
 
         def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
             if self.gate is not None and (row >= self.held_from).any():
                 Gate(self.gate).hold()
-            prediction = base.network(x, time, row)
+            prediction = base.network(x, time, row) + drift
             if self.breaks_while is not None and self.breaks_while.exists():
                 prediction[(row == BREAKS) & (time == breaks_at)] = torch.nan
             return prediction
@@ -85,13 +93,21 @@ class Make:
 
 
 def draw(out: Path, make: Callable[[], fs.Target] = Make(), **how: Any) -> fs.Dataset:  # noqa: B008
-    return fs.generate(make, COUNT, out=out, window=WINDOW, **{"shard": SHARD, "slots": 16, "seed": 5, **how})
+    return fs.generate(
+        make, COUNT, out=out, **{"window": WINDOW, "shard": SHARD, "slots": 16, "seed": 5, **how}
+    )
 
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[2])
-    paths = {name: Path(settings.pop(name)) for name in ("breaks_while", "gate") if name in settings}
+    paths = {name: Path(settings.pop(name)) for name in ("breaks_while", "gate", "drifts") if name in settings}
     make = Make(held_from=settings.pop("held_from", 0), **paths)
+    if settings.pop("orphans", False):
+        from foresample.datasets import generation
+        from tests.datasets.orphan import Driver
+
+        Driver.make = import_module("tests.datasets.process").Make(**vars(make))
+        generation.LocalWorker = Driver  # type: ignore[misc]
     if workers := settings.pop("workers", 0):  # else as many as the machine has CPUs
         import ray
 

@@ -193,7 +193,7 @@ def test_two_drivers_join_a_running_cluster(
     with started_cluster(2) as environment:
         monkeypatch.setattr("tests.datasets.disturbing.ENVIRONMENT", environment)
         how: dict[str, object] = {"ray": "auto", "cpus": 1, "slots": 8}
-        one = start(first, **how, gate=gate.folder)
+        one = start(first, **how, gate=gate.folder, held_from=16)  # behind the fingerprint
         one.wait_until(lambda: len(gate.waiting()) == 2, "both places are taken")
         two = start(second, **how)
         two.wait_until(

@@ -290,16 +290,20 @@ def test_a_full_disk(undisturbed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_on_files(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_limit_on_files(tmp_path: Path) -> None:
     """The same without mounting: files may have the bytes of the first manifest, and a shard has more."""
-    limit = min(map(len, shards(undisturbed).values())) - 1
-    limited = run(tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    draw(whole, shard=150)
+    limit = min(map(len, shards(whole).values())) - 1
+    limited = run(
+        out, {"shard": 150}, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
     assert limited.returncode == 2
     assert "shard-00000.safetensors (File too large): see to that" in limited.stderr
-    assert "shard-00000.safetensors" not in shards(tmp_path)
-    assert not list(tmp_path.glob(".*.tmp"))
-    draw(tmp_path)
-    assert_identical(tmp_path, undisturbed)
+    assert "shard-00000.safetensors" not in shards(out)
+    assert not list(out.glob(".*.tmp"))
+    draw(out, shard=150)
+    assert_identical(out, whole)
 
 
 # ------------------------------------------------------------------ a sample that breaks

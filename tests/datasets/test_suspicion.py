@@ -20,9 +20,10 @@ from torch import Tensor
 import foresample as fs
 from foresample.core.noise import seeds_of
 from foresample.datasets import generation
+from foresample.datasets.folder import write_atomically
 from foresample.datasets.generation import LocalWorker
 from foresample.datasets.manifest import plan_of
-from foresample.datasets.shards import _checksum, _Filling, write_atomically
+from foresample.datasets.shards import _checksum, _Filling
 from tests.datasets.disturbing import assert_identical, inodes, shards
 from tests.datasets.process import BREAKS, COUNT, SHARD, WINDOW, draw
 from tests.small_chains import flow
@@ -42,6 +43,10 @@ def _no_hang() -> Iterator[None]:
     signal.alarm(0)
 
 
+LOOKS = 8
+"""Calls of a fingerprint."""
+
+
 def breaking_off(at: int) -> fs.Target:
     """The chain, whose network is gone after so many calls."""
     base, calls = flow(), 0
@@ -58,7 +63,7 @@ def breaking_off(at: int) -> fs.Target:
 
 def interrupted(out: Path) -> fs.Dataset:
     with pytest.raises(RuntimeError, match="gone"):
-        draw(out, lambda: breaking_off(25))
+        draw(out, lambda: breaking_off(LOOKS + 25))
     return fs.inspect_dataset(out)
 
 
@@ -107,7 +112,7 @@ def test_the_law_of_a_selection_is_not_checked(tmp_path: Path) -> None:
     dataset = interrupted(tmp_path)
     plan, worker = (
         plan_of(tmp_path, dataset.manifest["settings"]),
-        LocalWorker(flow(), {"window": 4, "slots": 8}),
+        LocalWorker(flow(), {"slots": 8}),
     )
     with pytest.raises(
         ValueError, match=rf"sample {dataset.in_order} is missing .* biased selection, whose law"
@@ -149,7 +154,7 @@ def test_a_verdict_goes_with_the_shards_it_was_about(tmp_path: Path, harm: str) 
     assert fs.inspect_dataset(tmp_path).law is None
     if harm != "other":
         with pytest.raises(RuntimeError, match="gone"):
-            draw(tmp_path, lambda: breaking_off(2))
+            draw(tmp_path, lambda: breaking_off(LOOKS + 2))
         assert json.loads((tmp_path / "manifest.json").read_text())["law"] is None
     assert draw(tmp_path).law is None
     assert json.loads((tmp_path / "manifest.json").read_text())["law"] is None

@@ -212,8 +212,24 @@ def test_a_prior_is_saved_and_read(tmp_path: Path) -> None:
     again = fs.Prior.load(tmp_path / "prior.safetensors")
     assert str(again) == str(prior)
     (tmp_path / "prior.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="holds no prior"):
+    with pytest.raises(ValueError, match=r"is no safetensors file \(.*\): give the file that Prior.save wrote"):
         fs.Prior.load(tmp_path / "prior.safetensors")
+
+
+def test_what_is_no_prior_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"cannot be read \(it is not a plain file\): give the file"):
+        fs.Prior.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"nowhere cannot be read \(No such file.*\): give the file"):
+        fs.Prior.load(tmp_path / "nowhere")
+    for tensors, sentence in (
+        ({"weight": torch.zeros(3)}, "holds no prior, but weight: give the file"),
+        ({"states": torch.zeros(1, 2, 3)}, "holds no prior, but states: give the file"),
+        ({"states": torch.zeros(3), "predictions": torch.zeros(3)}, r"holds no prior \(.*\): give the file"),
+    ):
+        save_file(tensors, tmp_path / "other.safetensors")
+        with pytest.raises(ValueError, match=sentence) as raised:
+            fs.Prior.load(tmp_path / "other.safetensors")
+        assert len(str(raised.value).splitlines()) == 1
 
 
 def test_what_decides_on_samples_is_told() -> None:

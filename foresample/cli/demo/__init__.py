@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from foresample.cli import options
-from foresample.cli.console import require_modules
+from foresample.cli.console import echo, require_modules
 from foresample.cli.targets import require_device
 
 
@@ -39,7 +39,7 @@ def demo_command(
     shows = Shows(pretrained.load(Path(model or pretrained.EMBEDDED), device or "cpu"))
     with serve(shows, port) as server:
         address = f"http://127.0.0.1:{server.server_port}/"
-        print(f"foresample demo: {address} (on this machine only; Ctrl-C ends it)", flush=True)
+        echo(f"foresample demo: {address} (on this machine only; Ctrl-C ends it)")
         if browser:
             threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
         with suppress(KeyboardInterrupt):  # the way it ends

@@ -1,0 +1,189 @@
+"""The fingerprint of a target: a few numbers by which another target is told from the same one on another machine.
+
+    start        the first states of two samples
+    mean         the mean of every transition, at one fixed state and prediction, in blocks of steps
+    prediction   the predictions at two states of each of eight steps
+
+The states of the predictions are near those that the chain visits: two chains walk from their start with fixed noise,
+and between the eight steps the last prediction stands in for the next ones, which costs eight calls on four states.
+A number is a projection v = ⟨r, value⟩ / √d on a fixed random direction r ~ N(0, I), so a value that changes by a root
+mean square of δ changes it by about δ.
+
+Starts and means are arithmetic in the chain's own dtype: they may differ by √ε of their size, ε being the dtype's
+precision. Predictions come from a network, whose rounding depends on the machine, its threads and its dtype: a
+prediction may differ by 2⁻⁷ of its size, or by four times as much as in a second walk whose states are off by 2⁻⁸, the
+precision of bfloat16. A smaller change of a network is taken for rounding. What is NaN or infinite is left out: a
+sample that breaks may be drawn again later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import (
+    Target,
+    expand,
+    no_history,
+    predict,
+    remember,
+    start_states,
+    transition_mean,
+)
+from foresample.core.noise import START, extra_noise, normal
+from foresample.schema import Rule
+from foresample.text import printable
+
+Mark = Annotated[list[float], Rule("a number and its tolerance", lambda mark: len(mark) == 2 and mark[1] >= 0)]
+Fingerprint = dict[str, Mark]
+"""Name → a number and its tolerance."""
+
+_PATHS, _STOPS, _BLOCKS, _WALK = 2, 8, 32, 1024
+_SEED = 2**61  # away from the seeds that people choose
+_HALF = 2.0**-8  # relative precision of bfloat16
+_AT_A_TIME = 2**20  # elements of the states whose means are asked for at once
+
+
+def fingerprint(target: Target, count: int) -> Fingerprint:
+    """The fingerprint of a target, asked for samples below `count` only."""
+    with torch.no_grad():
+        return {**_means(target), **_walk(target, min(count, _PATHS * _STOPS))}
+
+
+def difference(there: Mapping[str, list[float]], here: Mapping[str, list[float]]) -> str | None:
+    """Half a sentence on how two fingerprints differ most, None if they are of one target."""
+    shared = [name for name in there if name in here]
+    if not shared:
+        return "their fingerprints have nothing in common"
+
+    def excess(name: str) -> float:
+        (one, tolerance), (two, other) = there[name], here[name]
+        return abs(one - two) / max(tolerance, other, 1e-300)
+
+    worst = max(shared, key=excess)
+    if excess(worst) <= 1:
+        return None
+    one, two = there[worst][0], here[worst][0]
+    return f"its {printable(worst)} is {one:.6g} there and {two:.6g} here, which no rounding explains"
+
+
+def joined(there: Fingerprint, here: Fingerprint) -> Fingerprint:
+    """The first fingerprint, completed by what was NaN or infinite then."""
+    return {**here, **there}
+
+
+def _means(target: Target) -> Fingerprint:
+    """The mean of every step at one state and prediction."""
+    std, shape = target.std, target.shape
+    x, prediction, direction = (_noise(target, i) for i in range(3))
+    previous = torch.stack([_noise(target, 3 + i) for i in range(no_history(target, x).numel() // x.numel())])
+    previous = previous.reshape(no_history(target, x).shape)
+    rounding = math.sqrt(torch.finfo(std.dtype).eps)
+    values, scales = [], []
+    for step in torch.arange(len(std), device=std.device).split(max(1, _AT_A_TIME // shape.numel())):
+        rows = len(step)
+        before = previous.expand(rows, *previous.shape[1:]) * expand(
+            (step > 0).to(std.dtype), previous
+        )  # none at step 0
+        seed = torch.full_like(step, _SEED)
+        mean = transition_mean(
+            target,
+            x.expand(rows, *shape).clone(),
+            prediction.expand(rows, *shape).clone(),
+            step,
+            before,
+            extra_noise(target, seed, step),
+        )
+        values.append(_projected(mean, direction))
+        scales.append(_size(mean) + _size(x) + _size(prediction))
+    marks: Fingerprint = {}
+    value, scale = torch.cat(values), torch.cat(scales)
+    weight = (
+        1 + (0.618 * torch.arange(len(std), dtype=torch.float64)) % 1
+    )  # steps that trade places are noticed
+    for block in torch.arange(len(std)).split(-(-len(std) // _BLOCKS)):
+        first, last = int(block[0]), int(block[-1])
+        name = f"mean at step {first}" if first == last else f"mean at steps {first} to {last}"
+        total = (weight * value)[block].sum() / math.sqrt(len(block))
+        _note(marks, name, total, rounding * scale[block].max())
+    return marks
+
+
+def _walk(target: Target, count: int) -> Fingerprint:
+    """Starts, and predictions along a walk near the chain.
+
+    Each path has a twin, whose state is shaken by the rounding of a network at every prediction: how far the two are
+    apart is how much rounding does, here and further on.
+    """
+    std, shape = target.std, target.shape
+    asked = getattr(target, "unrecorded", target)  # no part of a record
+    marks: Fingerprint = {}
+    paths = torch.arange(_PATHS, device=std.device)
+    seed, direction = (_SEED + paths).repeat(2), _noise(target, 2)
+    zero = torch.zeros_like(seed)
+    unit = normal(seed, shape, std.dtype, stream=START, step=zero, draw=zero)
+    x = start_states(target, unit, paths.repeat(2) % count)
+    rounding = math.sqrt(torch.finfo(std.dtype).eps)
+    for path in range(_PATHS):
+        name = f"start of sample {path % count}"
+        _note(marks, name, _projected(x, direction)[path], rounding * (_size(x) + _size(unit))[path])
+    prediction, previous = torch.zeros_like(x), no_history(target, x)
+    sound = _finite(x)
+    steps = torch.linspace(0, len(std) - 1, min(_WALK, len(std))).long().unique().tolist()
+    stops = torch.linspace(0, len(steps) - 1, min(_STOPS, len(steps))).long().unique().tolist()
+    for turn, k in enumerate(steps):
+        step = torch.full_like(seed, k)
+        extra, noise = extra_noise(target, seed, step), normal(seed, shape, std.dtype, step=step, draw=zero)
+        if turn in stops:
+            row = (_PATHS * stops.index(turn) + paths).repeat(2) % count
+            shaken = 1 + _HALF * normal(seed, shape, std.dtype, step=step, draw=zero + 1)
+            x[_PATHS:] *= shaken[_PATHS:]
+            prediction = predict(asked, x.clone(), step, row, extra).clone()
+            sound &= _finite(prediction)
+            prediction = torch.where(expand(sound, prediction), prediction, 0.0)
+            one, twin = prediction.chunk(2)
+            value, tolerance = _projected(one, direction), 2 * _HALF * _size(one)
+            tolerance = torch.maximum(tolerance, 4 * _size(one - twin))
+            for path in sound.view(2, _PATHS).all(0).nonzero().flatten().tolist():
+                name = f"prediction at step {k} of sample {int(row[path])}"
+                _note(marks, name, value[path], tolerance[path])
+        x = transition_mean(target, x, prediction, step, previous, extra) + std[k] * noise
+        previous = remember(target, prediction, previous)
+        sound &= _finite(x)
+        x = torch.where(expand(sound, x), x, 0.0)
+        if not sound.any():
+            break
+    return marks
+
+
+def _note(marks: Fingerprint, name: str, value: Tensor, tolerance: Tensor) -> None:
+    numbers = [float(f"{float(number):.10g}") for number in (value, tolerance)]
+    if all(map(math.isfinite, numbers)):
+        marks[name] = numbers
+
+
+def _finite(values: Tensor) -> Tensor:
+    """[R]: whether all values of a row are finite."""
+    return torch.isfinite(values.flatten(1)).all(1)
+
+
+def _noise(target: Target, number: int) -> Tensor:
+    """Fixed unit noise of this number, [1, *shape]."""
+    draw = torch.tensor([number], device=target.std.device)
+    seed = torch.full_like(draw, _SEED - 1)
+    return normal(seed, target.shape, target.std.dtype, step=torch.zeros_like(draw), draw=draw)
+
+
+def _projected(values: Tensor, direction: Tensor) -> Tensor:
+    """⟨r, value⟩ / √d of each row, on the host."""
+    flat = values.flatten(1).cpu().double()
+    return flat @ direction.flatten().cpu().double() / math.sqrt(flat.shape[1])
+
+
+def _size(values: Tensor) -> Tensor:
+    """The root mean square of each row, on the host."""
+    return values.flatten(1).cpu().double().square().mean(1).sqrt()

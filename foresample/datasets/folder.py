@@ -1,0 +1,215 @@
+"""The folder of a dataset: which run may write into it, and how a file gets there.
+
+    .lock     locked by the run under way; the kernel lets go of it when the process dies
+    .owner    the token of that run
+
+Ray's workers do not hold the lock, and live on for seconds after their driver was killed. So a file is put in its place
+only by a process that knows the token: it takes a shared lock on `.owner`, reads the token there, renames its file,
+and lets go. A new run writes its token under an exclusive lock on `.owner`. What a worker of an earlier run writes is
+therefore in its place before the new run looks at the folder, or it is refused.
+
+All of this happens in one opened directory. A folder that is renamed or removed, and made anew under the same name,
+gets nothing of the run that had the old one; that run notices, since the file it has locked is no longer the folder's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import uuid4
+
+from foresample.schema import open_plain
+from foresample.text import printable
+
+_LOCK, _OWNER = ".lock", ".owner"
+_LEFT_OVER = re.compile(
+    r"\.(shard-\d{5,}\.safetensors|manifest\.json|contact\.png)\.[0-9a-f]{32}\.tmp", re.ASCII
+)
+_Permit = Callable[[int], AbstractContextManager[None]]
+"""Given the descriptor of the directory, holds it while a file is put in its place."""
+
+
+class FolderLost(OSError):
+    """The folder is not the one this run began with, or another run has it now."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One run's right to write into a folder; any process can be sent one."""
+
+    folder: Path
+    token: str
+    lock: int | None = None
+    """Descriptor of the locked file, in the process that holds the lock."""
+
+    def elsewhere(self) -> Claim:
+        """The claim for a process on any machine."""
+        return replace(self, folder=self.folder.resolve(), lock=None)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a file into the folder, whole; refused if the folder is lost."""
+        self.require()
+        try:
+            write_atomically(self.folder / name, data, self._held)
+        except OSError:
+            self.require()  # a folder that is gone says so, whatever else failed
+            raise
+
+    def require(self) -> None:
+        """Refuse to go on with a folder that is lost."""
+        try:
+            with _opened(self.folder) as folder, self._held(folder):
+                pass
+        except OSError as error:
+            raise self._lost() if not isinstance(error, FolderLost) else error from None
+
+    def remove_left_overs(self) -> None:
+        """Remove temporary files of workers that died, unless the folder is lost."""
+        with suppress(OSError), _opened(self.folder) as folder, self._held(folder):
+            remove_left_overs(self.folder)
+
+    @contextmanager
+    def _held(self, folder: int) -> Iterator[None]:
+        """No other run takes this directory over until the end of the block."""
+        import fcntl
+
+        with os.fdopen(open_plain(Path(_OWNER), follow=False, folder=folder), "rb") as owner:
+            fcntl.flock(owner, fcntl.LOCK_SH)
+            if owner.read(100).decode(errors="replace") != self.token or not self._is_locked():
+                raise self._lost()
+            yield
+
+    def _is_locked(self) -> bool:
+        """Whether the file this process has locked still is the folder's; other processes know the token alone."""
+        if self.lock is None:
+            return True
+        try:
+            return _is_file(self.folder / _LOCK, self.lock)
+        except OSError:
+            return False
+
+    def _lost(self) -> FolderLost:
+        return FolderLost(
+            f"{printable(self.folder)} was moved, removed or taken over by another run while this run was writing "
+            "to it: put it back and run the same command again, or choose another folder"
+        )
+
+
+@contextmanager
+def claim_folder(folder: Path) -> Iterator[Claim]:
+    """Make the folder and have it to ourselves as long as this process lives."""
+    import fcntl  # where there is none, only datasets are missed
+
+    name = printable(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot write to {name} ({error.strerror}): choose another folder") from None
+    with _ours(folder / _LOCK, r"process \d|$") as (lock, other):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"another run ({printable(other)}) is writing to {name}: wait for it, or choose another folder"
+            ) from None
+        with suppress(OSError):  # our name is a courtesy
+            _overwrite(lock, f"process {os.getpid()} on {socket.gethostname()}")
+        claim = Claim(folder, uuid4().hex, lock)
+        with _ours(folder / _OWNER, r"[0-9a-f]{32}$|$") as (owner, _):
+            try:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BlockingIOError(
+                    f"a worker of an earlier run is writing to {name}: run the same command again when it is done"
+                ) from None
+            try:
+                _overwrite(owner, claim.token)
+            except OSError as error:
+                raise OSError(f"cannot write {name}/{_OWNER} ({error.strerror}): see to that") from None
+        claim.require()  # the folder may have been replaced since its lock was opened
+        remove_left_overs(folder)
+        try:
+            yield claim
+        finally:
+            claim.remove_left_overs()
+
+
+def write_atomically(path: Path, data: bytes, permit: _Permit = lambda folder: nullcontext()) -> None:
+    """The file is there whole, or as it was before, even if the machine stops meanwhile.
+
+    A link in its place is replaced, not followed.
+    """
+    temporary = f".{path.name}.{uuid4().hex}.tmp"
+    try:
+        with _opened(path.parent) as folder:
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                with permit(folder):
+                    os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=folder)
+                raise
+    except FolderLost:
+        raise
+    except OSError as error:
+        raise OSError(
+            f"cannot write {printable(path)} ({error.strerror}): see to that and run the same command again; "
+            "what was written before is kept"
+        ) from None
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Temporary files of runs that died: those `write_atomically` names, and nothing else."""
+    with os.scandir(folder) as found:
+        ours = [e.path for e in found if _LEFT_OVER.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+    for path in ours:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+@contextmanager
+def _ours(path: Path, content: str) -> Iterator[tuple[int, str]]:
+    """A descriptor of a file that we write, and what it says; one that others wrote is refused."""
+    try:
+        file = open_plain(path, os.O_RDWR | os.O_CREAT, follow=False)
+    except OSError as error:
+        raise OSError(f"cannot write {printable(path)} ({error.strerror}): choose another folder") from None
+    try:
+        text = os.pread(file, 200, 0).decode(errors="replace").strip()
+        if os.fstat(file).st_nlink > 1 or not re.match(content, text):  # nothing is lost by asking
+            raise OSError(f"{printable(path)} was not written by foresample: choose another folder")
+        yield file, text
+    finally:
+        os.close(file)
+
+
+def _overwrite(file: int, text: str) -> None:
+    os.ftruncate(file, 0)
+    os.pwrite(file, text.encode(), 0)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A descriptor of the directory."""
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _is_file(path: Path, file: int) -> bool:
+    """Whether this descriptor is of the file at this path."""
+    there, ours = os.lstat(path), os.fstat(file)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)

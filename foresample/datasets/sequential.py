@@ -1,0 +1,62 @@
+"""Samples of a dataset drawn by the sequential sampler, where no window is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import Target, start_states
+from foresample.core.baseline import Sequential
+from foresample.core.look import FreeLook
+from foresample.core.noise import START, extra_noise, normal
+from foresample.engine.slots import Finished
+
+METHOD = "sequential"
+"""The method of such a dataset, whose window is 0."""
+
+
+class SequentialDraws:
+    """Draws what `Engine.draw` draws, a batch of `slots` samples at a time; all samples take as many calls."""
+
+    def __init__(self, target: Target, slots: int, *, graph: bool = False, look: bool = True) -> None:
+        self.target, self.slots, self.method = target, slots, METHOD
+        self.sampler = Sequential(target, slots, graph=graph)
+        self.look = FreeLook(slots, getattr(target, "unrecorded", None)) if look else None
+
+    def draw(
+        self, parts: Iterable[tuple[Tensor, Tensor]], *, stop: Callable[[], bool] | None = None
+    ) -> Iterator[Finished]:
+        """Samples given in parts, (indices, seeds). `stop` is asked before a batch is begun."""
+        for index, seeds in _batches(parts, self.slots, stop):
+            self._look(index, seeds)
+            x, fault = self.sampler.draw(index, seeds)
+            cost = torch.full_like(index, len(self.target.std))
+            yield Finished(index, x, cost, cost.clone(), fault)
+
+    def _look(self, index: Tensor, seeds: Tensor) -> None:
+        """Refuse a target that does not treat each row by itself, at the first states of the first batch."""
+        if self.look is None or self.look.done:
+            return
+        std = self.target.std
+        row, seed = (values[: self.look.states].to(std.device) for values in (index, seeds))
+        zero = torch.zeros_like(row)
+        with torch.no_grad():
+            unit = normal(seed, self.target.shape, std.dtype, stream=START, step=zero, draw=zero)
+            x = start_states(self.target, unit, row)
+            self.look.predict(self.target, x, zero, row, extra_noise(self.target, seed, zero))
+
+
+def _batches(
+    parts: Iterable[tuple[Tensor, Tensor]], size: int, stop: Callable[[], bool] | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The parts' samples in batches of this size; the last one may be smaller."""
+    coming, waiting = iter(parts), (torch.empty(0, dtype=torch.int64),) * 2
+    while stop is None or not stop():
+        while len(waiting[0]) < size and (part := next(coming, None)) is not None:
+            waiting = torch.cat([waiting[0], part[0]]), torch.cat([waiting[1], part[1]])
+        if not len(waiting[0]):
+            return
+        yield waiting[0][:size], waiting[1][:size]
+        waiting = waiting[0][size:], waiting[1][size:]
