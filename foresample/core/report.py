@@ -97,7 +97,7 @@ class Report:
     """Network calls in a call of the target: 2 for second-order steps, of both samplers alike."""
     speedup: float = math.nan
     look_calls: int = 0
-    """Calls on at most four states that made sure the target has a law (`core.look`); not among the calls above."""
+    """Calls on few states that made sure the target has a distribution (`core.look`); not among the calls above."""
     slots: int = 0
     """Samples under way at a time, at most."""
     occupancy: float = math.nan
@@ -145,7 +145,7 @@ class Report:
             ("seconds", f"{self.seconds:.2f} ({self.target_seconds:.2f} in the target)"),
         ]
         if self.look_calls:
-            lines.append(("calls to look at it", f"{self.look_calls}, on at most 4 states"))
+            lines.append(("calls to look at it", f"{self.look_calls}, on few states"))
         if str(self.evidence):
             lines.append(("evidence", str(self.evidence)))
         width = max(len(name) for name, _ in lines)

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
+from foresample.integrations.fingerprint import Unchanged
 from foresample.integrations.turns import REMEDY, Refused, require_shape
 
 STEPS = 3
@@ -65,8 +66,8 @@ class Seen:
 class Watch:
     """Stands where a `Session` does, and lets everything pass."""
 
-    def __init__(self, pipe: Any) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: Any, look: bool = True) -> None:
+        self.pipe, self.unchanged = pipe, Unchanged(pipe, counters=not look)
         self.seen: list[Seen] = []
         self.calls = 0
         self.timesteps = torch.empty(0)
@@ -87,6 +88,22 @@ class Watch:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.clock.append(perf_counter())
+
+    def evaluate(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A network of the pipeline is called by the loop, which must not have changed one since the last call."""
+        self.calls += 1
+        found = self.unchanged.change()
+        if found is not None:
+            raise Refused(
+                f"at step {len(self.seen)} the pipeline's loop changes {found}, so its steps are not alike; {REMEDY}"
+            )
+        self.unchanged.watch(name)
+        output = call(*args, **kwargs)
+        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+        found = self.unchanged.accept({size for tensor in tensors for size in tensor.shape})
+        if found is not None:
+            raise Refused(found)
+        return output
 
     def step(self, original: Callable[..., Any], bound: dict[str, Any]) -> Any:
         sample, output = bound["sample"].clone(), bound["model_output"].clone()
