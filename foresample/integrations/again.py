@@ -103,7 +103,7 @@ class AskAgain:
         if not self.new and session.callback is None:
             return
         for recorded in session.recorded:
-            kept = recorded.kept or recorded.asked
+            kept = recorded.kept
             if kept is not None and kept.turn < session.turn:
                 session.report.look_calls += 1
                 self._require_alike(recorded, kept, self._once_more(recorded, kept, 1, 0))

@@ -486,9 +486,9 @@ class Session:
         if len(states) != copies * self.rows:
             raise Refused(f"at step {self.turn} the pipeline gives its {recorded.name} other states; {REMEDY}")
         self._require_states(recorded, states)
-        recorded.asked, recorded.kept = recorded.kept, None
         kept, evaluated = self._kept(copies, states.device), None
         if self.drafted:
+            recorded.asked, recorded.kept = recorded.kept, None
             real = states[kept].unflatten(0, (copies, self.drafted))
             step = self.step[: self.drafted]
             if self.again is not None:
@@ -549,7 +549,7 @@ class Session:
                 if not (close(seen, before) and close(seen[:, :1], anchor)):
                     raise self._other(recorded, path[0])
             result = plain[chosen]
-            if recorded.kept is not None and isinstance(value, self.wrap):
+            if recorded.kept is not None and self.drafted and isinstance(value, self.wrap):
                 recorded.kept.side[path] = result.unflatten(0, (copies, self.drafted))[
                     :, [recorded.kept.number]
                 ]
