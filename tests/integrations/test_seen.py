@@ -237,7 +237,7 @@ LOOKED = {case.pipeline: case for case in EXACT if case.pipeline in [f"{kind}Pip
 def test_the_look_costs_no_call_and_one_state(case: Case, tmp_path: Path) -> None:
     """The same calls, images and report, one state more in each; once for a configuration, one state at the end."""
     pipe, rows = case.build(tmp_path), list[int]()
-    for name in ("unet", "transformer", "transformer_2"):
+    for name in ("unet", "transformer", "transformer_2", "controlnet"):
         if getattr(pipe, name, None) is not None:
             getattr(pipe, name).register_forward_pre_hook(
                 lambda module, args, kwargs: rows.append(len([*args, *kwargs.values()][0])), with_kwargs=True
