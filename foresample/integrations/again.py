@@ -54,6 +54,14 @@ class Kept:
     """[copies, 1, …], for each tensor returned."""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A network call that the untouched loop made."""
+
+    states: Tensor
+    output: Any
+
+
 class AskAgain:
     """Keeps one state of each turn of a session, and asks for it again in the next."""
 
@@ -61,6 +69,13 @@ class AskAgain:
         """`rounding`: the difference allowed for each network, from earlier runs of this configuration. `new`: there
         were none."""
         self.session, self.rounding, self.new = session, rounding, new
+        self.since_watched: dict[str, float] = {}
+
+    def as_watched(self, name: str, watched: Answered, states: Tensor, output: Any) -> None:
+        """The untouched loop was watched from the same noise: its first call is this run's first once more."""
+        if watched.states.shape == states.shape and torch.equal(watched.states, states):
+            before, now = (_batched(watched.output, tree, len(states)) for tree in (watched.output, output))
+            self.since_watched[name] = _largest_change(before, now)
 
     def keep_first(self, recorded: Recorded) -> None:
         """Keep the first image's state of turn 0."""
@@ -69,6 +84,10 @@ class AskAgain:
         states = recorded.states.unflatten(0, (recorded.copies, session.images))[:, :1]
         recorded.kept = Kept(0, 0, states, zero, zero, session.images, 0)
         recorded.kept.answers = self._answers(recorded, recorded.output, 0)
+        found = self.since_watched.pop(recorded.name, 0.0)
+        if found > DIFFERS:
+            self._require_law(recorded)
+            raise self._changed(recorded, "in three steps of the untouched loop", found)
 
     def going_along(self, recorded: Recorded, states: Tensor, step: Tensor) -> Tensor:
         """Choose which of a call's states, [copies, drafted, …], to keep; return the steps of all in the call."""
@@ -132,17 +151,25 @@ class AskAgain:
         session.report.look_calls += 1
         if same and recorded.name in self.rounding:  # rows are by themselves: that was found before
             return
+        self._require_law(recorded)
+        if not same:
+            between = f"between step {kept.turn} and step {session.turn} of its loop"
+            raise self._changed(recorded, between, found)
+        session.report.look_calls += len(MATES)
+
+    def _require_law(self, recorded: Recorded) -> None:
+        """Refuse a network that draws random numbers, mixes rows or keeps state from one call to the next: two calls."""
+        session = self.session
         _, cause = dependence(partial(session._asked, recorded), partial(session._shift, recorded))
         if cause is not None:
             what = str(cause).replace("the target", f"the pipeline's {recorded.name}", 1)
             raise Refused(f"{what} (look=False draws with it all the same, inexactly)")
-        if not same:
-            raise Refused(
-                f"the pipeline's {recorded.name} was changed between step {kept.turn} and step {session.turn} of its "
-                f"loop: asked the same again, its answer changes by {found:.1e} of its size; take out what changes it "
-                f"(a callback, a hook, a cache), or {REMEDY}"
-            )
-        session.report.look_calls += len(MATES)
+
+    def _changed(self, recorded: Recorded, between: str, found: float) -> Refused:
+        return Refused(
+            f"the pipeline's {recorded.name} was changed {between}: asked the same again, its answer changes by "
+            f"{found:.1e} of its size; take out what changes it (a callback, a hook, a cache), or {REMEDY}"
+        )
 
     def _once_more(self, recorded: Recorded, kept: Kept, rows: int, place: int) -> dict[Path, Tensor]:
         """A kept state's answers in a call of so many states, in this place among others."""

@@ -32,6 +32,7 @@ from foresample.contracts import Drafter, require_drafter
 from foresample.core.look import DIFFERS
 from foresample.core.noise import seeds_of
 from foresample.drafters import Replay
+from foresample.integrations.again import Answered
 from foresample.integrations.caches import require_no_cache
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
 from foresample.integrations.turns import REMEDY, Refused, Session, Settings
@@ -112,6 +113,7 @@ class AcceleratedPipeline:
         self._methods = {
             name: getattr(self.scheduler, name) for name in _PATCHED if hasattr(self.scheduler, name)
         }
+        self._answered: dict[str, Answered] = {}  # by the networks while they were watched, for the next run
         self._stand_ins: dict[str, Any] = {}
         self._positional = 0  # arguments by position in the loop's call of a network under way
         self._install()
@@ -217,6 +219,7 @@ class AcceleratedPipeline:
         session = Session(
             self.pipe, settings, seeds, callback, self._states_class, networks, self.look, rounding, new
         )
+        session.watched, self._answered = self._answered, {}
         if self.trace:
             session.explain = functools.partial(self._explain, session)
         self.session = session
@@ -251,6 +254,7 @@ class AcceleratedPipeline:
                 pass
             finally:
                 self.session = None
+        self._answered = watch.answered
         return watch.conclude()
 
     def _fastest(self, key: Any, bound: inspect.BoundArguments) -> int | None:

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
+from foresample.integrations.again import Answered
 from foresample.integrations.fingerprint import Unchanged
 from foresample.integrations.turns import REMEDY, Refused, require_shape
 
@@ -72,6 +73,8 @@ class Watch:
         self.calls = 0
         self.timesteps = torch.empty(0)
         self.turning = False
+        self.answered: dict[str, Answered] = {}
+        """The first call of each network."""
         self.clock: list[float] = []
 
     def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
@@ -98,7 +101,9 @@ class Watch:
                 f"at step {len(self.seen)} the pipeline's loop changes {found}, so its steps are not alike; {REMEDY}"
             )
         self.unchanged.watch(name)
+        states = [*args, *kwargs.values()][0].clone()
         output = call(*args, **kwargs)
+        self.answered.setdefault(name, Answered(states, output))
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
         found = self.unchanged.accept({size for tensor in tensors for size in tensor.shape})
         if found is not None:

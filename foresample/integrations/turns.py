@@ -40,7 +40,7 @@ from foresample.core.look import STATES
 from foresample.core.report import Commit, Report, Tally
 from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
 from foresample.engine.slots import HandedRounds
-from foresample.integrations.again import MATES, AskAgain, Kept
+from foresample.integrations.again import MATES, Answered, AskAgain, Kept
 from foresample.integrations.fingerprint import Unchanged
 from foresample.integrations.refusal import REMEDY as REMEDY
 from foresample.integrations.refusal import Refused as Refused
@@ -135,6 +135,7 @@ class Session:
         self.callback, self.wrap, self.look = callback, wrap, look
         self.networks, self.routes = networks, _routes(pipe)
         self.again = AskAgain(self, rounding, new) if look else None
+        self.watched: dict[str, Answered] = {}  # by the untouched loop, before this run
         self.unchanged = Unchanged(pipe, counters=not look)
         self.straddled: set[int] = set()  # turns in which both networks of a route had to run
         self.turn = -1  # of the loop; −1 before it
@@ -454,6 +455,8 @@ class Session:
             rest = _copied({k: v for k, v in bound.items() if k not in (parameters[0], time_name)})
             given = states.clone()
             output = self._call(self.networks[name], bound)
+            if self.again is not None and name in self.watched:
+                self.again.as_watched(name, self.watched.pop(name), given, output)
             names = parameters[0], time_name
             self.recorded.append(Recorded(name, given, rest, output, names))
             self.called += 1
