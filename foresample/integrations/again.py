@@ -158,7 +158,7 @@ class AskAgain:
         session.report.look_calls += len(MATES)
 
     def _require_law(self, recorded: Recorded) -> None:
-        """Refuse a network that draws random numbers, mixes rows or keeps state from one call to the next: two calls."""
+        """Refuse a network that draws random numbers, mixes rows or keeps state between calls: two calls."""
         session = self.session
         _, cause = dependence(partial(session._asked, recorded), partial(session._shift, recorded))
         if cause is not None:

@@ -246,8 +246,8 @@ class Session:
             raise Refused(f"the pipeline stepped its scheduler outside of its loop over timesteps; {REMEDY}")
         with torch.no_grad():
             if self.turn == 0:
-                states = self._first(_plain(output), _plain(sample), bound)
                 self.unchanged.watch("scheduler")
+                states = self._first(_plain(output), _plain(sample), bound)
             else:
                 self._require_unchanged()
                 self._require_same_step(bound)

@@ -197,7 +197,7 @@ IN_CALLBACKS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("when", [3, 11])
+@pytest.mark.parametrize("when", [0, 3, 11])
 @pytest.mark.parametrize("name", IN_CALLBACKS)
 def test_a_callback_that_changes_a_module_is_refused(name: str, when: int, pipe: Any) -> None:
     """Also at the last step, when all images are done."""
