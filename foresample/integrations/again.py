@@ -56,10 +56,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Answered:
-    """A network call that the untouched loop made."""
+    """A network call that the untouched loop made, copied: loops may write into what they get."""
 
     states: Tensor
-    output: Any
+    answers: dict[Path, Tensor]
+
+    @classmethod
+    def of(cls, states: Tensor, output: Any) -> Answered:
+        answers = _batched(output, output, len(states))
+        return cls(states, {path: answer.clone() for path, answer in answers.items()})
 
 
 class AskAgain:
@@ -74,8 +79,8 @@ class AskAgain:
     def as_watched(self, name: str, watched: Answered, states: Tensor, output: Any) -> None:
         """The untouched loop was watched from the same noise: its first call is this run's first once more."""
         if watched.states.shape == states.shape and torch.equal(watched.states, states):
-            before, now = (_batched(watched.output, tree, len(states)) for tree in (watched.output, output))
-            self.since_watched[name] = _largest_change(before, now)
+            now = _batched(output, output, len(states))
+            self.since_watched[name] = _largest_change(watched.answers, now)
 
     def keep_first(self, recorded: Recorded) -> None:
         """Keep the first image's state of turn 0."""

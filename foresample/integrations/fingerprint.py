@@ -73,7 +73,7 @@ class _Part:
                 if name in _HARMLESS:
                     continue
                 before, after = self.before.get(name, _UNSET), self.now.get(name, _UNSET)
-                if not _alike(before, after):
+                if not alike(before, after):
                     yield from self._inside(name, before, after)
         for name, tensor, address, version in self.tensors:
             if (address, version) != _edition(tensor):
@@ -86,7 +86,7 @@ class _Part:
             return
         for key in dict.fromkeys([*before, *after]):
             one, two = before.get(key, _UNSET), after.get(key, _UNSET)
-            if not _alike(one, two):
+            if not alike(one, two):
                 where = (
                     self.name if name in ("_parameters", "_buffers", "_modules") else _joined(self.name, name)
                 )
@@ -129,10 +129,11 @@ class Unchanged:
             if name not in self.prints:
                 self.prints[name] = Fingerprint(getattr(self.pipe, name))
 
-    def change(self) -> str | None:
-        """An attribute that something else than a call changed, as a phrase."""
+    def change(self, *names: str) -> str | None:
+        """An attribute (of the parts with these names, or of all) that something else than a call changed, as a
+        phrase."""
         for name, fingerprint in self.prints.items():
-            found = fingerprint.change()
+            found = None if names and name not in names else fingerprint.change()
             if found is not None:
                 return f"its {name} ({found})"
         return None
@@ -140,13 +141,18 @@ class Unchanged:
     def accept(self, sizes: Set[int]) -> str | None:
         """A network was called with tensors of these sizes: take its own changes; a sentence if it counts."""
         for name, fingerprint in self.prints.items():
-            found = fingerprint.accept(sizes)
+            found = None if name == "scheduler" else fingerprint.accept(sizes)
             if found is not None and not self.counters:
                 return (
                     f"the pipeline's {name} keeps a number between calls ({found}), on which its answers may depend; "
                     f"take it out of the network, or {REMEDY} (look=False draws with it all the same)"
                 )
         return None
+
+
+def values_of(thing: Any) -> dict[str, Any]:
+    """The attributes of an object, its tensors copied."""
+    return {k: v.clone() if isinstance(v, Tensor) else _copied(v) for k, v in vars(thing).items()}
 
 
 def _parts(name: str, thing: Any) -> Iterator[_Part]:
@@ -193,7 +199,7 @@ def _edition(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
 
 
-def _alike(one: Any, two: Any) -> bool:
+def alike(one: Any, two: Any) -> bool:
     """Whether two values are equal; numbers but for rounding, since a scale that was taken off and put on rounds."""
     if one is two:
         return True
@@ -202,9 +208,9 @@ def _alike(one: Any, two: Any) -> bool:
     if isinstance(one, Tensor) or isinstance(two, Tensor):
         return type(one) is type(two) and one.shape == two.shape and torch.equal(one, two)
     if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(_alike(v, two[k]) for k, v in one.items())
+        return one.keys() == two.keys() and all(alike(v, two[k]) for k, v in one.items())
     if type(one) in (list, tuple) and type(one) is type(two):
-        return len(one) == len(two) and all(map(_alike, one, two))
+        return len(one) == len(two) and all(map(alike, one, two))
     try:
         return bool(one == two)
     except Exception:

@@ -34,6 +34,7 @@ from foresample.core.noise import seeds_of
 from foresample.drafters import Replay
 from foresample.integrations.again import Answered
 from foresample.integrations.caches import require_no_cache
+from foresample.integrations.fingerprint import alike, values_of
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
 from foresample.integrations.turns import REMEDY, Refused, Session, Settings
 
@@ -98,6 +99,8 @@ class AcceleratedPipeline:
         """What was watched, for each configuration."""
         self.rounding: dict[Any, dict[str, float]] = {}
         """For each configuration that was drawn before: how far the answers of its networks may differ."""
+        self.replayed: dict[Any, dict[str, Any]] = {}
+        """For each configuration, the scheduler whose `step` was replayed."""
         self.windows: dict[Any, int | None] = {}
         """What `window="auto"` found, for each configuration; None: no window is faster than the pipeline itself."""
         self._pipeline_class = type(pipe)
@@ -221,7 +224,7 @@ class AcceleratedPipeline:
         )
         session.watched, self._answered = self._answered, {}
         if self.trace:
-            session.explain = functools.partial(self._explain, session)
+            session.explain = functools.partial(self._explain, session, key)
         self.session = session
         try:
             result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
@@ -347,9 +350,14 @@ class AcceleratedPipeline:
             trusted.append("differences of the network's rounding")
         evidence.trusted = [*trusted, "answers at states that were not asked again"]
 
-    def _explain(self, session: Session, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
+    def _explain(self, session: Session, key: Any, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
+        """The scheduler's own `step` at all steps, unless this very scheduler was replayed before."""
+        scheduler = values_of(self.scheduler)
+        if key in self.replayed and alike(self.replayed[key], scheduler):
+            return
         step, told = self._methods["step"], session.step_names
         replay_scheduler(self.scheduler, step, chain, session.timesteps, x, arguments, session.start, told)
+        self.replayed[key] = scheduler
 
 
 def _networks(pipe: Any) -> dict[str, torch.nn.Module]:

@@ -101,10 +101,11 @@ class Watch:
                 f"at step {len(self.seen)} the pipeline's loop changes {found}, so its steps are not alike; {REMEDY}"
             )
         self.unchanged.watch(name)
-        states = [*args, *kwargs.values()][0].clone()
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        states = tensors[0].clone() if tensors and name not in self.answered else None
         output = call(*args, **kwargs)
-        self.answered.setdefault(name, Answered(states, output))
-        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+        if states is not None:
+            self.answered[name] = Answered.of(states, output)
         found = self.unchanged.accept({size for tensor in tensors for size in tensor.shape})
         if found is not None:
             raise Refused(found)

@@ -249,7 +249,7 @@ class Session:
                 self.unchanged.watch("scheduler")
                 states = self._first(_plain(output), _plain(sample), bound)
             else:
-                self._require_unchanged()
+                self._require_unchanged("scheduler")
                 self._require_same_step(bound)
                 states = self._next(_plain(output), _plain(sample))
         self.own_seconds += perf_counter() - started
@@ -448,8 +448,9 @@ class Session:
             )
         self._require_time(name, bound[time_name], len(states), states.dtype)
         name = self._first_of_route(name)
-        self._require_unchanged()
-        self.unchanged.watch(name, *(route.later for first, route in self.routes.items() if first == name))
+        served_by = name, *(route.later for first, route in self.routes.items() if first == name)
+        self._require_unchanged(*served_by)
+        self.unchanged.watch(*served_by)
         if self.turn == 0:
             # Copied before the call: some networks empty the lists they are given.
             rest = _copied({k: v for k, v in bound.items() if k not in (parameters[0], time_name)})
@@ -736,8 +737,8 @@ class Session:
             f"the states are of other steps; {REMEDY}"
         )
 
-    def _require_unchanged(self) -> None:
-        found = self.unchanged.change()
+    def _require_unchanged(self, *names: str) -> None:
+        found = self.unchanged.change(*names)
         if found is not None:
             raise Refused(
                 f"at step {self.turn} the pipeline's loop changes {found}, while the states are of other steps; "
