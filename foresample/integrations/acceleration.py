@@ -70,8 +70,8 @@ def accelerate(
         pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
         trace: watch three steps of the untouched loop first (of a pipeline, once per configuration: `foresample_trace`
             tells what that took), and refuse what the chain does not explain.
-        look: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of the
-            call before again, whose answer must not change; the report's `evidence` tells the outcome.
+        look: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of
+            the call before again, whose answer must not change; the report's `evidence` tells the outcome.
     """
     if window != "auto":
         window = at_least_one("window", window)
