@@ -26,6 +26,8 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
+from foresample.integrations.again import AskAgain
+from foresample.integrations.fingerprint import Unchanged
 from foresample.integrations.turns import Refused
 
 diffusers = pytest.importorskip("diffusers")
@@ -148,7 +150,7 @@ MODULES = [
     "{p}._a_note = {b}",
     "{p}._guidance_scale = {c}",
     "{p}.scheduler.alphas_cumprod.mul_({b})",
-    "{p}.scheduler.register_to_config(clip_sample=False)",
+    "{p}.scheduler.register_to_config(clip_sample=True)",
     "{p}.scheduler.register_to_config(thresholding=True)",
     "{p}.scheduler.variance_type = 'fixed_large'",
     "{p}.scheduler.one = torch.tensor({a})",
@@ -229,7 +231,7 @@ class Fuzzed:
     """A pipeline that is as new before each run."""
 
     def __init__(self, folder: Path) -> None:
-        scheduler = diffusers.DDPMScheduler(clip_sample=True, steps_offset=1)
+        scheduler = diffusers.DDPMScheduler(clip_sample=False, steps_offset=1)
         self.pipe = stable_diffusion(folder, scheduler)
         for module in self.pipe.unet.modules():
             if isinstance(module, nn.Dropout):
@@ -241,8 +243,8 @@ class Fuzzed:
         }
         told = torch.Generator().manual_seed(3)
         self.arguments = {
-            "prompt_embeds": torch.randn(2, 5, 16, generator=told),
-            "negative_prompt_embeds": torch.randn(2, 5, 16, generator=told),
+            "prompt_embeds": torch.randn(6, 5, 16, generator=told),
+            "negative_prompt_embeds": torch.randn(6, 5, 16, generator=told),
             "num_inference_steps": STEPS,
             "height": 8,
             "width": 8,
@@ -390,6 +392,36 @@ def test_every_change_ends_exact_or_refused(fuzzed: Fuzzed) -> None:
 )
 def test_some_of_them(fuzzed: Fuzzed, where: str, what: str, when: str, end: str) -> None:
     assert fuzzed.outcome(changed(where, what, when)) == end
+
+
+TWINS: dict[str, Callable[[Fuzzed], str]] = {
+    "weights in the loop": lambda f: f.outcome(
+        changed(START, "self.unet.conv_out.weight.data.mul_(0.5)", "i == 4")
+    ),
+    "a hidden switch": lambda f: f.outcome(changed(START, "SWITCH.update(scale=0.5)", "i == 4")),
+    "a callback": lambda f: f.outcome(callback=lambda pipe, i, t, k: SWITCH.update(scale=1 + (i == 3)) or k),
+    "dropout after the first image": lambda f: f.outcome(between=lambda: f.pipe.unet.train()),
+    "a cache": lambda f: f.outcome(
+        prepare=lambda: setattr(f.pipe.unet, "conv_out", Cache(f.pipe.unet.conv_out, "alternate", 2, 0.5, True))
+    ),
+}
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("name", TWINS)
+def test_without_asking_again_the_fuzz_would_notice(
+    name: str, fuzzed: Fuzzed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken twins: changes that are refused, with the guards switched off.
+
+    They are late ones: before drafts are kept, the loop's own step is that of all states.
+    """
+    assert TWINS[name](fuzzed) == "refused"
+    monkeypatch.setattr(Unchanged, "change", lambda *args: None)
+    monkeypatch.setattr(AskAgain, "_require_alike", lambda *args: None)
+    monkeypatch.setattr(AskAgain, "as_watched", lambda *args: None)
+    with pytest.raises(AssertionError):
+        TWINS[name](fuzzed)
 
 
 if __name__ == "__main__":
