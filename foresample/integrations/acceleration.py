@@ -89,7 +89,8 @@ def accelerate(
             pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three
             steps; any other policy's loop runs along with every plan, which adds no network calls. trace=False means
             that you vouch for the loop: that it draws from its scheduler's chain.
-        look: as for `sample`, at the first use of a configuration; a pipeline's look is a state more in a call.
+        look: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of
+            the call before again, whose answer must not change; the report's `evidence` tells the outcome.
     """
     options = {name: value for name, value in locals().items() if name != "served"}
     kind = _kind(served)

@@ -29,8 +29,12 @@ from torch import Tensor
 
 from foresample.chains import scheduler_chain
 from foresample.contracts import Drafter, require_drafter
+from foresample.core.look import DIFFERS
 from foresample.core.noise import seeds_of
 from foresample.drafters import Replay
+from foresample.integrations.again import Answered
+from foresample.integrations.caches import require_no_cache
+from foresample.integrations.fingerprint import alike, values_of
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
 from foresample.integrations.turns import REMEDY, Refused, Session, Settings
 
@@ -93,8 +97,10 @@ class AcceleratedPipeline:
         self.session: Session | Watch | None = None
         self.traces: dict[Any, Trace] = {}
         """What was watched, for each configuration."""
-        self.drawn: set[Any] = set()
-        """Configurations that were drawn before: traced and looked at."""
+        self.rounding: dict[Any, dict[str, float]] = {}
+        """For each configuration that was drawn before: how far the answers of its networks may differ."""
+        self.replayed: dict[Any, dict[str, Any]] = {}
+        """For each configuration, the scheduler whose `step` was replayed."""
         self.windows: dict[Any, int | None] = {}
         """What `window="auto"` found, for each configuration; None: no window is faster than the pipeline itself."""
         self._pipeline_class = type(pipe)
@@ -110,6 +116,7 @@ class AcceleratedPipeline:
         self._methods = {
             name: getattr(self.scheduler, name) for name in _PATCHED if hasattr(self.scheduler, name)
         }
+        self._answered: dict[str, Answered] = {}  # by the networks while they were watched, for the next run
         self._stand_ins: dict[str, Any] = {}
         self._positional = 0  # arguments by position in the loop's call of a network under way
         self._install()
@@ -188,6 +195,7 @@ class AcceleratedPipeline:
         if self.pipe.scheduler is not self.scheduler:
             raise RuntimeError("the pipeline's scheduler was replaced: call foresample.accelerate(pipe) again")
         self._require_same_networks()
+        require_no_cache(self.networks)
         arguments = bound.arguments
         if type(self.scheduler).__name__.startswith("DDIM") and not arguments.get("eta"):
             scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
@@ -209,13 +217,14 @@ class AcceleratedPipeline:
     ) -> Any:
         settings = Settings(window, self.drafter, self.block, self.recycle)
         seeds = _stream_seeds(bound.arguments.get("generator"))
-        new = key not in self.drawn
+        new, rounding = key not in self.rounding, dict(self.rounding.get(key, {}))
         networks = {name: self._caller(network) for name, network in self.networks.items()}
         session = Session(
-            self.pipe, settings, seeds, callback, self._states_class, networks, look=new and self.look
+            self.pipe, settings, seeds, callback, self._states_class, networks, self.look, rounding, new
         )
-        if new and self.trace:
-            session.explain = functools.partial(self._explain, session)
+        session.watched, self._answered = self._answered, {}
+        if self.trace:
+            session.explain = functools.partial(self._explain, session, key)
         self.session = session
         try:
             result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
@@ -230,7 +239,8 @@ class AcceleratedPipeline:
             ) from error
         finally:
             self.session = None
-        self.drawn.add(key)
+        self.rounding[key] = rounding
+        self._tell(session, key)
         self.pipe.foresample_report = session.report
         if key in self.traces:
             self.pipe.foresample_trace = self.traces[key]
@@ -238,7 +248,7 @@ class AcceleratedPipeline:
 
     def _watch(self, bound: inspect.BoundArguments) -> Trace:
         """Three steps of the untouched loop, with copies of the generators."""
-        watch = Watch(self.pipe)
+        watch = Watch(self.pipe, self.look)
         with _undisturbed(self.pipe, bound) as arguments:
             self.session = watch
             try:
@@ -247,6 +257,7 @@ class AcceleratedPipeline:
                 pass
             finally:
                 self.session = None
+        self._answered = watch.answered
         return watch.conclude()
 
     def _fastest(self, key: Any, bound: inspect.BoundArguments) -> int | None:
@@ -313,8 +324,8 @@ class AcceleratedPipeline:
 
     def _evaluate(self, name: str, network: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         session = self.session
-        if isinstance(session, Watch):
-            session.calls += session.turning
+        if isinstance(session, Watch) and session.turning:
+            return session.evaluate(name, call, args, kwargs)
         if not isinstance(session, Session) or not session.inside:
             return call(*args, **kwargs)
         signature, self._positional = _signature(network), len(args)
@@ -329,9 +340,24 @@ class AcceleratedPipeline:
                 args, kwargs = session.aligned((args, kwargs))
         return Tensor.__torch_function__.__func__(kind, func, types, args, kwargs)  # type: ignore[attr-defined]
 
-    def _explain(self, session: Session, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
+    def _tell(self, session: Session, key: Any) -> None:
+        """What the run checked, and what it took on trust."""
+        evidence = session.report.evidence
+        if key in self.traces:
+            evidence.steps_replayed = self.traces[key].steps + self.trace * session.turns_expected
+        trusted = [name for name, on in (("look=False", self.look), ("trace=False", self.trace)) if not on]
+        if evidence.largest_change > DIFFERS:
+            trusted.append("differences of the network's rounding")
+        evidence.trusted = [*trusted, "answers at states that were not asked again"]
+
+    def _explain(self, session: Session, key: Any, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
+        """The scheduler's own `step` at all steps, unless this very scheduler was replayed before."""
+        scheduler = values_of(self.scheduler)
+        if key in self.replayed and alike(self.replayed[key], scheduler):
+            return
         step, told = self._methods["step"], session.step_names
         replay_scheduler(self.scheduler, step, chain, session.timesteps, x, arguments, session.start, told)
+        self.replayed[key] = scheduler
 
 
 def _networks(pipe: Any) -> dict[str, torch.nn.Module]:

@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
+from foresample.integrations.again import Answered
+from foresample.integrations.fingerprint import Unchanged
 from foresample.integrations.turns import REMEDY, Refused, require_shape
 
 STEPS = 3
@@ -65,12 +67,14 @@ class Seen:
 class Watch:
     """Stands where a `Session` does, and lets everything pass."""
 
-    def __init__(self, pipe: Any) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: Any, look: bool = True) -> None:
+        self.pipe, self.unchanged = pipe, Unchanged(pipe, counters=not look)
         self.seen: list[Seen] = []
         self.calls = 0
         self.timesteps = torch.empty(0)
         self.turning = False
+        self.answered: dict[str, Answered] = {}
+        """The first call of each network."""
         self.clock: list[float] = []
 
     def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
@@ -87,6 +91,25 @@ class Watch:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.clock.append(perf_counter())
+
+    def evaluate(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A network of the pipeline is called by the loop, which must not have changed one since the last call."""
+        self.calls += 1
+        found = self.unchanged.change()
+        if found is not None:
+            raise Refused(
+                f"at step {len(self.seen)} the pipeline's loop changes {found}, so its steps are not alike; {REMEDY}"
+            )
+        self.unchanged.watch(name)
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        states = tensors[0].clone() if tensors and name not in self.answered else None
+        output = call(*args, **kwargs)
+        if states is not None:
+            self.answered[name] = Answered.of(states, output)
+        found = self.unchanged.accept({size for tensor in tensors for size in tensor.shape})
+        if found is not None:
+            raise Refused(found)
+        return output
 
     def step(self, original: Callable[..., Any], bound: dict[str, Any]) -> Any:
         sample, output = bound["sample"].clone(), bound["model_output"].clone()

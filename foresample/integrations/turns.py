@@ -15,6 +15,8 @@ turn. That is what is checked, in every turn, and nothing is taken on trust:
                    values of the image and the state's own step (a known region)
     the networks   are called in the same order, with the states and the arguments of turn 0
     guidance       makes the same of the witnesses' outputs in all turns
+    modules        and the scheduler are changed by nobody but the networks' own calls (`fingerprint`)
+    answers        are the same when a state of the turn before is asked again (`again`)
 
 Witnesses are heavy-tailed, so that a clamp or a blend shows at any size.
 """
@@ -34,19 +36,20 @@ from foresample.chains import Chain, scheduler_chain
 from foresample.chains.chain import per_row
 from foresample.contracts import Drafter, no_history
 from foresample.core import noise as streams
-from foresample.core.look import DIFFERS, STATES, change, dependence
+from foresample.core.look import STATES
 from foresample.core.report import Commit, Report, Tally
 from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
 from foresample.engine.slots import HandedRounds
+from foresample.integrations.again import MATES, Answered, AskAgain, Kept
+from foresample.integrations.fingerprint import Unchanged
+from foresample.integrations.refusal import REMEDY as REMEDY
+from foresample.integrations.refusal import Refused as Refused
 from foresample.targets import ChainTarget
 
-REMEDY = "call foresample.restore(pipe) first"
 TIMES = ("timestep", "timesteps", "t")
 """What networks call the argument that tells them the step."""
 WITHOUT_ROWS = ("img_ids", "txt_ids", "image_rotary_emb")
 """Arguments whose first dimension is never the batch."""
-MATES = ((3.0, 0), (-2.0, -1))
-"""A network is looked at: what its mates' states are multiplied with, before 1 is added, and the step they are told."""
 OWN = (
     "model_output",
     "timestep",
@@ -57,10 +60,6 @@ OWN = (
     "return_dict",
 )
 """Arguments of `step` that follow the loop; the others must stay the same."""
-
-
-class Refused(RuntimeError):
-    """The pipeline does something that the chain does not contain, so its law would change."""
 
 
 class Step(NamedTuple):
@@ -109,8 +108,10 @@ class Recorded:
     """Outputs of the witnesses, [copies, witnesses, …], for each tensor returned."""
     side: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     """Arguments made of other networks' outputs: what they were for the witnesses."""
-    alone: bool = False
-    """Whether it was found that a row's answer depends on that row alone, but for rounding."""
+    asked: Kept | None = None
+    """A state of the turn before that goes along in this turn's call."""
+    kept: Kept | None = None
+    """A state of this turn's call."""
 
 
 class Session:
@@ -125,10 +126,17 @@ class Session:
         wrap: type[Tensor],
         networks: dict[str, Callable[[dict[str, Any]], Any]],
         look: bool,
+        rounding: dict[str, float],
+        new: bool = True,
     ) -> None:
+        """`rounding`: how far each network's answers may differ, learned in earlier runs. `new`: no run before this one
+        had its configuration."""
         self.pipe, self.scheduler, self.settings, self.seeds = pipe, pipe.scheduler, settings, seeds
         self.callback, self.wrap, self.look = callback, wrap, look
         self.networks, self.routes = networks, _routes(pipe)
+        self.again = AskAgain(self, rounding, new) if look else None
+        self.watched: dict[str, Answered] = {}  # by the untouched loop, before this run
+        self.unchanged = Unchanged(pipe, counters=not look)
         self.straddled: set[int] = set()  # turns in which both networks of a route had to run
         self.turn = -1  # of the loop; −1 before it
         self.over = False
@@ -238,8 +246,10 @@ class Session:
             raise Refused(f"the pipeline stepped its scheduler outside of its loop over timesteps; {REMEDY}")
         with torch.no_grad():
             if self.turn == 0:
+                self.unchanged.watch("scheduler")
                 states = self._first(_plain(output), _plain(sample), bound)
             else:
+                self._require_unchanged("scheduler")
                 self._require_same_step(bound)
                 states = self._next(_plain(output), _plain(sample))
         self.own_seconds += perf_counter() - started
@@ -260,6 +270,8 @@ class Session:
         require_shape(self.chain, output, sample)
         for recorded in self.recorded:
             self._locate(recorded)
+            if self.again is not None:
+                self.again.keep_first(recorded)
         if self.explain is not None:
             self.explain(self.chain, self.first[:1].float(), self.step_arguments)
         x = self.first
@@ -340,6 +352,8 @@ class Session:
         dtype, device = self.first.dtype, self.first.device
         if self.finished:
             assert self.rounds.finished is not None
+            if self.again is not None:
+                self.again.at_the_end()
             images = self._with_known(self.rounds.finished.x).to(dtype)
             images = torch.cat([images] * self.double)
             return Step(images, images)
@@ -412,12 +426,13 @@ class Session:
         told = {k: _select(_plain(v), self.row, self.images) for k, v in bound.items() if k != name}
         times = self.timesteps.to(asked.device)[self.step.to(asked.device)]
         # With an index, the schedulers would take the level of the loop's own step for all.
-        index = {k: vars(self.scheduler).get(k) for k in ("_step_index", "_begin_index")}
-        vars(self.scheduler).update(dict.fromkeys(index))
+        own = vars(self.scheduler)
+        index = {k: own[k] for k in ("_step_index", "_begin_index") if k in own}
+        own.update(dict.fromkeys(index))
         try:
             return original(**told, **{name: times}).as_subclass(self.wrap)
         finally:
-            vars(self.scheduler).update(index)
+            own.update(index)
 
     def evaluate(self, name: str, bound: dict[str, Any], parameters: list[str]) -> Any:
         """A network of the pipeline is called by the loop."""
@@ -433,11 +448,16 @@ class Session:
             )
         self._require_time(name, bound[time_name], len(states), states.dtype)
         name = self._first_of_route(name)
+        served_by = name, *(route.later for first, route in self.routes.items() if first == name)
+        self._require_unchanged(*served_by)
+        self.unchanged.watch(*served_by)
         if self.turn == 0:
             # Copied before the call: some networks empty the lists they are given.
             rest = _copied({k: v for k, v in bound.items() if k not in (parameters[0], time_name)})
             given = states.clone()
             output = self._call(self.networks[name], bound)
+            if self.again is not None and name in self.watched:
+                self.again.as_watched(name, self.watched.pop(name), given, output)
             names = parameters[0], time_name
             self.recorded.append(Recorded(name, given, rest, output, names))
             self.called += 1
@@ -470,55 +490,56 @@ class Session:
         if len(states) != copies * self.rows:
             raise Refused(f"at step {self.turn} the pipeline gives its {recorded.name} other states; {REMEDY}")
         self._require_states(recorded, states)
-        looks = self.look and self.turn == 1
-        kept = self._kept(copies, states.device)
+        kept, evaluated = self._kept(copies, states.device), None
+        if self.drafted:
+            recorded.asked, recorded.kept = recorded.kept, None
+            real = states[kept].unflatten(0, (copies, self.drafted))
+            step = self.step[: self.drafted]
+            if self.again is not None:
+                step = self.again.going_along(recorded, real, step)
         arguments: dict[str, Any] = {}
         for name, value in bound.items():
             if name not in (first, time):
                 old = recorded.arguments.get(name)
-                arguments[name] = self._argument(recorded, (name,), value, old, looks)
+                arguments[name] = self._argument(recorded, (name,), value, old)
         if set(arguments) != set(recorded.arguments):
             raise self._other(recorded, ", ".join(sorted(set(arguments) ^ set(recorded.arguments))))
-        evaluated: Any = None
         if self.drafted:
-            step = self.step[: self.drafted]
-            real = states[kept].unflatten(0, (copies, self.drafted))
-            if looks:
-                again = recorded.states.unflatten(0, (copies, self.images))[:, :1]
-                real, step = torch.cat([real, again], 1), torch.cat([step, step.new_zeros(1)])
+            if recorded.asked is not None:
+                real = torch.cat([real, recorded.asked.states], 1)
             arguments[first] = real.flatten(0, 1)
             arguments[time] = self._times(step.repeat(copies))
             evaluated = self._routed(recorded.name, arguments, step.repeat(copies))
-        return self._with_witnesses(recorded, recorded.output, evaluated, (), looks)
+            if self.again is not None:
+                self.again.compare(recorded, evaluated)
+        return self._with_witnesses(recorded, recorded.output, evaluated, ())
 
     def _kept(self, copies: int, device: torch.device) -> Tensor:
         """Which rows of a network call are drafted states, not witnesses."""
         kept = torch.arange(self.rows, device=device) < self.drafted
         return kept.repeat(copies)
 
-    def _argument(self, recorded: Recorded, path: tuple[Any, ...], value: Any, old: Any, looks: bool) -> Any:
+    def _argument(self, recorded: Recorded, path: tuple[Any, ...], value: Any, old: Any) -> Any:
         """An argument as the loop gives it: the same as in turn 0, then that of each state's image."""
         if isinstance(value, dict) and isinstance(old, dict) and value.keys() == old.keys():
-            return {k: self._argument(recorded, (*path, k), v, old[k], looks) for k, v in value.items()}
+            return {k: self._argument(recorded, (*path, k), v, old[k]) for k, v in value.items()}
         if isinstance(value, (list, tuple)) and type(value) is type(old) and len(value) == len(old):
-            items = [self._argument(recorded, (*path, i), v, old[i], looks) for i, v in enumerate(value)]
+            items = [self._argument(recorded, (*path, i), v, old[i]) for i, v in enumerate(value)]
             return type(value)(items)
         if isinstance(value, Tensor) and isinstance(old, Tensor):
-            return self._tensor_argument(recorded, path, value, old, looks)
+            return self._tensor_argument(recorded, path, value, old)
         if not _same(value, old):
             raise self._other(recorded, path[0])
         return value
 
-    def _tensor_argument(
-        self, recorded: Recorded, path: tuple[Any, ...], value: Tensor, old: Tensor, looks: bool
-    ) -> Tensor:
+    def _tensor_argument(self, recorded: Recorded, path: tuple[Any, ...], value: Tensor, old: Tensor) -> Tensor:
         copies, plain = recorded.copies, _plain(value)
         frames = self._frames(recorded, old)
         if frames > 1:  # a row for each frame of each state
             if not (plain.shape == old.shape and torch.equal(plain, old)):
                 raise self._other(recorded, path[0])
             plain = old = old.unflatten(0, (len(old) // frames, frames))
-        batched = old.ndim > 0 and len(old) == copies * self.images and path[0] not in WITHOUT_ROWS
+        batched = self._batched(recorded, path, old)
         row = _offset(self.row, copies, self.images)
         chosen = self._kept(copies, plain.device)
         if batched and plain.ndim == old.ndim and len(plain) == copies * self.rows:
@@ -532,16 +553,30 @@ class Session:
                 if not (close(seen, before) and close(seen[:, :1], anchor)):
                     raise self._other(recorded, path[0])
             result = plain[chosen]
+            if recorded.kept is not None and self.drafted and isinstance(value, self.wrap):
+                recorded.kept.side[path] = result.unflatten(0, (copies, self.drafted))[
+                    :, [recorded.kept.number]
+                ]
         else:
             if not (plain.shape == old.shape and torch.equal(plain, old)):
                 raise self._other(recorded, path[0])
             if not batched:
                 return plain
             result = plain[row[chosen]]
-        if looks and self.drafted:
-            again = old.unflatten(0, (copies, self.images))[:, :1]
+        if recorded.asked is not None and self.drafted:
+            again = self._had(recorded, recorded.asked, path, old)
             result = torch.cat([result.unflatten(0, (copies, self.drafted)), again], 1).flatten(0, 1)
         return result.flatten(0, 1) if frames > 1 else result
+
+    def _batched(self, recorded: Recorded, path: tuple[Any, ...], old: Tensor) -> bool:
+        """Whether an argument (its frames apart) has a row for each of the network's."""
+        return old.ndim > 0 and len(old) == recorded.copies * self.images and path[0] not in WITHOUT_ROWS
+
+    def _had(self, recorded: Recorded, kept: Kept, path: tuple[Any, ...], old: Tensor) -> Tensor:
+        """The rows of an argument that a kept state had, [copies, 1, …]; `old` is that argument in turn 0."""
+        if path in kept.side:
+            return kept.side[path]
+        return old.unflatten(0, (recorded.copies, self.images))[:, kept.image.to(old.device)]
 
     def _frames(self, recorded: Recorded, value: Tensor) -> int:
         """How many rows of an argument belong to one state: some video pipelines give one for each frame."""
@@ -549,35 +584,29 @@ class Session:
         frames = len(value) // rows if value.ndim > 1 else 1
         return frames if states.ndim == 5 and frames in states.shape[1:3] and len(value) == rows * frames else 1
 
-    def _with_witnesses(
-        self, recorded: Recorded, old: Any, new: Any, path: tuple[Any, ...], looks: bool
-    ) -> Any:
+    def _with_witnesses(self, recorded: Recorded, old: Any, new: Any, path: tuple[Any, ...]) -> Any:
         """A network's answer for all rows: evaluated for the drafted states, made up for the witnesses."""
         if isinstance(old, dict):  # diffusers' outputs are such
             items = {
-                k: self._with_witnesses(recorded, v, None if new is None else new[k], (*path, k), looks)
+                k: self._with_witnesses(recorded, v, None if new is None else new[k], (*path, k))
                 for k, v in old.items()
             }
             return type(old)(**items)
         if isinstance(old, (list, tuple)):
             return type(old)(
-                self._with_witnesses(recorded, v, None if new is None else new[i], (*path, i), looks)
+                self._with_witnesses(recorded, v, None if new is None else new[i], (*path, i))
                 for i, v in enumerate(old)
             )
         copies = recorded.copies
         if not isinstance(old, Tensor) or old.ndim == 0 or len(old) != copies * self.images:
             return old if new is None else new
-        first = old.unflatten(0, (copies, self.images))[:, :1]
         if path not in recorded.made_up:
+            first = old.unflatten(0, (copies, self.images))[:, :1]
             tail = heavy_tailed((copies, 2 * self.images, *old.shape[1:]), 1 + len(recorded.made_up)).to(old)
             recorded.made_up[path] = torch.cat([first, tail], 1)
         parts = [recorded.made_up[path]]
         if new is not None:
-            new = _plain(new).unflatten(0, (copies, self.drafted + looks))
-            if looks:
-                self._require_alike(recorded, new[:, -1:], first)
-                new = new[:, :-1]
-            parts = [new, *parts]
+            parts = [_plain(new).unflatten(0, (copies, -1))[:, : self.drafted], *parts]
         return torch.cat(parts, 1).flatten(0, 1).as_subclass(self.wrap)
 
     def _routed(self, name: str, arguments: dict[str, Any], step: Tensor) -> Any:
@@ -608,9 +637,13 @@ class Session:
     def _call(self, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         self.evaluating = True
         try:
-            return network(arguments)
+            output = network(arguments)
         finally:
             self.evaluating = False
+        found = self.unchanged.accept({n for v in _leaves(arguments) if isinstance(v, Tensor) for n in v.shape})
+        if found is not None:
+            raise Refused(found)
+        return output
 
     # ------------------------------------------------------------ what must not change from turn to turn
 
@@ -704,21 +737,13 @@ class Session:
             f"the states are of other steps; {REMEDY}"
         )
 
-    def _require_alike(self, recorded: Recorded, again: Tensor, first: Tensor) -> None:
-        """The first state once more, among others: does its row come out as it did alone? That cost no call.
-
-        Where it does not it may be rounding. Only then it is asked for twice more, in calls of one size (`core.look`).
-        """
-        if change(first, again) <= DIFFERS or recorded.alone or not first.isfinite().all():
-            return
-        straddled = set(self.straddled)
-        _, found = dependence(partial(self._asked, recorded), partial(self._shift, recorded))
-        self.straddled = straddled
+    def _require_unchanged(self, *names: str) -> None:
+        found = self.unchanged.change(*names)
         if found is not None:
-            what = str(found).replace("the target", f"the pipeline's {recorded.name}", 1)
-            raise Refused(f"{what} (look=False draws with it all the same, inexactly)")
-        recorded.alone = True
-        self.report.look_calls += len(MATES)
+            raise Refused(
+                f"at step {self.turn} the pipeline's loop changes {found}, while the states are of other steps; "
+                f"{REMEDY}"
+            )
 
     def _asked(self, recorded: Recorded, kind: int) -> Tensor:
         """The answer for the first row of turn 0, the last of at most four in a call, flattened."""
@@ -854,6 +879,7 @@ class _InOrder:
                 "callback_on_step_end would be handed latents whose known region is not yet overwritten: leave it "
                 f"out, or {REMEDY}"
             )
+        session._require_unchanged()
         given, before = latents.clone(), dict(vars(pipe))
         session.calling_back = True
         answer = session.callback(pipe, step, session.timesteps[step], {"latents": given})
@@ -863,6 +889,12 @@ class _InOrder:
             raise Refused(
                 "callback_on_step_end changed the latents, which an accelerated pipeline has already stepped "
                 f"beyond; {REMEDY}"
+            )
+        module = session.unchanged.change()
+        if module is not None:
+            raise Refused(
+                f"callback_on_step_end ({_name(session.callback)}) changes the pipeline: {module} at step {step}, "
+                f"which an accelerated pipeline has already stepped beyond; leave the callback out, or {REMEDY}"
             )
         after = vars(pipe)
         other = [k for k in {*before, *after} if not _same(before.get(k), after.get(k))]
@@ -922,6 +954,10 @@ def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(_mapped(change, v) for v in tree)
     return change(tree)
+
+
+def _name(callback: Any) -> str:
+    return getattr(callback, "__name__", type(callback).__name__)
 
 
 def _leaves(tree: Any) -> list[Any]:

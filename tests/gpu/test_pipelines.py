@@ -42,6 +42,8 @@ def test_a_gpu_draws_the_same(case: Case, tmp_path: Path, monkeypatch: pytest.Mo
         with fs.accelerate(pipe, window=5):
             drawn.append(torch.as_tensor(pipe(**told, generator=generators(4))[0]).cpu())
             calls.append(pipe.foresample_report.calls_mean)
-            assert pipe.foresample_report.look_calls <= 4  # rounding depends on the size of a call there
+            assert (
+                pipe.foresample_report.look_calls <= 8
+            )  # of two networks: rounding depends on the size of a call
     assert calls[0] == calls[1]
     assert (drawn[1] - drawn[0]).norm() <= 1e-3 * drawn[0].norm()

@@ -25,6 +25,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.chains import scheduler_chain
 from foresample.integrations import turns
+from foresample.integrations.pipelines import _undisturbed
 from foresample.integrations.turns import Step
 from foresample.selftest import ks_two_sample
 
@@ -64,32 +65,58 @@ class Walk:
 
 
 def walk(
-    pipe: Any, arguments: dict[str, Any], *, window: int = 4, seed: int = 0, result: str | int = 0
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    window: int = 4,
+    seed: int = 0,
+    result: str | int = 0,
+    prepare: Callable[[], None] = lambda: None,
+    between: Callable[[], None] | None = None,
+    callback: Callable[..., Any] | None = None,
 ) -> Walk:
-    """Draw with `accelerate`, then let the untouched pipeline walk the same path."""
+    """Draw with `accelerate`, then let the untouched pipeline walk the same path.
+
+    `prepare` brings the pipeline to where both begin. With `between`, an image is drawn before and this done to the
+    pipeline then, both times. `callback` is the pipeline's `callback_on_step_end`.
+    """
     path: dict[int, Tensor] = {}
+    report = turns._InOrder._report
 
     def keep(self: Any, step: int, latents: Tensor) -> None:
         path[step] = latents.clone()
+        if callback is not None:
+            report(self, step, latents)
 
-    def draw(call: Callable[..., Any]) -> Tensor:
+    def draw(call: Callable[..., Any], **more: Any) -> Tensor:
         torch.manual_seed(seed)
-        return torch.as_tensor(call(pipe, **arguments, generator=torch.Generator().manual_seed(seed))[result])
+        told = arguments | more
+        return torch.as_tensor(call(pipe, **told, generator=torch.Generator().manual_seed(seed))[result])
 
     kind = type(pipe)
+    prepare()
     with fs.accelerate(pipe, window=window):
         handle = pipe._foresample
 
         def observed(self: Any, **told: Any) -> Any:
             bound = inspect.signature(kind.__call__).bind(self, **told)
             handle.traces[None] = handle._watch(bound)
+            if between is not None:
+                with _undisturbed(pipe, bound) as others:
+                    handle._draw(others, window, None, None)
+                between()
             with mock.patch.object(turns._InOrder, "_report", keep):
-                return handle._draw(bound, window, lambda *told: None, None)
+                return handle._draw(bound, window, callback or (lambda *told: None), None)
 
         ours = draw(observed)
         calls = pipe.foresample_report.calls_mean
     assert type(ours) is Tensor  # none of the classes that patch its loop
-    seen = _forced(pipe, path, lambda: draw(kind.__call__))
+    prepare()
+    if between is not None:
+        draw(kind.__call__)
+        between()
+    more = {} if callback is None else {"callback_on_step_end": callback}
+    seen = _forced(pipe, path, lambda: draw(kind.__call__, **more))
     return _compared(pipe.scheduler, path, seen, ours, calls)
 
 

@@ -235,9 +235,9 @@ LOOKED = {case.pipeline: case for case in EXACT if case.pipeline in [f"{kind}Pip
 
 @pytest.mark.parametrize("case", LOOKED.values(), ids=str)
 def test_the_look_costs_no_call_and_one_state(case: Case, tmp_path: Path) -> None:
-    """The same calls, images and report; one state more in the first drafted call of a configuration."""
+    """The same calls, images and report, one state more in each; once for a configuration, one state at the end."""
     pipe, rows = case.build(tmp_path), list[int]()
-    for name in ("unet", "transformer", "transformer_2"):
+    for name in ("unet", "transformer", "transformer_2", "controlnet"):
         if getattr(pipe, name, None) is not None:
             getattr(pipe, name).register_forward_pre_hook(
                 lambda module, args, kwargs: rows.append(len([*args, *kwargs.values()][0])), with_kwargs=True
@@ -250,20 +250,29 @@ def test_the_look_costs_no_call_and_one_state(case: Case, tmp_path: Path) -> Non
                 torch.manual_seed(0)
                 runs.append(pipe(**case.arguments(2), generator=generators(2))[0])
                 calls.append((list(rows), pipe.foresample_report))
-    assert all(report.look_calls == 0 for _, report in calls)
+    first, second, *without = [rows for rows, _ in calls]
+    assert without[0] == without[1]
+    assert first[: len(second)] == second
+    assert len(second) == len(without[0])
     assert len({report.calls_mean for _, report in calls}) == 1
-    first, *others = [rows for rows, _ in calls]
-    assert others[0] == others[1] == others[2]
-    assert len(first) == len(others[0])
-    more = [a - b for a, b in zip(first, others[0], strict=True) if a != b]
-    assert 0 < len(more) <= 2  # networks, or one that is called twice a step
-    assert all(0 < states <= 4 for states in more)
+    networks = len(first) - len(second)  # or one that is called twice a step
+    assert [report.look_calls for _, report in calls] == [networks, 0, 0, 0]
+    assert 0 < networks <= 2
+    assert all(0 < states <= 2 for states in first[len(second) :])
+    more = [a - b for a, b in zip(second, without[0], strict=True)]
+    assert set(more[:networks]) == {0}
+    assert all(0 <= states <= 2 for states in more[networks:])
+    assert sum(more) > networks
+    assert [report.evidence.asked_again > networks for _, report in calls] == [True, True, False, False]
     for run in runs[1:]:
         torch.testing.assert_close(run, runs[0], rtol=1e-3, atol=1e-3 * float(runs[0].abs().max()))
 
 
 def test_rounding_is_no_dependence(pipe: Any) -> None:
-    """A network whose answers depend on the size of its call, as libraries' do: two calls more, of four rows."""
+    """A network whose answers depend on the size of its call, as libraries' do: three calls more, once.
+
+    One is as large as the call that first answered the state (four images with guidance), two have four rows.
+    """
 
     def rounding(forward: Any, sample: Tensor, timestep: Tensor, **arguments: Any) -> Any:
         return forward(sample * (1 + 1e-3 * (len(sample) > 8)), timestep, **arguments)
@@ -273,10 +282,13 @@ def test_rounding_is_no_dependence(pipe: Any) -> None:
     pipe.unet.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     with fs.accelerate(pipe, window=5, trace=False):
         draw(pipe)
-        assert pipe.foresample_report.look_calls == 2
-        assert rows[2:4] == [4, 4]
+        assert rows[2:5] == [8, 4, 4]
+        first = pipe.foresample_report
         draw(pipe)
-        assert pipe.foresample_report.look_calls == 0
+        second = pipe.foresample_report
+    assert (first.look_calls, second.look_calls) == (3 + (first.calls_mean < 12), 0)
+    assert "differences of the network's rounding" in first.evidence.trusted
+    assert first.evidence.largest_change > 1e-4
 
 
 # ------------------------------------------------------------------ window="auto"

@@ -1,0 +1,427 @@
+"""The same state, asked again, gets the same answer: caches; modules changed by loops, callbacks and between images.
+
+Each of these drew other distributions than the sequential pipeline without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foresample as fs
+from foresample.integrations.fingerprint import Fingerprint
+from foresample.integrations.turns import Refused
+
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+from diffusers import hooks  # noqa: E402
+from diffusers.callbacks import IPAdapterScaleCutoffCallback  # noqa: E402
+from diffusers.models.attention_processor import AttnProcessor2_0, IPAdapterAttnProcessor2_0  # noqa: E402
+
+from tests.pipelines import (  # noqa: E402
+    EXACT,
+    PROMPTS,
+    SIZE,
+    cogvideox,
+    embedded,
+    embeddings,
+    flux,
+    generators,
+    random,
+    sd,
+    stable_diffusion,
+    stable_diffusion_3,
+    video,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+diffusers.logging.set_verbosity_error()
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Any:
+    return stable_diffusion(tmp_path)
+
+
+def draw(pipe: Any, **more: Any) -> Tensor:
+    return pipe(**PROMPTS | more, generator=generators(4)).images
+
+
+# ------------------------------------------------------------------ caches
+
+
+def pyramid(pipe: Any) -> Any:
+    return hooks.PyramidAttentionBroadcastConfig(
+        spatial_attention_block_skip_range=2,
+        spatial_attention_timestep_skip_range=(100, 900),
+        current_timestep_callback=lambda: pipe.current_timestep,
+    )
+
+
+def faster(pipe: Any) -> Any:
+    return hooks.FasterCacheConfig(
+        current_timestep_callback=lambda: pipe.current_timestep,
+        attention_weight_callback=lambda module: 0.3,
+        tensor_format="BFCHW",
+    )
+
+
+def magnitude(pipe: Any) -> Any:
+    return hooks.MagCacheConfig(num_inference_steps=12, mag_ratios=[1.0] * 12)
+
+
+CACHES: dict[str, tuple[Callable[[], Any], Callable[[int], dict[str, Any]], Callable[[Any], Any]]] = {
+    "PyramidAttentionBroadcast": (cogvideox, functools.partial(video, max_sequence_length=5), pyramid),
+    "FasterCache": (cogvideox, functools.partial(video, max_sequence_length=5), faster),
+    "MagCache": (flux, lambda n: SIZE | embeddings(n), magnitude),
+    "FirstBlockCache": (
+        flux,
+        lambda n: SIZE | embeddings(n),
+        lambda pipe: hooks.FirstBlockCacheConfig(threshold=0.1),
+    ),
+    "TaylorSeerCache": (flux, lambda n: SIZE | embeddings(n), lambda pipe: hooks.TaylorSeerCacheConfig()),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_is_refused_by_name_before_any_work(name: str) -> None:
+    build, arguments, config = CACHES[name]
+    pipe, calls = build(), list[int]()
+    pipe.transformer.register_forward_pre_hook(lambda module, args: calls.append(1))
+    with fs.accelerate(pipe, window=4):
+        pipe.transformer.enable_cache(config(pipe))
+        with pytest.raises(
+            ValueError, match=rf"has a cache \({name}\).*call pipe\.transformer\.disable_cache\(\)"
+        ):
+            pipe(**arguments(2), generator=generators(2))
+        assert not calls
+        pipe.transformer.disable_cache()
+        pipe(**arguments(2), generator=generators(2))
+        assert calls
+
+
+def test_a_cache_without_a_configuration_is_refused_with_the_call_that_removes_it() -> None:
+    pipe = flux()
+    hooks.apply_first_block_cache(pipe.transformer, hooks.FirstBlockCacheConfig())
+    with (
+        fs.accelerate(pipe, window=4),
+        pytest.raises(
+            ValueError, match=r"call pipe\.transformer\._diffusers_hook.*recurse=True\) first"
+        ) as refusal,
+    ):
+        pipe(**SIZE, **embeddings(2), generator=generators(2))
+    assert "fbc_leader_block_hook" in str(refusal.value)
+
+
+def casting(net: Any) -> None:
+    net.enable_layerwise_casting(storage_dtype=torch.bfloat16, compute_dtype=torch.float32)
+
+
+class Moving(hooks.ModelHook):
+    """As offloading does: the weights are elsewhere after each call."""
+
+    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        for value in module.parameters():
+            value.data = value.data.clone()
+        return args, kwargs
+
+
+def offloading(net: Any) -> None:
+    hooks.HookRegistry.check_if_exists_or_initialize(net).register_hook(Moving(), "moving")
+
+
+@pytest.mark.parametrize("hooked", [casting, offloading])
+def test_hooks_that_keep_nothing_are_served(hooked: Callable[[Any], None]) -> None:
+    pipe = stable_diffusion_3()
+    hooked(pipe.transformer)
+    with fs.accelerate(pipe, window=4):
+        for _ in range(2):
+            assert pipe(**embedded(2), generator=generators(2)).images.isfinite().all()
+
+
+# ------------------------------------------------------------------ callbacks
+
+
+def with_ip_adapter(pipe: Any) -> None:
+    """The last tokens of a prompt count as those of a picture."""
+    own = pipe.unet.attn_processors
+    for name in own:
+        if name.endswith("attn2.processor"):
+            own[name] = IPAdapterAttnProcessor2_0(8, cross_attention_dim=16, num_tokens=(4,), scale=1.0)
+    pipe.unet.set_attn_processor(own)
+
+
+def at(when: int, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    def switching(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if step == when:
+            change(pipe)
+        return kwargs
+
+    return switching
+
+
+def scheduler_scaled(pipe: Any) -> None:
+    pipe.scheduler.alphas_cumprod.mul_(0.9)
+
+
+IN_CALLBACKS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "FreeU": (
+        lambda pipe: pipe.enable_freeu(0.9, 0.2, 1.2, 1.4),
+        r"its unet \(up_blocks.0.s1 from unset to 0.9\)",
+    ),
+    "training": (lambda pipe: pipe.unet.train(), r"its unet \(training from False to True\)"),
+    "weights": (lambda pipe: pipe.unet.conv_in.weight.data.mul_(0.5), ""),
+    "weights, by version": (
+        lambda pipe: pipe.unet.conv_in.weight.requires_grad_(False).mul_(0.5),
+        r"its unet \(the values of conv_in.weight\)",
+    ),
+    "processors": (
+        lambda pipe: pipe.unet.set_attn_processor(AttnProcessor2_0()),
+        r"its unet \(.*processor from one AttnProcessor2_0 to one AttnProcessor2_0\)",
+    ),
+    "a hook": (
+        lambda pipe: pipe.unet.conv_in.register_forward_hook(lambda module, args, output: 0.5 * output),
+        r"its unet \(conv_in\._forward_hooks\.\d+ from unset to one function\)",
+    ),
+    "the scheduler": (scheduler_scaled, r"its scheduler \(the values of alphas_cumprod\)"),
+    "the scheduler's configuration": (
+        lambda pipe: pipe.scheduler.register_to_config(clip_sample=True),
+        r"its scheduler \(_internal_dict\.clip_sample from False to True\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("when", [0, 3, 11])
+@pytest.mark.parametrize("name", IN_CALLBACKS)
+def test_a_callback_that_changes_a_module_is_refused(name: str, when: int, pipe: Any) -> None:
+    """Also at the last step, when all images are done."""
+    change, what = IN_CALLBACKS[name]
+    sentence = (
+        rf"callback_on_step_end \(switching\) changes the pipeline: {what} at step {when}, .*leave the callback"
+    )
+    if not what:  # nothing tells of it but the answers
+        sentence = (
+            r"the pipeline's unet was changed between step \d+ and step \d+ of its loop: asked the same again"
+        )
+    with fs.accelerate(pipe, window=4), pytest.raises(Refused, match=sentence):
+        draw(pipe, callback_on_step_end=at(when, change))
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.8])
+def test_the_ip_adapter_s_own_callback_is_refused(ratio: float, pipe: Any) -> None:
+    with_ip_adapter(pipe)
+    callback = IPAdapterScaleCutoffCallback(cutoff_step_ratio=ratio, cutoff_step_index=None)
+    with (
+        fs.accelerate(pipe, window=4),
+        pytest.raises(Refused, match=r"\(IPAdapterScaleCutoffCallback\) changes .*scale from \[1\] to \[0\]\)"),
+    ):
+        draw(pipe, callback_on_step_end=callback)
+
+
+def test_a_callback_that_only_looks_is_served(pipe: Any) -> None:
+    seen: list[float] = []
+    with fs.accelerate(pipe, window=4):
+        draw(pipe, callback_on_step_end=at(3, lambda pipe: seen.append(float(pipe.unet.conv_in.weight.sum()))))
+    assert len(seen) == 1
+
+
+# ------------------------------------------------------------------ loops
+
+
+@pytest.mark.parametrize("beta", [0.3, 0.9, 1.0])
+def test_gligen_switches_its_fuser_off_in_its_loop(beta: float, tmp_path: Path) -> None:
+    """At 30 % of the loop's own turns, or when all images are done; with 1.0 never, and that is served."""
+    pipe = sd("StableDiffusionGLIGENPipeline", unet={"attention_type": "gated"})(tmp_path)
+    for module in pipe.unet.modules():
+        if type(module).__name__ == "GatedSelfAttentionDense":
+            nn.init.ones_(module.alpha_attn)
+            nn.init.ones_(module.alpha_dense)
+    told = {"prompt": "a cat", "num_images_per_prompt": 2, "gligen_phrases": ["cat"]} | SIZE
+    told |= {"gligen_boxes": [[0.1, 0.1, 0.8, 0.8]], "gligen_scheduled_sampling_beta": beta}
+    with fs.accelerate(pipe, window=4):
+        if beta == 1.0:
+            assert pipe(**told, generator=generators(2)).images.isfinite().all()
+            return
+        with pytest.raises(Refused, match=r"loop changes its unet \(.*fuser\.enabled from True to False\)"):
+            pipe(**told, generator=generators(2))
+
+
+@pytest.mark.parametrize("step", [2, 11])
+def test_a_loop_that_changes_its_scheduler_is_refused(step: int, pipe: Any) -> None:
+    scale, turns = pipe.scheduler.scale_model_input, [0]
+
+    def other(sample: Tensor, timestep: Any = None) -> Tensor:
+        turns[0] += 1
+        if turns[0] == step + 1 + 3:  # three steps are watched first
+            scheduler_scaled(pipe)
+        return scale(sample, timestep)
+
+    with fs.accelerate(pipe, window=4):
+        ours = pipe.scheduler.scale_model_input
+        scale = ours
+        pipe.scheduler.scale_model_input = other
+        with pytest.raises(Refused, match=r"loop changes its scheduler \(the values of alphas_cumprod\)"):
+            draw(pipe)
+        pipe.scheduler.scale_model_input = ours
+
+
+# ------------------------------------------------------------------ between images
+
+
+class Counting(AttnProcessor2_0):
+    """Answers otherwise from a certain call on."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.calls, self.start = 0, start
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.calls += 1
+        answer = super().__call__(*args, **kwargs)
+        return answer * (1 + 0.2 * (self.calls > self.start))
+
+
+def test_dropout_that_is_switched_on_after_the_first_image_is_refused(pipe: Any) -> None:
+    for module in pipe.unet.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.2
+    with fs.accelerate(pipe, window=4):
+        draw(pipe)
+        pipe.unet.train()
+        with pytest.raises(Refused, match=r"the pipeline's unet draws random numbers: asked the same twice"):
+            draw(pipe)
+        pipe.unet.eval()
+        draw(pipe)
+
+
+@pytest.mark.parametrize("start", [0, 5, 60])
+def test_a_processor_that_counts_is_refused_in_any_image(start: int, pipe: Any) -> None:
+    """Also where no call of this image would have been the one that is answered otherwise."""
+    with fs.accelerate(pipe, window=4):
+        draw(pipe)
+        pipe.unet.set_attn_processor(Counting(start))
+        with pytest.raises(
+            Refused, match=r"unet keeps a number between calls \(.*processor\.calls from \d+ to \d+\)"
+        ):
+            draw(pipe)
+
+
+@pytest.mark.parametrize("start", range(1, 6))
+def test_a_counter_that_nobody_sees_is_noticed_by_the_answers(start: int, pipe: Any) -> None:
+    """In a closure: at every call of the second image."""
+    calls, forward = [-(10**6)], pipe.unet.forward
+
+    @functools.wraps(forward)
+    def other(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        (answer,) = forward(*args, **kwargs)
+        return (answer * (1 + 0.01 * (calls[0] > start)),)
+
+    pipe.unet.forward = other
+    with fs.accelerate(pipe, window=4):
+        draw(pipe)
+        calls[0] = 0
+        with pytest.raises(
+            Refused, match=rf"changed between step {start - 1} and step {start} of its loop: asked"
+        ):
+            draw(pipe)
+
+
+def test_a_network_that_changes_between_images_is_served(pipe: Any) -> None:
+    """Each image has the distribution of the network as it is then."""
+    with fs.accelerate(pipe, window=4):
+        one = draw(pipe)
+        pipe.enable_freeu(0.9, 0.2, 1.2, 1.4)
+        two = draw(pipe)
+    assert not torch.equal(one, two)
+
+
+def test_the_scheduler_is_replayed_for_every_image(pipe: Any) -> None:
+    """One that was changed by hand is not the one that was replayed for the first image."""
+    with fs.accelerate(pipe, window=4):
+        draw(pipe)
+        pipe.scheduler._get_variance = lambda *args, **kwargs: torch.tensor(0.3)
+        with pytest.raises(Refused, match="makes other states than the chain read from it"):
+            draw(pipe)
+
+
+# ------------------------------------------------------------------ the evidence
+
+
+def test_a_report_carries_its_evidence(pipe: Any) -> None:
+    found = []
+    with fs.accelerate(pipe, window=4):
+        for _ in range(2):
+            draw(pipe)
+            found.append(pipe.foresample_report)
+    first, second = [report.evidence for report in found]
+    assert second.asked_again >= found[1].calls_mean - 1
+    assert first.asked_again == second.asked_again + 1  # once at the end
+    for evidence in (first, second):
+        assert 0 <= evidence.largest_change < 1e-5
+        assert evidence.steps_replayed == 3 + 12
+        assert evidence.trusted == ["answers at states that were not asked again"]
+    assert "15 steps replayed" in str(found[0])
+
+
+def test_what_is_left_out_is_taken_on_trust(pipe: Any) -> None:
+    with fs.accelerate(pipe, window=4, trace=False, look=False):
+        draw(pipe)
+        evidence = pipe.foresample_report.evidence
+    assert (evidence.asked_again, evidence.steps_replayed) == (0, 0)
+    assert evidence.trusted == ["look=False", "trace=False", "answers at states that were not asked again"]
+
+
+@pytest.mark.parametrize("case", [case for case in EXACT if case.draws == 400], ids=str)
+def test_every_pipeline_asks_again_in_every_run(case: Any, tmp_path: Path) -> None:
+    pipe = case.build(tmp_path)
+    with fs.accelerate(pipe, window=4, trace=False):
+        for _ in range(2):
+            pipe(**case.arguments(2), generator=generators(2))
+            evidence = pipe.foresample_report.evidence
+            assert evidence.asked_again >= pipe.foresample_report.calls_mean - 1
+            assert evidence.largest_change < 1e-4
+
+
+# ------------------------------------------------------------------ fingerprints
+
+
+class Lora(nn.Linear):
+    """As PEFT keeps a scale: in a dictionary of its layer."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.scaling, self.active = {"one": 0.7, "two": 1.0}, ["one"]
+        self.table = random(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda net: net[0].scaling.update(one=0.0), "0.scaling.one from 0.7 to 0"),
+        (lambda net: net[0].active.append("two"), "0.active from [one] to [one, two]"),
+        (lambda net: net[0].table.add_(1), "the values of 0.table"),
+        (lambda net: net[0].bias.data.zero_(), None),  # in place and without a version: only answers show it
+        (lambda net: setattr(net[0].bias, "data", torch.ones(2)), "the values of 0.bias"),
+        (lambda net: setattr(net[0], "bias", None), "0.bias from one Parameter to None"),
+        (lambda net: setattr(net[1], "p", 0.5), "1.p from 0.1 to 0.5"),
+        (lambda net: net.append(nn.ReLU()), "2 from unset to one ReLU"),
+        (lambda net: net[0].scaling.update(one=0.7 * 0.3 / 0.3), None),
+        (lambda net: net(torch.ones(1, 2)), None),
+    ],
+)
+def test_a_fingerprint_says_what_changed(change: Callable[[Any], Any], what: str | None) -> None:
+    net = nn.Sequential(Lora(), nn.Dropout(0.1)).requires_grad_(False).eval()
+    fingerprint = Fingerprint(net)
+    assert fingerprint.change() is None
+    change(net)
+    found = fingerprint.change()
+    assert (None if found is None else str(found)) == what
+    fingerprint.accept(set())
+    assert fingerprint.change() is None
