@@ -128,6 +128,8 @@ class Session:
     ) -> None:
         self.pipe, self.scheduler, self.settings, self.seeds = pipe, pipe.scheduler, settings, seeds
         self.callback, self.wrap, self.look = callback, wrap, look
+        self.wanted = ["latents"]  # by the callback
+        self.tensors: dict[str, Any] | None = {}  # those of the loop's own; None: not yet known
         self.networks, self.routes = networks, _routes(pipe)
         self.straddled: set[int] = set()  # turns in which both networks of a route had to run
         self.turn = -1  # of the loop; −1 before it
@@ -147,6 +149,7 @@ class Session:
         self.rounds: HandedRounds
         self.report: Report
         self.tally: Tally
+        self.in_order: _InOrder
         self.images, self.double = 0, 1
         self.call: Call | None = None
         # Of the rows in the loop's hands: drafted states, then the witnesses.
@@ -203,8 +206,15 @@ class Session:
             self.turn, self.called, self.answered, self.inputs = turn, 0, False, []
             yield timesteps[min(turn, len(timesteps) - 1)]
             if not self.answered:
+                if (
+                    turn == 0 and not self.recorded
+                ):  # the timesteps are read, as for `denoising_end`, not denoised
+                    self.turn = -1
+                    yield from timesteps[1:].unbind()
+                    return
                 raise Refused(
-                    f"the pipeline skipped a step (an interrupt?), which an accelerated pipeline cannot; {REMEDY}"
+                    f"the pipeline skipped step {turn} of its loop (pipe.interrupt was set?), while other states are "
+                    f"of that step; {REMEDY}"
                 )
             turn += 1
         self.over = True
@@ -224,8 +234,27 @@ class Session:
             raise Refused(f"the pipeline did not go through its scheduler's timesteps; {REMEDY}")
         if self.turn < self.turns_expected - 1:
             raise Refused(f"the pipeline left its loop at step {self.turn}, before its end; {REMEDY}")
+        if self.callback is not None and self.in_order.next < self.turns_expected:
+            raise Refused(
+                f"the pipeline did not call callback_on_step_end after step {self.in_order.next}: leave the callback "
+                f"out, or {REMEDY}"
+            )
 
     # ------------------------------------------------------------ what the loop calls
+
+    def end_of_turn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        """The loop's callback, with tensors of its own: now the user's can be called for the steps committed."""
+        others = {name: value for name, value in tensors.items() if name != "latents"}
+        for name, value in others.items():
+            if isinstance(value, self.wrap):
+                raise Refused(
+                    f"{name} follows the drafted states, so callback_on_step_end cannot be given it: leave {name} out "
+                    "of callback_on_step_end_tensor_inputs"
+                )
+        self.tensors = others
+        self.in_order.report()
+        self.tensors = None
+        return {}
 
     def answer(self, bound: dict[str, Any]) -> Step:
         """`scheduler.step`: take the guided network output, hand out the next states to evaluate."""
@@ -273,7 +302,8 @@ class Session:
         self.report = Report(f"{how.drafter}", steps, self.images, how.window, slots=self.images)
         self.tally, self.started = Tally(how.window, steps, x.device), perf_counter()
         rows = begin(target, how.drafter, how.window, self.seed, x=x.float())
-        self.rounds = HandedRounds(target, rows, plan, self.tally, _InOrder(self))
+        self.in_order = _InOrder(self)
+        self.rounds = HandedRounds(target, rows, plan, self.tally, self.in_order)
         self.call = self.rounds.call
         assert self.call is not None
         if len(self.call.x) == self.images:  # else a drafter that needs no warm-up: its drafts come first
@@ -782,7 +812,7 @@ class Session:
 
     def _read(self, bound: dict[str, Any]) -> None:
         eta, clipped = bound.get("eta") or 0.0, bool(bound.get("use_clipped_model_output"))
-        chain = scheduler_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.start)
+        chain = read_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.start)
         # A loop may end early; and what was made of the patched timesteps must not go out to users as such.
         steps = self.turns_expected
         cut: dict[str, Any] = {k: _plain(v)[:steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
@@ -800,14 +830,28 @@ class Session:
             recorded.dim = apart[0] if apart else None
             part = states.narrow(apart[0], 0, x.shape[apart[0]]) if apart else states
             scale = 1.0 if self.chain.scale is None else float(self.chain.scale[0])
-            fits = part.shape[1:] == x.shape[1:] and close(
-                part, (scale * x).to(part).repeat(recorded.copies, *[1] * (x.ndim - 1))
-            )
+            fits = part.shape[1:] == x.shape[1:]
+            alike = (scale * x).to(part).repeat(recorded.copies, *[1] * (x.ndim - 1))
+            if fits and not close(part, alike):
+                size = float((part - alike).abs().max() / alike.abs().max())
+                raise Refused(
+                    f"at step 0 the pipeline gives its {recorded.name} other values than its latents (by up to "
+                    f"{size:.2g} of their size: a blurred, guided or otherwise changed copy), which foresample does "
+                    f"not follow; {REMEDY}"
+                )
         if not fits:
             raise Refused(
                 f"the pipeline gives its {recorded.name} something else than its latents (shape {tuple(states.shape)} "
                 f"for {tuple(x.shape)}), which foresample does not follow; {REMEDY}"
             )
+
+
+def read_chain(scheduler: Any, **options: Any) -> Chain:
+    """The scheduler's chain; a scheduler or argument of `step` that has none is refused by the chain's own sentence."""
+    try:
+        return scheduler_chain(scheduler, **options)
+    except ValueError as error:
+        raise Refused(str(error)) from error
 
 
 def require_shape(chain: Chain, output: Tensor, sample: Tensor) -> None:
@@ -842,9 +886,19 @@ class _InOrder:
                 states = self.waiting.setdefault(first + j, commit.states.new_empty(shape))
                 states[image] = commit.states[r, j]
             self.committed[image] = first + count
-        while self.next < session.turns_expected and int(self.committed.min()) > self.next:
-            self._report(self.next, self.waiting.pop(self.next))
+        if session.tensors is not None:
+            self.report()
+
+    def report(self) -> None:
+        """Call back for all steps that every image has committed."""
+        session = self.session
+        while (
+            self.committed is not None
+            and self.next < session.turns_expected
+            and int(self.committed.min()) > self.next
+        ):
             self.next += 1
+            self._report(self.next - 1, self.waiting.pop(self.next - 1))
 
     def _report(self, step: int, latents: Tensor) -> None:
         session, pipe = self.session, self.session.pipe
@@ -854,22 +908,24 @@ class _InOrder:
                 "callback_on_step_end would be handed latents whose known region is not yet overwritten: leave it "
                 f"out, or {REMEDY}"
             )
-        given, before = latents.clone(), dict(vars(pipe))
+        tensors = {**(session.tensors or {}), "latents": latents.clone()}
+        given = {name: tensors[name] for name in session.wanted}
+        kept, before = _copied(given), dict(vars(pipe))
         session.calling_back = True
-        answer = session.callback(pipe, step, session.timesteps[step], {"latents": given})
+        answer = session.callback(pipe, step, session.timesteps[step], dict(given))
         session.calling_back = False
-        changed = (answer or {}).get("latents", given)
-        if changed is not given or not torch.equal(given, latents):
-            raise Refused(
-                "callback_on_step_end changed the latents, which an accelerated pipeline has already stepped "
-                f"beyond; {REMEDY}"
-            )
+        for name, value in given.items():
+            if not (_same((answer or {}).get(name, value), kept[name]) and _same(value, kept[name])):
+                raise Refused(
+                    f"callback_on_step_end ({_name(session.callback)}) changed the {name} after step {step}, which an "
+                    f"accelerated pipeline has already stepped beyond: leave the callback out, or {REMEDY}"
+                )
         after = vars(pipe)
         other = [k for k in {*before, *after} if not _same(before.get(k), after.get(k))]
         if other:
             raise Refused(
-                f"callback_on_step_end changed pipe.{other[0]}, while an accelerated pipeline has already stepped "
-                f"beyond step {step}; {REMEDY}"
+                f"callback_on_step_end ({_name(session.callback)}) changed pipe.{other[0]}, while an accelerated "
+                f"pipeline has already stepped beyond step {step}; {REMEDY}"
             )
 
 
@@ -890,6 +946,10 @@ def close(one: Tensor, two: Tensor) -> bool:
         return True
     tolerance = 1e-4 if two.dtype in (torch.float32, torch.float64) else 3e-2
     return bool((one - two).abs().max() <= tolerance * two.abs().max())
+
+
+def _name(callback: Any) -> str:
+    return getattr(callback, "__name__", type(callback).__name__)
 
 
 def _told_apart(seeds: Tensor) -> Tensor:
