@@ -279,7 +279,8 @@ class AcceleratedPipeline:
         try:
             with self._serving(session):
                 result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
-                session.close()
+                with self._guard.ours(session):
+                    session.close()
         except SENTENCES:
             raise
         except Exception as error:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from foresample.integrations.trace import Enough
-from foresample.integrations.turns import REMEDY, Refused
+from foresample.integrations.turns import REMEDY, Refused, mapped
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
 """Exceptions that already say what they mean."""
@@ -67,7 +67,26 @@ def _undisguised(thing: Any) -> Any:
 
 
 def timesteps_class(turns: Callable[[Tensor], Iterator[Tensor]]) -> type[Tensor]:
-    """Timesteps whose iteration drives the loop; all else is a tensor's, and a copy is a plain tensor."""
+    """Timesteps whose iteration drives the loop. A part of them does too; a copy, or what is made of them and other
+    tensors, is a plain tensor."""
+
+    def __torch_function__(kind: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        others = False
+
+        def plain(value: Any) -> Any:
+            nonlocal others
+            if not isinstance(value, kind):
+                others |= isinstance(value, Tensor)
+                return value
+            return value.as_subclass(Tensor)
+
+        with torch._C.DisableTorchFunctionSubclass():
+            args, kwargs = mapped(plain, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        alone = (
+            isinstance(result, Tensor) and result.ndim == 1 and not others and func is not Tensor.as_subclass
+        )
+        return result.as_subclass(kind) if alone else result
 
     def __reduce_ex__(timesteps: Tensor, protocol: Any) -> Any:
         return timesteps.as_subclass(Tensor).__reduce_ex__(protocol)
@@ -75,7 +94,12 @@ def timesteps_class(turns: Callable[[Tensor], Iterator[Tensor]]) -> type[Tensor]
     def __deepcopy__(timesteps: Tensor, memo: dict[int, Any]) -> Tensor:
         return timesteps.as_subclass(Tensor).clone()
 
-    own = {"__iter__": turns, "__reduce_ex__": __reduce_ex__, "__deepcopy__": __deepcopy__}
+    own = {
+        "__iter__": turns,
+        "__torch_function__": classmethod(__torch_function__),
+        "__reduce_ex__": __reduce_ex__,
+        "__deepcopy__": __deepcopy__,
+    }
     return type("SpeculativeTimesteps", (Tensor,), own)
 
 
@@ -201,7 +225,7 @@ class Guard:
         except SENTENCES:
             raise
         except Exception as error:
-            if error is self.foreign:
+            if error is self.foreign or getattr(session, "calling_back", False):
                 raise
             raise Refused(
                 f"foresample cannot follow this pipeline's loop at step {max(session.turn, 0)} "

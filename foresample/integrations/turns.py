@@ -428,7 +428,7 @@ class Session:
                         return _plain(value)[_offset(self.row, copies, self.images).to(value.device)]
             return value
 
-        return _mapped(fit, tree) if found else tree
+        return mapped(fit, tree) if found else tree
 
     def add_noise(self, original: Callable[..., Tensor], bound: dict[str, Any]) -> Tensor:
         """`add_noise` and `scale_noise` after a step, as inpainting does: to the level of each state's own step."""
@@ -498,7 +498,10 @@ class Session:
     def _answered(self, recorded: Recorded, bound: dict[str, Any], first: str, time: str) -> Any:
         states, copies = _plain(bound[first]), recorded.copies
         if len(states) != copies * self.rows:
-            raise Refused(f"at step {self.turn} the pipeline gives its {recorded.name} other states; {REMEDY}")
+            raise Refused(
+                f"at step {self.turn} the pipeline gives its {recorded.name} {len(states)} rows, where it was handed "
+                f"{self.rows} states of which it makes {copies} rows each: its loop keeps latents of its own; {REMEDY}"
+            )
         self._require_states(recorded, states)
         looks = self.look and self.turn == 1
         kept = self._kept(copies, states.device)
@@ -621,7 +624,7 @@ class Session:
         self.straddled.add(self.turn)
         parts = []
         for network, served in ((name, ~later), (route.later, later)):
-            own = _mapped(partial(_select, row=served, batch=len(served)), arguments)
+            own = mapped(partial(_select, row=served, batch=len(served)), arguments)
             parts.append(self._call(self.networks[network], own))
 
         def joined(one: Any, two: Any) -> Any:
@@ -663,6 +666,11 @@ class Session:
                 value, other = given.chunk(2)
                 if known.all() or not torch.equal(value[known], other[known]):
                     raise self._changed(sample)
+                if torch.equal(value[known], self.first[known]):
+                    raise Refused(
+                        "the pipeline keeps a part of its latents as they were a step before (as DeepFloyd IF's "
+                        f"inpainting does), while the states are of other steps; {REMEDY}"
+                    )
                 if self.chain.low_variance is not None:
                     raise Refused(
                         "the pipeline overwrites latents, which is not served with a learned variance; use "
@@ -765,7 +773,7 @@ class Session:
                 return value.unflatten(0, (len(value) // frames, frames))[place].flatten(0, 1)
             return _select(value, place, len(recorded.states))
 
-        arguments = {k: _mapped(partial(chosen, k), _copied(v)) for k, v in recorded.arguments.items()}
+        arguments = {k: mapped(partial(chosen, k), _copied(v)) for k, v in recorded.arguments.items()}
         arguments[recorded.names[0]], arguments[recorded.names[1]] = x, self._times(step)
         output = self._routed(recorded.name, arguments, step)
         answers = [v for v in _leaves(output) if isinstance(v, Tensor) and v.ndim and len(v) == STATES]
@@ -975,24 +983,24 @@ def _scalar(value: Any) -> Tensor:
     return torch.as_tensor(value).as_subclass(Tensor).detach().cpu().double().flatten()[:1]
 
 
-def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     """The same containers of changed things."""
     if isinstance(tree, dict):
-        return {k: _mapped(change, v) for k, v in tree.items()}
+        return {k: mapped(change, v) for k, v in tree.items()}
     if type(tree) in (list, tuple):
-        return type(tree)(_mapped(change, v) for v in tree)
+        return type(tree)(mapped(change, v) for v in tree)
     return change(tree)
 
 
 def _leaves(tree: Any) -> list[Any]:
     found: list[Any] = []
-    _mapped(found.append, tree)
+    mapped(found.append, tree)
     return found
 
 
 def _copied(tree: Any) -> Any:
     """Tensors as they are now."""
-    return _mapped(lambda v: _plain(v).clone() if isinstance(v, Tensor) else v, tree)
+    return mapped(lambda v: _plain(v).clone() if isinstance(v, Tensor) else v, tree)
 
 
 def _same(one: Any, two: Any) -> bool:
