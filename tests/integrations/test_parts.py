@@ -316,9 +316,6 @@ OWN = ["answer", "evaluate", "scale", "aligned", "_hand_out", "_settle", "_first
 
 
 @pytest.mark.parametrize("trace", [True, False])
-@pytest.mark.parametrize(
-    "error", [KeyError("key"), IndexError("list\nindex"), AttributeError("none")], ids=repr
-)
 @pytest.mark.parametrize("name", OWN)
 def test_an_exception_of_our_own_is_a_refusal(
     name: str, trace: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
