@@ -12,7 +12,6 @@ NEUTRAL: dict[str, Any] = {
     "control_guidance_end": 1.0,
     "gligen_scheduled_sampling_beta": 1.0,
     "guidance_scale_2": None,
-    "pag_scale": 0.0,
     "sag_scale": 0.0,
     "skip_guidance_layers": None,
 }

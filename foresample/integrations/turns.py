@@ -844,8 +844,8 @@ class Session:
                 size = float((part - alike).abs().max() / alike.abs().max())
                 raise Refused(
                     f"at step 0 the pipeline gives its {recorded.name} other values than its latents (by up to "
-                    f"{size:.2g} of their size: a blurred, guided or otherwise changed copy), which foresample does "
-                    f"not follow; {REMEDY}"
+                    f"{size:.2g} of their size: a changed copy, or rows in another order), which foresample does not "
+                    f"follow; {REMEDY}"
                 )
         if not fits:
             raise Refused(
