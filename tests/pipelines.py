@@ -799,7 +799,7 @@ EXACT = [
         "StableDiffusionXLPipeline",
         "Euler ancestral",
         stable_diffusion_xl,
-        lambda n: sized(n, denoising_end=0.6) | {"num_inference_steps": 18},
+        lambda n: sized(n, denoising_end=0.6) | {"num_inference_steps": 20},
         "`denoising_end`",
         steps=18,
     ),

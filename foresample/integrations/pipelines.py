@@ -357,7 +357,10 @@ class AcceleratedPipeline:
             return session.step(original, args, kwargs)
         bound = inspect.signature(original).bind(*args, **kwargs).arguments
         bound = {**bound.pop("kwargs", {}), **bound}
-        return session.step(original, bound) if isinstance(session, Watch) else session.answer(bound)
+        if isinstance(session, Watch):
+            return session.step(original, bound)
+        assert session is not None
+        return session.answer(bound)
 
     def _scale(self, sample: Tensor, timestep: Any = None) -> Tensor:
         if not isinstance(self.session, Session) or self.session.turn < 1 or self.session.over:

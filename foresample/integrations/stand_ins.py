@@ -29,7 +29,7 @@ _taking = threading.Lock()
 # ------------------------------------------------------------------ classes
 
 
-def disguised(kind: type, own: dict[str, Any], hidden: Collection[str] = ()) -> type:
+def disguised(kind: Any, own: dict[str, Any], hidden: Collection[str] = ()) -> type:
     """A subclass under its parent's name, with methods of its own; copies and pickles are of the parent class.
 
     `hidden`: attributes of the instance that a copy does not get.
@@ -37,7 +37,7 @@ def disguised(kind: type, own: dict[str, Any], hidden: Collection[str] = ()) -> 
     plain = _undisguised(kind)
 
     def __reduce_ex__(thing: Any, protocol: Any) -> Any:
-        reduced = kind.__reduce_ex__(thing, protocol)  # type: ignore[call-overload]
+        reduced = kind.__reduce_ex__(thing, protocol)
         if isinstance(reduced, str):
             return reduced
         made, arguments, *rest = reduced
@@ -52,7 +52,7 @@ def disguised(kind: type, own: dict[str, Any], hidden: Collection[str] = ()) -> 
     if hasattr(kind, "__deepcopy__"):
 
         def __deepcopy__(thing: Any, memo: dict[int, Any]) -> Any:
-            twin = kind.__deepcopy__(thing, memo)  # type: ignore[attr-defined]
+            twin = kind.__deepcopy__(thing, memo)
             if type(twin) is not plain and _undisguised(type(twin)) is plain:
                 object.__setattr__(twin, "__class__", plain)
             return twin
