@@ -935,7 +935,7 @@ REFUSED = [
         sd("StableDiffusionPanoramaPipeline"),
         sized,
         "",
-        "other values than its latents (by up to 1.5 of their size: a changed copy, or rows in another order)",
+        "of their size: a changed copy, or rows in another order), which foresample does not follow",
     ),
     Case(
         "StableDiffusionAttendAndExcitePipeline",
