@@ -206,9 +206,7 @@ class Session:
             self.turn, self.called, self.answered, self.inputs = turn, 0, False, []
             yield timesteps[min(turn, len(timesteps) - 1)]
             if not self.answered:
-                if (
-                    turn == 0 and not self.recorded
-                ):  # the timesteps are read, as for `denoising_end`, not denoised
+                if turn == 0 and not self.recorded:  # not the loop: `denoising_end` counts timesteps
                     self.turn = -1
                     yield from timesteps[1:].unbind()
                     return
@@ -920,10 +918,13 @@ class _InOrder:
         given = {name: tensors[name] for name in session.wanted}
         kept, before = _copied(given), dict(vars(pipe))
         session.calling_back = True
-        answer = session.callback(pipe, step, session.timesteps[step], dict(given))
+        answer = session.callback(pipe, step, session.timesteps[step], dict(given)) or {}
         session.calling_back = False
-        for name, value in given.items():
-            if not (_same((answer or {}).get(name, value), kept[name]) and _same(value, kept[name])):
+        for name in {**given, **answer}:  # what was not handed out may come back, and the loop would take it
+            value = given.get(name)
+            if name not in given or not (
+                _same(answer.get(name, value), kept[name]) and _same(value, kept[name])
+            ):
                 raise Refused(
                     f"callback_on_step_end ({_name(session.callback)}) changed the {name} after step {step}, which an "
                     f"accelerated pipeline has already stepped beyond: leave the callback out, or {REMEDY}"

@@ -117,6 +117,19 @@ def test_a_callback_that_writes_into_a_tensor_is_refused(pipe: Any) -> None:
         draw(pipe, callback_on_step_end=Fading())
 
 
+@pytest.mark.parametrize(
+    ("wanted", "returned"), [(["prompt_embeds"], "latents"), (["latents"], "prompt_embeds")]
+)
+def test_a_callback_that_returns_what_it_was_not_given_is_refused(
+    wanted: Any, returned: str, pipe: Any
+) -> None:
+    """The pipeline's loop would take it."""
+    told = {"callback_on_step_end": lambda *a: {returned: torch.zeros(4, 4, 4, 4)}}
+    told["callback_on_step_end_tensor_inputs"] = wanted
+    with fs.accelerate(pipe, window=4), pytest.raises(Refused, match=rf"\(<lambda>\) changed the {returned}"):
+        draw(pipe, **told)
+
+
 def test_tensors_that_no_callback_can_have_are_refused_as_without(pipe: Any) -> None:
     told = {"callback_on_step_end": lambda *a: {}, "callback_on_step_end_tensor_inputs": ["noise_pred"]}
     with fs.accelerate(pipe), pytest.raises(ValueError, match="has to be in"):
