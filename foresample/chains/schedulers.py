@@ -65,7 +65,7 @@ def _ddpm(scheduler: Any, options: Options) -> Chain:
             else "has a std that nothing bounds from below"
         )
         raise ValueError(
-            f"DDPMScheduler(variance_type={config.variance_type!r}) {reason}, which has no exact coupling; "
+            f"{_name(scheduler)}(variance_type={config.variance_type!r}) {reason}, which has no exact coupling; "
             "use variance_type='fixed_small' or 'learned_range'"
         )
     time = scheduler.timesteps.cpu()
@@ -91,7 +91,7 @@ def _ddpm(scheduler: Any, options: Options) -> Chain:
 def _ddim(scheduler: Any, options: Options) -> Chain:
     if not options.eta > 0:
         raise ValueError(
-            "DDIMScheduler with eta=0 adds no noise, so there is nothing to speculate on; pass eta=1.0 to the "
+            f"{_name(scheduler)} with eta=0 adds no noise, so there is nothing to speculate on; pass eta=1.0 to the "
             "pipeline or use DDPMScheduler"
         )
     config, time = scheduler.config, scheduler.timesteps.cpu()
@@ -138,11 +138,7 @@ def _euler_ancestral(scheduler: Any, options: Options) -> Chain:
 
 def _dpm_multistep(scheduler: Any, options: Options) -> Chain:
     config = scheduler.config
-    if config.algorithm_type != "sde-dpmsolver++":
-        raise ValueError(
-            f"DPMSolverMultistepScheduler(algorithm_type={config.algorithm_type!r}) is not supported; "
-            "use algorithm_type='sde-dpmsolver++'"
-        )
+    _require_sde(scheduler)
     sigmas = scheduler.sigmas.double().cpu()
     if config.use_flow_sigmas:
         alpha, sigma = 1 - sigmas, sigmas
@@ -237,6 +233,7 @@ def _cosine_dpm(scheduler: Any, options: Options) -> Chain:
 def _edm_dpm(scheduler: Any, options: Options) -> Chain:
     """The multistep solver on states x0 + σ ξ: its states are 1/α times those of a variance-preserving one."""
     config = scheduler.config
+    _require_sde(scheduler)
     if config.solver_order > 2:
         raise ValueError(
             "a third-order solver of EDMDPMSolverMultistepScheduler adds no noise; use solver_order=2"
@@ -272,7 +269,8 @@ def _edm_dpm(scheduler: Any, options: Options) -> Chain:
 
 def _dpm_singlestep(scheduler: Any, options: Options) -> Chain:
     config = scheduler.config
-    if config.algorithm_type == "sde-dpmsolver++" and config.solver_order > 1:
+    _require_sde(scheduler, " and solver_order=1" if config.solver_order > 1 else "")
+    if config.solver_order > 1:
         raise ValueError(
             "DPMSolverSinglestepScheduler starts its steps of higher order from the state before last, so its states "
             "are no chain; use solver_order=1, or DPMSolverMultistepScheduler with solver_order=2"
@@ -404,6 +402,20 @@ def _noised_flow(scheduler: Any, options: Options) -> Chain:
         reuse=options.reuse,
         time=scheduler.timesteps.cpu(),
     )
+
+
+def _name(scheduler: Any) -> str:
+    """The class that a refusal is about: several share a reader."""
+    return type(scheduler).__name__
+
+
+def _require_sde(scheduler: Any, more: str = "") -> None:
+    """Refuse a DPM-Solver that solves the ODE."""
+    kind = scheduler.config.algorithm_type
+    if kind != "sde-dpmsolver++":
+        raise ValueError(
+            f"{_name(scheduler)}(algorithm_type={kind!r}) is not supported; use algorithm_type='sde-dpmsolver++'{more}"
+        )
 
 
 def _predicts(config: Any) -> Kind:

@@ -12,7 +12,7 @@ way in each. So the loop itself is put to work. It keeps running as written, but
 `latents` is then a batch of drafted states instead of one state an image, which the loop cannot tell as long as all
 it does is row by row and the same in every turn. `turns` checks that it is, in every turn, and `trace` watches the
 untouched loop first. Text encoders, initial latents, the decoder and everything else stay as they are.
-Nothing is subclassed per pipeline; what is put in place sits on the instances and is taken away by `restore`.
+No pipeline has a class of its own here. The stand-ins sit on the instances, while the pipeline draws (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -34,12 +35,28 @@ from foresample.core.noise import seeds_of
 from foresample.drafters import Replay
 from foresample.integrations.again import Answered
 from foresample.integrations.caches import require_no_cache
+from foresample.integrations.calls import take_callback, to_drop, wanted_tensors
 from foresample.integrations.fingerprint import alike, values_of
+from foresample.integrations.sequential import Untouched
+from foresample.integrations.stand_ins import (
+    SENTENCES,
+    Guard,
+    disguised,
+    one_line,
+    reclassed,
+    replaced,
+    settings_kept,
+    states_class,
+    taken,
+    timesteps_class,
+)
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
 from foresample.integrations.turns import REMEDY, Refused, Session, Settings
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
 """Methods of the scheduler's instance that are replaced."""
+_ATTRIBUTES = ("_foresample", "foresample_report", "foresample_trace")
+"""Attributes that are put on the pipeline's instance."""
 WINDOWS = (2, 4, 8, 16, 32)
 """Those that `window="auto"` tries."""
 
@@ -75,11 +92,14 @@ def restore_pipeline(pipe: Any) -> None:
     handle = vars(pipe).get("_foresample")
     if handle is not None:
         handle._remove()
-        del pipe._foresample
 
 
 class AcceleratedPipeline:
-    """What `accelerate` put in place; a context manager that hands out the pipeline."""
+    """What `accelerate` put in place; a context manager that hands out the pipeline.
+
+    Between calls that is the class of the pipeline, no more. Its networks and its scheduler have stand-ins only while
+    it draws.
+    """
 
     def __init__(
         self,
@@ -94,31 +114,25 @@ class AcceleratedPipeline:
         self.pipe, self.scheduler, self.networks = pipe, pipe.scheduler, _networks(pipe)
         self.window, self.drafter, self.block, self.recycle = window, drafter, block, recycle
         self.trace, self.look = trace, look
-        self.session: Session | Watch | None = None
+        self.session: Session | Watch | Untouched | None = None
         self.traces: dict[Any, Trace] = {}
         """What was watched, for each configuration."""
         self.rounding: dict[Any, dict[str, float]] = {}
         """For each configuration that was drawn before: how far the answers of its networks may differ."""
         self.replayed: dict[Any, dict[str, Any]] = {}
         """For each configuration, the scheduler whose `step` was replayed."""
+        self._answered: dict[str, Answered] = {}  # by the networks while they were watched, for the next run
+        self.doubled: dict[Any, int] = {}
+        """How many copies of an image the pipeline's latents hold, for each configuration."""
         self.windows: dict[Any, int | None] = {}
         """What `window="auto"` found, for each configuration; None: no window is faster than the pipeline itself."""
-        self._pipeline_class = type(pipe)
-        # Iterating over the scheduler's timesteps is what drives the loop; all else about the tensor stays.
-        self._timesteps_class = type(
-            "SpeculativeTimesteps", (Tensor,), {"__iter__": lambda timesteps: self._turns(timesteps)}
-        )
-        self._states_class = type(
-            "DraftedStates", (Tensor,), {"__torch_function__": classmethod(self._among_states)}
-        )
-        # What the scheduler's instance had of its own before (somebody's patch) is put back.
-        self._before = {name: vars(self.scheduler)[name] for name in _PATCHED if name in vars(self.scheduler)}
-        self._methods = {
-            name: getattr(self.scheduler, name) for name in _PATCHED if hasattr(self.scheduler, name)
-        }
-        self._answered: dict[str, Answered] = {}  # by the networks while they were watched, for the next run
-        self._stand_ins: dict[str, Any] = {}
+        self._timesteps_class = timesteps_class(lambda timesteps: self._turns(timesteps))
+        self._states_class = states_class(self._among_states)
+        self._watched: dict[tuple[str, type], type] = {}
+        self._methods: dict[str, Callable[..., Any]] = {}  # the scheduler's own, while stand-ins are in place
         self._positional = 0  # arguments by position in the loop's call of a network under way
+        self._drawing, self._thread, self._guard = threading.Lock(), 0, Guard()
+        self._pipeline_class = type(pipe)
         self._install()
 
     def __enter__(self) -> Any:
@@ -136,11 +150,19 @@ class AcceleratedPipeline:
         def __call__(pipe: Any, *args: Any, **kwargs: Any) -> Any:
             return handle._run(inspect.signature(original).bind(pipe, *args, **kwargs))
 
-        name, kind = self._pipeline_class.__name__, self._pipeline_class
-        self.pipe.__class__ = type(name, (kind,), {"__call__": __call__})
-        # A network is watched at its call, outside of whatever hooks or compilers do to its `forward`.
-        for name in self.networks:
-            self._watch_network(name)
+        self.pipe.__class__ = disguised(self._pipeline_class, {"__call__": __call__}, _ATTRIBUTES)
+
+    def _remove(self) -> None:
+        self.pipe.__class__ = self._pipeline_class
+        for name in _ATTRIBUTES:
+            vars(self.pipe).pop(name, None)
+
+    @contextmanager
+    def _serving(self, session: Session | Watch | Untouched) -> Iterator[None]:
+        """Stand-ins are in place for one run of the loop, whatever ends it."""
+        scheduler, self._thread = self.scheduler, threading.get_ident()
+        originals = {name: getattr(scheduler, name) for name in _PATCHED if hasattr(scheduler, name)}
+        self._methods = {name: self._guard.theirs("scheduler", m) for name, m in originals.items()}
         replacements: dict[str, Callable[..., Any]] = {
             "step": self._step,
             "set_timesteps": self._set_timesteps,
@@ -148,42 +170,59 @@ class AcceleratedPipeline:
             "add_noise": functools.partial(self._add_noise, "add_noise"),
             "scale_noise": functools.partial(self._add_noise, "scale_noise"),
         }
-        for name, method in self._methods.items():
-            self._stand_ins[name] = _stand_in(method, replacements[name])
-            setattr(self.scheduler, name, self._stand_ins[name])
+        with ExitStack() as stack:
+            stack.enter_context(settings_kept(self.networks.values()))
+            # A network is watched at its call, outside of whatever hooks or compilers do to its `forward`.
+            for name, network in self.networks.items():
+                stack.enter_context(reclassed(network, self._watched_class(name, type(network))))
+            methods = {name: self._stand_in(m, replacements[name]) for name, m in originals.items()}
+            stack.enter_context(replaced(scheduler, methods))
+            self.session = session
+            try:
+                yield
+            finally:
+                self.session = None
+                if isinstance(getattr(scheduler, "timesteps", None), Tensor):
+                    scheduler.timesteps = scheduler.timesteps.as_subclass(Tensor)
 
-    def _remove(self) -> None:
-        """Put back what was there. What somebody put over ours in the meantime stays: ours lets all pass then."""
-        self.pipe.__class__ = self._pipeline_class
-        for name in self.networks:
-            self._leave_network(name)
-        for name, stand_in in self._stand_ins.items():
-            if vars(self.scheduler).get(name) is stand_in:
-                delattr(self.scheduler, name)
-                if name in self._before:
-                    setattr(self.scheduler, name, self._before[name])
-        if isinstance(getattr(self.scheduler, "timesteps", None), Tensor):
-            self.scheduler.timesteps = self.scheduler.timesteps.as_subclass(Tensor)
-        for name in ("foresample_report", "foresample_trace"):
-            vars(self.pipe).pop(name, None)
+    def _watched_class(self, name: str, kind: type) -> type:
+        """A network's class, but for its call; made once, so that a compiled network stays compiled."""
+        if (name, kind) not in self._watched:
 
-    def _watch_network(self, name: str) -> None:
-        network = self.networks[name]
-        object.__setattr__(network, "__class__", _watched(type(network), name, self))
+            def __call__(network: Any, *args: Any, **kwargs: Any) -> Any:
+                if not self._serves():
+                    return kind.__call__(network, *args, **kwargs)
+                call = self._guard.theirs(name, functools.partial(kind.__call__, network))
+                with self._guard.ours(self.session):
+                    return self._evaluate(name, network, call, args, kwargs)
 
-    def _leave_network(self, name: str) -> None:
-        network = self.networks[name]
-        if getattr(type(network), "_foresample_handle", None) is self:
-            object.__setattr__(network, "__class__", type(network).__bases__[0])
+            self._watched[name, kind] = disguised(kind, {"__call__": __call__})
+        return self._watched[name, kind]
 
-    def _require_same_networks(self) -> None:
-        """Those that were there, or compiled since: then what was compiled is watched instead, at its own call."""
+    def _stand_in(self, original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+        """The replacement under the original's name and signature, which pipelines inspect."""
+
+        @functools.wraps(original)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if not self._serves():
+                return original(*args, **kwargs)
+            with self._guard.ours(self.session):
+                return replacement(*args, **kwargs)
+
+        return stand_in
+
+    def _serves(self) -> bool:
+        """Whether a run is under way, in this thread: parts may be shared with a pipeline of another one."""
+        return self.session is not None and threading.get_ident() == self._thread
+
+    def _require_same_parts(self) -> None:
+        """The parts that were accelerated, or compiled since."""
+        if self.pipe.scheduler is not self.scheduler:
+            raise RuntimeError("the pipeline's scheduler was replaced: call foresample.accelerate(pipe) again")
         for name, network in _networks(self.pipe).items():
             known = self.networks.get(name)
             if known is not None and getattr(network, "_orig_mod", None) is known:
-                self._leave_network(name)
                 self.networks[name] = network
-                self._watch_network(name)
             elif known is not network:
                 raise RuntimeError(
                     f"the pipeline's {name} was replaced: call foresample.accelerate(pipe) again"
@@ -192,24 +231,40 @@ class AcceleratedPipeline:
     # ------------------------------------------------------------ one call of the pipeline
 
     def _run(self, bound: inspect.BoundArguments) -> Any:
-        if self.pipe.scheduler is not self.scheduler:
-            raise RuntimeError("the pipeline's scheduler was replaced: call foresample.accelerate(pipe) again")
-        self._require_same_networks()
-        require_no_cache(self.networks)
+        if not self._drawing.acquire(blocking=False):
+            raise Refused(
+                "this accelerated pipeline is still drawing, in another thread or around a callback that calls it: "
+                "wait until that call returns, or give each thread a pipeline of its own (copy.deepcopy(pipe))"
+            )
+        try:
+            self._require_same_parts()
+            require_no_cache(self.networks)
+            with taken({"scheduler": self.scheduler, **self.networks}):
+                return self._drawn(bound)
+        except Refused as refusal:
+            refusal.args = (f"{refusal}{to_drop(bound)}",)
+            raise
+        finally:
+            self._drawing.release()
+
+    def _drawn(self, bound: inspect.BoundArguments) -> Any:
         arguments = bound.arguments
+        for name in ("foresample_report", "foresample_trace"):  # of an earlier call
+            vars(self.pipe).pop(name, None)
         if type(self.scheduler).__name__.startswith("DDIM") and not arguments.get("eta"):
             scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
         generator = arguments.get("generator")
         if isinstance(generator, Sequence):
             generator = [_as_generator(g) for g in generator]
             arguments["generator"] = generator
-        callback = _take_callback(arguments)
+        whole = _copied_arguments(bound)
+        callback = take_callback(bound)
         key = _configuration(self.scheduler, arguments)
         if self.trace and key not in self.traces:
             self.traces[key] = self._watch(bound)
         window = self.window if self.window != "auto" else self._fastest(key, bound)
         if window is None:
-            return self._pipeline_class.__call__(*bound.args, **bound.kwargs)
+            return self._sequential(whole, key)
         return self._draw(bound, window, callback, key)
 
     def _draw(
@@ -218,28 +273,35 @@ class AcceleratedPipeline:
         settings = Settings(window, self.drafter, self.block, self.recycle)
         seeds = _stream_seeds(bound.arguments.get("generator"))
         new, rounding = key not in self.rounding, dict(self.rounding.get(key, {}))
-        networks = {name: self._caller(network) for name, network in self.networks.items()}
+        networks = {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
         session = Session(
             self.pipe, settings, seeds, callback, self._states_class, networks, self.look, rounding, new
         )
         session.watched, self._answered = self._answered, {}
         if self.trace:
             session.explain = functools.partial(self._explain, session, key)
-        self.session = session
+        if callback is not None:
+            session.wanted = wanted_tensors(bound)
+            if session.wanted != ["latents"]:  # the others are the loop's, which hands them to its callback
+                bound = _copied_arguments(bound)
+                bound.arguments["callback_on_step_end"], session.tensors = session.end_of_turn, None
         try:
-            result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
-            session.close()
-        except (Refused, FloatingPointError, torch.OutOfMemoryError):
+            with self._serving(session):
+                result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
+                with self._guard.ours(session):
+                    session.close()
+        except SENTENCES:
             raise
         except Exception as error:
-            if session.calling_back or session.turn < 1 or session.over:
+            if session.calling_back or session.handed is None or session.over:
                 raise
+            whose = self._guard.whose if error is self._guard.foreign else "loop"
             raise Refused(
-                f"the pipeline's loop cannot take a batch of drafted states ({type(error).__name__}: {error}); {REMEDY}"
+                f"at step {session.turn} the pipeline's {whose} cannot take a batch of drafted states "
+                f"({type(error).__name__}: {one_line(error)}); {REMEDY}"
             ) from error
-        finally:
-            self.session = None
         self.rounding[key] = rounding
+        self.doubled[key] = session.double
         self._tell(session, key)
         self.pipe.foresample_report = session.report
         if key in self.traces:
@@ -250,15 +312,23 @@ class AcceleratedPipeline:
         """Three steps of the untouched loop, with copies of the generators."""
         watch = Watch(self.pipe, self.look)
         with _undisturbed(self.pipe, bound) as arguments:
-            self.session = watch
             try:
-                self._pipeline_class.__call__(*arguments.args, **arguments.kwargs)
+                with self._serving(watch):
+                    self._pipeline_class.__call__(*arguments.args, **arguments.kwargs)
             except Enough:
                 pass
-            finally:
-                self.session = None
         self._answered = watch.answered
-        return watch.conclude()
+        with self._guard.ours(watch):
+            return watch.conclude()
+
+    def _sequential(self, bound: inspect.BoundArguments, key: Any) -> Any:
+        """The pipeline's own loop, because no window is faster, and a report that says so."""
+        untouched = Untouched()
+        with self._serving(untouched):
+            result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
+        self.pipe.foresample_report = untouched.report(self.doubled[key])
+        self.pipe.foresample_trace = self.traces[key]
+        return result
 
     def _fastest(self, key: Any, bound: inspect.BoundArguments) -> int | None:
         """`window="auto"`: the pipeline itself is drawn with each window, once for this configuration."""
@@ -286,17 +356,22 @@ class AcceleratedPipeline:
 
     def _turns(self, timesteps: Tensor) -> Iterator[Tensor]:
         plain = timesteps.as_subclass(Tensor)
-        return iter(plain.unbind()) if self.session is None else self.session.turns(plain)
+        if self.session is None or not self._serves():
+            yield from plain.unbind()
+            return
+        with self._guard.ours(self.session):
+            yield from self.session.turns(plain)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        original = self._methods["step"]
-        if self.session is None:
-            return original(*args, **kwargs)
+        original, session = self._methods["step"], self.session
+        if isinstance(session, Untouched):
+            return session.step(original, args, kwargs)
         bound = inspect.signature(original).bind(*args, **kwargs).arguments
         bound = {**bound.pop("kwargs", {}), **bound}
-        if isinstance(self.session, Watch):
-            return self.session.step(original, bound)
-        return self.session.answer(bound)
+        if isinstance(session, Watch):
+            return session.step(original, bound)
+        assert session is not None
+        return session.answer(bound)
 
     def _scale(self, sample: Tensor, timestep: Any = None) -> Tensor:
         if not isinstance(self.session, Session) or self.session.turn < 1 or self.session.over:
@@ -336,7 +411,7 @@ class AcceleratedPipeline:
         """Drafted states meet a tensor with a row for each image: it is given a row for each state."""
         session, kwargs = self.session, kwargs or {}
         if isinstance(session, Session) and session.inside:
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunctionSubclass(), self._guard.ours(session):
                 args, kwargs = session.aligned((args, kwargs))
         return Tensor.__torch_function__.__func__(kind, func, types, args, kwargs)  # type: ignore[attr-defined]
 
@@ -352,7 +427,8 @@ class AcceleratedPipeline:
 
     def _explain(self, session: Session, key: Any, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
         """The scheduler's own `step` at all steps, unless this very scheduler was replayed before."""
-        scheduler = values_of(self.scheduler)
+        methods = {name: inspect.unwrap(method) for name, method in self._methods.items()}
+        scheduler = {**values_of(self.scheduler), **methods}  # its own, not their stand-ins
         if key in self.replayed and alike(self.replayed[key], scheduler):
             return
         step, told = self._methods["step"], session.step_names
@@ -370,26 +446,6 @@ def _signature(network: Any) -> inspect.Signature:
     return inspect.signature(getattr(network, "_orig_mod", network).forward)
 
 
-def _watched(kind: type, name: str, handle: AcceleratedPipeline) -> type:
-    """The network's class, but for its call."""
-
-    def __call__(network: Any, *args: Any, **kwargs: Any) -> Any:
-        return handle._evaluate(name, network, functools.partial(kind.__call__, network), args, kwargs)
-
-    own = {"__call__": __call__, "_foresample_handle": handle, "__module__": kind.__module__}
-    return type(kind.__name__, (kind,), own)
-
-
-def _stand_in(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement under the original's name and signature, which pipelines inspect."""
-
-    @functools.wraps(original)
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        return replacement(*args, **kwargs)
-
-    return stand_in
-
-
 def _configuration(scheduler: Any, arguments: dict[str, Any]) -> tuple[Any, ...]:
     """What tells one use of a pipeline from another: numbers, shapes, and which arguments are given at all."""
 
@@ -404,11 +460,16 @@ def _configuration(scheduler: Any, arguments: dict[str, Any]) -> tuple[Any, ...]
     return type(scheduler).__name__, repr(sorted(scheduler.config.items(), key=str)), given
 
 
+def _copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
+    twin = copy.copy(bound)
+    twin.arguments = dict(bound.arguments)
+    return twin
+
+
 @contextmanager
 def _undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.BoundArguments]:
     """The same arguments with copies of the generators; numbers drawn inside are not missing afterwards."""
-    twin = copy.copy(bound)
-    twin.arguments = dict(bound.arguments)
+    twin = _copied_arguments(bound)
     generator = twin.arguments.get("generator")
     if isinstance(generator, Sequence):
         twin.arguments["generator"] = [_copied_generator(g) for g in generator]
@@ -427,22 +488,6 @@ def _undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.B
             del pipe._progress_bar_config
         else:
             pipe._progress_bar_config = bars
-
-
-def _take_callback(arguments: dict[str, Any]) -> Callable[..., Any] | None:
-    """Remove the pipeline's own callback; refuse what cannot be handed to it."""
-    if (
-        arguments.pop("callback", None) is not None
-        or arguments.get("kwargs", {}).pop("callback", None) is not None
-    ):
-        raise ValueError("the deprecated `callback` is not supported: use callback_on_step_end")
-    callback = arguments.pop("callback_on_step_end", None)
-    wanted = arguments.get("callback_on_step_end_tensor_inputs") or ["latents"]
-    if callback is not None and list(wanted) != ["latents"]:
-        raise ValueError(
-            f"an accelerated pipeline can hand only latents to callback_on_step_end, not {', '.join(wanted)}"
-        )
-    return callback
 
 
 def _as_generator(value: Any) -> torch.Generator:
@@ -475,8 +520,6 @@ def _stream_seeds(generator: Any) -> Callable[[int], Tensor]:
 def _require_supported(scheduler: Any) -> None:
     """Refuse a scheduler without an exact coupling at once, and not after a prompt has been encoded."""
     trial = copy.deepcopy(scheduler)
-    for name in _PATCHED:
-        vars(trial).pop(name, None)
     dynamic = {"mu": 1.0} if trial.config.get("use_dynamic_shifting", False) else {}
     trial.set_timesteps(4, **dynamic)
     scheduler_chain(trial, eta=1.0)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from foresample.chains import Chain, scheduler_chain
+from foresample.chains import Chain
 from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
 from foresample.integrations.again import Answered
 from foresample.integrations.fingerprint import Unchanged
-from foresample.integrations.turns import REMEDY, Refused, require_shape
+from foresample.integrations.turns import REMEDY, Refused, read_chain, require_shape
 
 STEPS = 3
 
@@ -77,11 +77,22 @@ class Watch:
         """The first call of each network."""
         self.clock: list[float] = []
 
+    @property
+    def turn(self) -> int:
+        return len(self.seen)
+
     def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
         self.timesteps, self.turning = timesteps, True
+        self.clock = []  # the last timesteps that are iterated over are the loop's
         for timestep in timesteps.unbind():
             self._tick()
+            before = len(self.seen)
             yield timestep
+            if len(self.seen) > before + 1:
+                raise Refused(
+                    f"the pipeline stepped its scheduler {len(self.seen) - before} times at step {before}, of several "
+                    f"views or parts of its latents, while foresample follows one step; {REMEDY}"
+                )
             if len(self.seen) >= STEPS:
                 self._tick()
                 raise Enough
@@ -129,7 +140,7 @@ class Watch:
         start = int((everything == self.timesteps[0]).nonzero().flatten()[0]) if len(self.timesteps) else 0
         eta = first.arguments.get("eta") or 0.0
         clipped = bool(first.arguments.get("use_clipped_model_output"))
-        chain = scheduler_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
+        chain = read_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
         chain = chain.to(first.sample.device, torch.float64)
         worst, previous, before = 0.0, no_history(chain, first.sample.double()), first.sample
         for k, seen in enumerate(self.seen):

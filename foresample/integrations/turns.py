@@ -133,6 +133,8 @@ class Session:
         had its configuration."""
         self.pipe, self.scheduler, self.settings, self.seeds = pipe, pipe.scheduler, settings, seeds
         self.callback, self.wrap, self.look = callback, wrap, look
+        self.wanted = ["latents"]  # by the callback
+        self.tensors: dict[str, Any] | None = {}  # those of the loop's own; None: not yet known
         self.networks, self.routes = networks, _routes(pipe)
         self.again = AskAgain(self, rounding, new) if look else None
         self.watched: dict[str, Answered] = {}  # by the untouched loop, before this run
@@ -155,6 +157,7 @@ class Session:
         self.rounds: HandedRounds
         self.report: Report
         self.tally: Tally
+        self.in_order: _InOrder
         self.images, self.double = 0, 1
         self.call: Call | None = None
         # Of the rows in the loop's hands: drafted states, then the witnesses.
@@ -211,8 +214,13 @@ class Session:
             self.turn, self.called, self.answered, self.inputs = turn, 0, False, []
             yield timesteps[min(turn, len(timesteps) - 1)]
             if not self.answered:
+                if turn == 0 and not self.recorded:  # not the loop: `denoising_end` counts timesteps
+                    self.turn = -1
+                    yield from timesteps[1:].unbind()
+                    return
                 raise Refused(
-                    f"the pipeline skipped a step (an interrupt?), which an accelerated pipeline cannot; {REMEDY}"
+                    f"the pipeline skipped step {turn} of its loop (pipe.interrupt was set?), while other states are "
+                    f"of that step; {REMEDY}"
                 )
             turn += 1
         self.over = True
@@ -232,8 +240,27 @@ class Session:
             raise Refused(f"the pipeline did not go through its scheduler's timesteps; {REMEDY}")
         if self.turn < self.turns_expected - 1:
             raise Refused(f"the pipeline left its loop at step {self.turn}, before its end; {REMEDY}")
+        if self.callback is not None and self.in_order.next < self.turns_expected:
+            raise Refused(
+                f"the pipeline did not call callback_on_step_end after step {self.in_order.next}: leave the callback "
+                f"out, or {REMEDY}"
+            )
 
     # ------------------------------------------------------------ what the loop calls
+
+    def end_of_turn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        """The loop's callback, with tensors of its own: now the user's can be called for the steps committed."""
+        others = {name: value for name, value in tensors.items() if name != "latents"}
+        for name, value in others.items():
+            if isinstance(value, self.wrap):
+                raise Refused(
+                    f"{name} follows the drafted states, so callback_on_step_end cannot be given it: leave {name} out "
+                    "of callback_on_step_end_tensor_inputs"
+                )
+        self.tensors = others
+        self.in_order.report()
+        self.tensors = None
+        return {}
 
     def answer(self, bound: dict[str, Any]) -> Step:
         """`scheduler.step`: take the guided network output, hand out the next states to evaluate."""
@@ -285,7 +312,8 @@ class Session:
         self.report = Report(f"{how.drafter}", steps, self.images, how.window, slots=self.images)
         self.tally, self.started = Tally(how.window, steps, x.device), perf_counter()
         rows = begin(target, how.drafter, how.window, self.seed, x=x.float())
-        self.rounds = HandedRounds(target, rows, plan, self.tally, _InOrder(self))
+        self.in_order = _InOrder(self)
+        self.rounds = HandedRounds(target, rows, plan, self.tally, self.in_order)
         self.call = self.rounds.call
         assert self.call is not None
         if len(self.call.x) == self.images:  # else a drafter that needs no warm-up: its drafts come first
@@ -412,7 +440,7 @@ class Session:
                         return _plain(value)[_offset(self.row, copies, self.images).to(value.device)]
             return value
 
-        return _mapped(fit, tree) if found else tree
+        return mapped(fit, tree) if found else tree
 
     def add_noise(self, original: Callable[..., Tensor], bound: dict[str, Any]) -> Tensor:
         """`add_noise` and `scale_noise` after a step, as inpainting does: to the level of each state's own step."""
@@ -488,7 +516,10 @@ class Session:
     def _answered(self, recorded: Recorded, bound: dict[str, Any], first: str, time: str) -> Any:
         states, copies = _plain(bound[first]), recorded.copies
         if len(states) != copies * self.rows:
-            raise Refused(f"at step {self.turn} the pipeline gives its {recorded.name} other states; {REMEDY}")
+            raise Refused(
+                f"at step {self.turn} the pipeline gives its {recorded.name} {len(states)} rows, where it was handed "
+                f"{self.rows} states of which it makes {copies} rows each: its loop keeps latents of its own; {REMEDY}"
+            )
         self._require_states(recorded, states)
         kept, evaluated = self._kept(copies, states.device), None
         if self.drafted:
@@ -620,7 +651,7 @@ class Session:
         self.straddled.add(self.turn)
         parts = []
         for network, served in ((name, ~later), (route.later, later)):
-            own = _mapped(partial(_select, row=served, batch=len(served)), arguments)
+            own = mapped(partial(_select, row=served, batch=len(served)), arguments)
             parts.append(self._call(self.networks[network], own))
 
         def joined(one: Any, two: Any) -> Any:
@@ -666,6 +697,11 @@ class Session:
                 value, other = given.chunk(2)
                 if known.all() or not torch.equal(value[known], other[known]):
                     raise self._changed(sample)
+                if torch.equal(value[known], self.first[known]):
+                    raise Refused(
+                        "the pipeline keeps a part of its latents as they were a step before (as DeepFloyd IF's "
+                        f"inpainting does), while the states are of other steps; {REMEDY}"
+                    )
                 if self.chain.low_variance is not None:
                     raise Refused(
                         "the pipeline overwrites latents, which is not served with a learned variance; use "
@@ -760,7 +796,7 @@ class Session:
                 return value.unflatten(0, (len(value) // frames, frames))[place].flatten(0, 1)
             return _select(value, place, len(recorded.states))
 
-        arguments = {k: _mapped(partial(chosen, k), _copied(v)) for k, v in recorded.arguments.items()}
+        arguments = {k: mapped(partial(chosen, k), _copied(v)) for k, v in recorded.arguments.items()}
         arguments[recorded.names[0]], arguments[recorded.names[1]] = x, self._times(step)
         output = self._routed(recorded.name, arguments, step)
         answers = [v for v in _leaves(output) if isinstance(v, Tensor) and v.ndim and len(v) == STATES]
@@ -807,7 +843,7 @@ class Session:
 
     def _read(self, bound: dict[str, Any]) -> None:
         eta, clipped = bound.get("eta") or 0.0, bool(bound.get("use_clipped_model_output"))
-        chain = scheduler_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.start)
+        chain = read_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.start)
         # A loop may end early; and what was made of the patched timesteps must not go out to users as such.
         steps = self.turns_expected
         cut: dict[str, Any] = {k: _plain(v)[:steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
@@ -825,14 +861,28 @@ class Session:
             recorded.dim = apart[0] if apart else None
             part = states.narrow(apart[0], 0, x.shape[apart[0]]) if apart else states
             scale = 1.0 if self.chain.scale is None else float(self.chain.scale[0])
-            fits = part.shape[1:] == x.shape[1:] and close(
-                part, (scale * x).to(part).repeat(recorded.copies, *[1] * (x.ndim - 1))
-            )
+            fits = part.shape[1:] == x.shape[1:]
+            alike = (scale * x).to(part).repeat(recorded.copies, *[1] * (x.ndim - 1))
+            if fits and not close(part, alike):
+                size = float((part - alike).abs().max() / alike.abs().max())
+                raise Refused(
+                    f"at step 0 the pipeline gives its {recorded.name} other values than its latents (by up to "
+                    f"{size:.2g} of their size: a changed copy, or rows in another order), which foresample does not "
+                    f"follow; {REMEDY}"
+                )
         if not fits:
             raise Refused(
                 f"the pipeline gives its {recorded.name} something else than its latents (shape {tuple(states.shape)} "
                 f"for {tuple(x.shape)}), which foresample does not follow; {REMEDY}"
             )
+
+
+def read_chain(scheduler: Any, **options: Any) -> Chain:
+    """The scheduler's chain; a scheduler or argument of `step` that has none is refused by the chain's own sentence."""
+    try:
+        return scheduler_chain(scheduler, **options)
+    except ValueError as error:
+        raise Refused(str(error)) from error
 
 
 def require_shape(chain: Chain, output: Tensor, sample: Tensor) -> None:
@@ -867,9 +917,19 @@ class _InOrder:
                 states = self.waiting.setdefault(first + j, commit.states.new_empty(shape))
                 states[image] = commit.states[r, j]
             self.committed[image] = first + count
-        while self.next < session.turns_expected and int(self.committed.min()) > self.next:
-            self._report(self.next, self.waiting.pop(self.next))
+        if session.tensors is not None:
+            self.report()
+
+    def report(self) -> None:
+        """Call back for all steps that every image has committed."""
+        session = self.session
+        while (
+            self.committed is not None
+            and self.next < session.turns_expected
+            and int(self.committed.min()) > self.next
+        ):
             self.next += 1
+            self._report(self.next - 1, self.waiting.pop(self.next - 1))
 
     def _report(self, step: int, latents: Tensor) -> None:
         session, pipe = self.session, self.session.pipe
@@ -880,16 +940,21 @@ class _InOrder:
                 f"out, or {REMEDY}"
             )
         session._require_unchanged()
-        given, before = latents.clone(), dict(vars(pipe))
+        tensors = {**(session.tensors or {}), "latents": latents.clone()}
+        given = {name: tensors[name] for name in session.wanted}
+        kept, before = _copied(given), dict(vars(pipe))
         session.calling_back = True
-        answer = session.callback(pipe, step, session.timesteps[step], {"latents": given})
+        answer = session.callback(pipe, step, session.timesteps[step], dict(given)) or {}
         session.calling_back = False
-        changed = (answer or {}).get("latents", given)
-        if changed is not given or not torch.equal(given, latents):
-            raise Refused(
-                "callback_on_step_end changed the latents, which an accelerated pipeline has already stepped "
-                f"beyond; {REMEDY}"
-            )
+        for name in {**given, **answer}:  # what was not handed out may come back, and the loop would take it
+            value = given.get(name)
+            if name not in given or not (
+                _same(answer.get(name, value), kept[name]) and _same(value, kept[name])
+            ):
+                raise Refused(
+                    f"callback_on_step_end ({_name(session.callback)}) changed the {name} after step {step}, which an "
+                    f"accelerated pipeline has already stepped beyond: leave the callback out, or {REMEDY}"
+                )
         module = session.unchanged.change()
         if module is not None:
             raise Refused(
@@ -900,8 +965,8 @@ class _InOrder:
         other = [k for k in {*before, *after} if not _same(before.get(k), after.get(k))]
         if other:
             raise Refused(
-                f"callback_on_step_end changed pipe.{other[0]}, while an accelerated pipeline has already stepped "
-                f"beyond step {step}; {REMEDY}"
+                f"callback_on_step_end ({_name(session.callback)}) changed pipe.{other[0]}, while an accelerated "
+                f"pipeline has already stepped beyond step {step}; {REMEDY}"
             )
 
 
@@ -922,6 +987,10 @@ def close(one: Tensor, two: Tensor) -> bool:
         return True
     tolerance = 1e-4 if two.dtype in (torch.float32, torch.float64) else 3e-2
     return bool((one - two).abs().max() <= tolerance * two.abs().max())
+
+
+def _name(callback: Any) -> str:
+    return getattr(callback, "__name__", type(callback).__name__)
 
 
 def _told_apart(seeds: Tensor) -> Tensor:
@@ -947,28 +1016,24 @@ def _scalar(value: Any) -> Tensor:
     return torch.as_tensor(value).as_subclass(Tensor).detach().cpu().double().flatten()[:1]
 
 
-def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     """The same containers of changed things."""
     if isinstance(tree, dict):
-        return {k: _mapped(change, v) for k, v in tree.items()}
+        return {k: mapped(change, v) for k, v in tree.items()}
     if type(tree) in (list, tuple):
-        return type(tree)(_mapped(change, v) for v in tree)
+        return type(tree)(mapped(change, v) for v in tree)
     return change(tree)
-
-
-def _name(callback: Any) -> str:
-    return getattr(callback, "__name__", type(callback).__name__)
 
 
 def _leaves(tree: Any) -> list[Any]:
     found: list[Any] = []
-    _mapped(found.append, tree)
+    mapped(found.append, tree)
     return found
 
 
 def _copied(tree: Any) -> Any:
     """Tensors as they are now."""
-    return _mapped(lambda v: _plain(v).clone() if isinstance(v, Tensor) else v, tree)
+    return mapped(lambda v: _plain(v).clone() if isinstance(v, Tensor) else v, tree)
 
 
 def _same(one: Any, two: Any) -> bool:

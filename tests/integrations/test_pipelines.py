@@ -289,16 +289,6 @@ def test_what_is_no_pipeline_is_refused(thing: Any) -> None:
         fs.accelerate(thing)
 
 
-def test_only_latents_go_to_callbacks(tmp_path: Path) -> None:
-    pipe = pipelines.stable_diffusion(tmp_path)
-    with fs.accelerate(pipe), pytest.raises(ValueError, match="only latents"):
-        pipe(
-            **PROMPTS,
-            callback_on_step_end=lambda *a: {},
-            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
-        )
-
-
 # ------------------------------------------------------------------ the embedded model
 
 

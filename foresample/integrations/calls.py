@@ -1,0 +1,53 @@
+"""What a pipeline is called with: its callback, and arguments that make it do something else at every step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+TENSORS = "callback_on_step_end_tensor_inputs"
+NEUTRAL: dict[str, Any] = {
+    "control_guidance_start": 0.0,
+    "control_guidance_end": 1.0,
+    "gligen_scheduled_sampling_beta": 1.0,
+    "guidance_scale_2": None,
+    "sag_scale": 0.0,
+    "skip_guidance_layers": None,
+}
+"""Arguments that change a pipeline's loop, or a part of its steps, and the value that turns each off."""
+
+
+def take_callback(bound: inspect.BoundArguments) -> Callable[..., Any] | None:
+    """Remove the callback from a pipeline's arguments; ask for the tensors that it names itself, as pipelines do."""
+    arguments = bound.arguments
+    more = arguments.get("kwargs", {})
+    if arguments.pop("callback", None) is not None or more.pop("callback", None) is not None:
+        raise ValueError("the deprecated `callback` is not supported: use callback_on_step_end")
+    callback = arguments.pop("callback_on_step_end", None)
+    if hasattr(callback, "tensor_inputs"):
+        arguments[TENSORS] = list(callback.tensor_inputs)
+    return callback
+
+
+def wanted_tensors(bound: inspect.BoundArguments) -> list[str]:
+    """Names of the tensors that the callback gets."""
+    default = bound.signature.parameters[TENSORS].default if TENSORS in bound.signature.parameters else None
+    wanted = bound.arguments.get(TENSORS, default)
+    return ["latents"] if wanted is None or wanted is inspect.Parameter.empty else list(wanted)
+
+
+def to_drop(bound: inspect.BoundArguments) -> str:
+    """Names the arguments that may be why a pipeline is refused, and the values that turn them off."""
+    given = bound.signature.bind(*bound.args, **bound.kwargs)
+    given.apply_defaults()
+    found = [name for name in NEUTRAL if name in given.arguments and not _is_off(name, given.arguments[name])]
+    if not found:
+        return ""
+    values = " and ".join(f"{name}={NEUTRAL[name]}" for name in found)
+    return f" (perhaps because of {' and '.join(found)}: {values} turns it off)"
+
+
+def _is_off(name: str, value: Any) -> bool:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return all(one is NEUTRAL[name] or one == NEUTRAL[name] for one in values)

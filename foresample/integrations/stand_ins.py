@@ -1,0 +1,238 @@
+"""Stand-ins: what a pipeline's parts are replaced with while it draws, and how they are put back.
+
+Everything here lasts for one run of the loop, whatever ends it. Between calls a pipeline's networks and its scheduler
+are the untouched objects: they can be copied, pickled, saved and shared with other pipelines.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foresample.integrations.trace import Enough
+from foresample.integrations.turns import REMEDY, Refused, mapped
+
+SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
+"""Exceptions that already say what they mean."""
+_MISSING = object()
+_taken: dict[int, int] = {}  # id of a pipeline's part: the thread that draws with it
+_taking = threading.Lock()
+
+
+# ------------------------------------------------------------------ classes
+
+
+def disguised(kind: Any, own: dict[str, Any], hidden: Collection[str] = ()) -> type:
+    """A subclass under its parent's name, with methods of its own; copies and pickles are of the parent class.
+
+    `hidden`: attributes of the instance that a copy does not get.
+    """
+    plain = _undisguised(kind)
+
+    def __reduce_ex__(thing: Any, protocol: Any) -> Any:
+        reduced = kind.__reduce_ex__(thing, protocol)
+        if isinstance(reduced, str):
+            return reduced
+        made, arguments, *rest = reduced
+        if made is copyreg.__newobj__:  # type: ignore[attr-defined]
+            # pickle wants the class of the instance there, which ours is not.
+            made, arguments = copyreg._reconstructor, (plain, object, None)  # type: ignore[attr-defined]
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {name: value for name, value in rest[0].items() if name not in hidden}
+        return (_undisguised(made), tuple(_undisguised(argument) for argument in arguments), *rest)
+
+    methods = {"__reduce_ex__": __reduce_ex__, **own}
+    if hasattr(kind, "__deepcopy__"):
+
+        def __deepcopy__(thing: Any, memo: dict[int, Any]) -> Any:
+            twin = kind.__deepcopy__(thing, memo)
+            if type(twin) is not plain and _undisguised(type(twin)) is plain:
+                object.__setattr__(twin, "__class__", plain)
+            return twin
+
+        methods["__deepcopy__"] = __deepcopy__
+    about = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+    return type(plain.__name__, (kind,), {**about, **methods, "_foresample_plain": plain})
+
+
+def _undisguised(thing: Any) -> Any:
+    return getattr(thing, "_foresample_plain", thing) if isinstance(thing, type) else thing
+
+
+def timesteps_class(turns: Callable[[Tensor], Iterator[Tensor]]) -> type[Tensor]:
+    """Timesteps whose iteration drives the loop. A part of them does too; a copy, or what is made of them and other
+    tensors, is a plain tensor."""
+
+    def __torch_function__(kind: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        others = False
+
+        def plain(value: Any) -> Any:
+            nonlocal others
+            if not isinstance(value, kind):
+                others |= isinstance(value, Tensor)
+                return value
+            return value.as_subclass(Tensor)
+
+        with torch._C.DisableTorchFunctionSubclass():
+            args, kwargs = mapped(plain, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        alone = (
+            isinstance(result, Tensor) and result.ndim == 1 and not others and func is not Tensor.as_subclass
+        )
+        return result.as_subclass(kind) if alone else result
+
+    def __reduce_ex__(timesteps: Tensor, protocol: Any) -> Any:
+        return timesteps.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(timesteps: Tensor, memo: dict[int, Any]) -> Tensor:
+        return timesteps.as_subclass(Tensor).clone()
+
+    own = {
+        "__iter__": turns,
+        "__torch_function__": classmethod(__torch_function__),
+        "__reduce_ex__": __reduce_ex__,
+        "__deepcopy__": __deepcopy__,
+    }
+    return type("SpeculativeTimesteps", (Tensor,), own)
+
+
+def states_class(among_states: Callable[..., Any]) -> type[Tensor]:
+    """Drafted states, which the operations of the loop recognise."""
+    own = {
+        "__torch_function__": classmethod(among_states),
+        "__deepcopy__": lambda states, memo: states.clone(),
+    }
+    return type("DraftedStates", (Tensor,), own)
+
+
+# ------------------------------------------------------------------ for the time of one run
+
+
+@contextmanager
+def reclassed(thing: Any, kind: type) -> Iterator[None]:
+    """Give an instance another class inside."""
+    before = type(thing)
+    object.__setattr__(thing, "__class__", kind)
+    try:
+        yield
+    finally:
+        if type(thing) is kind:
+            object.__setattr__(thing, "__class__", before)
+
+
+@contextmanager
+def replaced(thing: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Put methods on an instance inside. What somebody puts over ours in the meantime stays."""
+    before = {name: vars(thing).get(name, _MISSING) for name in methods}
+    vars(thing).update(methods)
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
+            if vars(thing).get(name) is method:
+                del vars(thing)[name]
+                if before[name] is not _MISSING:
+                    vars(thing)[name] = before[name]
+
+
+@contextmanager
+def settings_kept(networks: Iterable[nn.Module]) -> Iterator[None]:
+    """Put back what a loop that is cut short leaves changed in its networks: attention processors and switches.
+
+    A pipeline that sets them for its loop puts them back behind it, which an exception keeps it from.
+    """
+    modules = [module for network in networks for module in network.modules()]
+    before = [_settings(module) for module in modules]
+    try:
+        yield
+    except BaseException:
+        for module, settings in zip(modules, before, strict=True):
+            now = _settings(module)
+            for name in {*now, *settings}:
+                if now.get(name, _MISSING) is not settings.get(name, _MISSING):
+                    module._modules.pop(name, None)
+                    vars(module).pop(name, None)
+                    if name in settings:
+                        setattr(module, name, settings[name])
+        raise
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """The public attributes of a module, and its attention processor."""
+    settings = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    processor = module._modules.get("processor")
+    return settings if processor is None else {**settings, "processor": processor}
+
+
+@contextmanager
+def taken(parts: dict[str, Any]) -> Iterator[None]:
+    """Keep a pipeline's parts to this thread; refuse those that another thread's accelerated pipeline draws with."""
+    here = threading.get_ident()
+    with _taking:
+        for name, part in parts.items():
+            if _taken.get(id(part), here) != here:
+                raise Refused(
+                    f"another accelerated pipeline is drawing with this pipeline's {name} in another thread: call one "
+                    "after the other, or give each thread parts of its own (copy.deepcopy(pipe))"
+                )
+        added = [id(part) for part in parts.values() if id(part) not in _taken]
+        _taken.update(dict.fromkeys(added, here))
+    try:
+        yield
+    finally:
+        with _taking:
+            for part in added:
+                del _taken[part]
+
+
+# ------------------------------------------------------------------ whose exception it is
+
+
+class Guard:
+    """Tells an exception of our own code from one of the code that we call: networks, schedulers, the user's."""
+
+    def __init__(self) -> None:
+        self.foreign: BaseException | None = None
+        """The last exception that came out of foreign code."""
+        self.whose = ""
+        """Which part raised it."""
+
+    def theirs(self, whose: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function; what it raises is not ours."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                self.foreign, self.whose = error, whose
+                raise
+
+        return call
+
+    @contextmanager
+    def ours(self, session: Any) -> Iterator[None]:
+        """What is raised inside, and not by foreign code, becomes a refusal."""
+        try:
+            yield
+        except SENTENCES:
+            raise
+        except Exception as error:
+            if error is self.foreign or getattr(session, "calling_back", False):
+                raise
+            raise Refused(
+                f"foresample cannot follow this pipeline's loop at step {max(session.turn, 0)} "
+                f"({type(error).__name__}: {one_line(error)}); {REMEDY}"
+            ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what an exception says."""
+    return next(iter(str(error).splitlines()), "")
