@@ -431,8 +431,10 @@ class AcceleratedPipeline:
         scheduler = {**values_of(self.scheduler), **methods}  # its own, not their stand-ins
         if key in self.replayed and alike(self.replayed[key], scheduler):
             return
-        step, told = self._methods["step"], session.step_names
-        replay_scheduler(self.scheduler, step, chain, session.timesteps, x, arguments, session.start, told)
+        told = session.step_names
+        replay_scheduler(
+            self.scheduler, self._methods, chain, session.timesteps, x, arguments, session.start, told
+        )
         self.replayed[key] = scheduler
 
 

@@ -176,15 +176,11 @@ class Planner:
     def _window(self) -> int | None:
         if self.how.window != "auto":
             return self.how.window
-        self.padded, count = 0, len(self.data)
+        self.padded = 0
         drafter = self.how.drafter or Replay(prior=self.table)
-        # Pilots of any number, each for one of these observations.
-        target = replace(
-            self.target, network=lambda x, time, row: self._call(x, time, row % count), start_states=None
-        )
         return tune(
-            target,
-            slots=count,
+            replace(self.target, start_states=None),
+            slots=len(self.data),
             drafter=drafter,
             block=self.how.block,
             recycle=self.how.recycle,

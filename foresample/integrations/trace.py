@@ -164,7 +164,7 @@ class Watch:
 
 def replay_scheduler(
     scheduler: Any,
-    step: Callable[..., Any],
+    methods: dict[str, Callable[..., Any]],
     chain: Chain,
     timesteps: Tensor,
     x: Tensor,
@@ -172,7 +172,9 @@ def replay_scheduler(
     start: int,
     follows: Container[str],
 ) -> None:
-    """The scheduler's own `step` over the whole chain, from latents x [1, *shape], on made-up outputs."""
+    """The scheduler's own `step` and `scale_model_input` (`methods`, by name) over the whole chain, from latents x
+    [1, *shape], on made-up outputs."""
+    step, scale = methods["step"], methods.get("scale_model_input")
     kept = {k: list(v) if isinstance(v, list) else v for k, v in vars(scheduler).items()}
     chain = chain.to(x.device, torch.float64)
     told = {k: v for k, v in arguments.items() if k != "generator"}
@@ -183,6 +185,10 @@ def replay_scheduler(
             if chain.low_variance is not None:
                 output = torch.cat([output, 0.9 * torch.sin(x)], 1)
             own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
+            if scale is not None:
+                wanted = x.double() if chain.scale is None else chain.scale[k] * x.double()
+                error = float((scale(x, timestep).double() - wanted).abs().max() / wanted.abs().max())
+                require_small(error, k, scheduler, x.dtype, "scales states in another way")
             with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
                 result = step(model_output=output, timestep=timestep, sample=x, **told, **own)
             noise += path_noise(scheduler)
@@ -233,12 +239,15 @@ def explained(
     return float((ours - after.double()).abs().max()) / scale, previous
 
 
-def require_small(error: float, k: int, scheduler: Any, dtype: torch.dtype) -> None:
+def require_small(
+    error: float, k: int, scheduler: Any, dtype: torch.dtype, what: str = "makes other states"
+) -> None:
+    """Refuse a difference from the chain that rounding does not explain."""
     if not error <= (1e-3 if dtype in (torch.float32, torch.float64) else 3e-2):
         size = f"by {error:.2g} of their size" if error < float("inf") else "with other draws of noise"
         raise Refused(
-            f"at step {k} the {type(scheduler).__name__} of this pipeline makes other states than the chain read from "
-            f"it, {size}; {REMEDY}"
+            f"at step {k} the {type(scheduler).__name__} of this pipeline {what} than the chain read from it, "
+            f"{size}; {REMEDY}"
         )
 
 

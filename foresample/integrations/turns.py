@@ -34,7 +34,7 @@ from torch import Tensor
 
 from foresample.chains import Chain, scheduler_chain
 from foresample.chains.chain import per_row
-from foresample.contracts import Drafter, no_history
+from foresample.contracts import Drafter, drafter_for, no_history
 from foresample.core import noise as streams
 from foresample.core.look import STATES
 from foresample.core.report import Commit, Report, Tally
@@ -304,14 +304,15 @@ class Session:
         x = self.first
         target = ChainTarget(self.chain, x.shape[1:], _unreachable)
         last, how = last_draftable(self.chain.std), self.settings
-        plan = Speculation(how.drafter, how.window, how.block, how.recycle, last, Packed())
+        drafter = drafter_for(how.drafter, target)
+        plan = Speculation(drafter, how.window, how.block, how.recycle, last, Packed())
         seeds = self.seeds(self.images)
         if bound.get("generator") is None:  # the loop's own noise is torch's, however alike the generators are
             seeds = _told_apart(seeds)
         self.seed, steps = seeds.to(x.device), self.turns_expected
-        self.report = Report(f"{how.drafter}", steps, self.images, how.window, slots=self.images)
+        self.report = Report(f"{drafter}", steps, self.images, how.window, slots=self.images)
         self.tally, self.started = Tally(how.window, steps, x.device), perf_counter()
-        rows = begin(target, how.drafter, how.window, self.seed, x=x.float())
+        rows = begin(target, drafter, how.window, self.seed, x=x.float())
         self.in_order = _InOrder(self)
         self.rounds = HandedRounds(target, rows, plan, self.tally, self.in_order)
         self.call = self.rounds.call

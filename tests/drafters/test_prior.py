@@ -298,7 +298,7 @@ def test_a_prior_that_is_none_is_refused_wherever_it_comes_from(name: str, tmp_p
         fs.Prior(**tensors)
     save_file({n: value.clone().contiguous() for n, value in tensors.items()}, tmp_path / "damaged.safetensors")
     with pytest.raises(
-        ValueError, match=rf"damaged.safetensors holds no prior \(.*{sentence}.*\): fit one again"
+        ValueError, match=rf"damaged.safetensors holds no prior \(.*{sentence}.*\): give the file"
     ):
         fs.Prior.load(tmp_path / "damaged.safetensors")
 

@@ -254,21 +254,43 @@ def test_gligen_switches_its_fuser_off_in_its_loop(beta: float, tmp_path: Path) 
 
 @pytest.mark.parametrize("step", [2, 11])
 def test_a_loop_that_changes_its_scheduler_is_refused(step: int, pipe: Any) -> None:
-    scale, turns = pipe.scheduler.scale_model_input, [0]
+    turns = 0
+
+    class Changing(type(pipe)):  # type: ignore[misc]
+        @property
+        def interrupt(self) -> bool:  # which the loop asks for in every turn
+            nonlocal turns
+            turns += 1
+            if turns == step + 1 + 3:  # three turns are watched first
+                scheduler_scaled(self)
+            return False
+
+    pipe.__class__ = Changing
+    with (
+        fs.accelerate(pipe, window=4),
+        pytest.raises(Refused, match=r"loop changes its scheduler \(the values of alphas_cumprod\)"),
+    ):
+        draw(pipe)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda pipe, scaled: 1.1 * scaled, "at step 9 .* scales states in another way"),
+        (lambda pipe, scaled: scheduler_scaled(pipe) or scaled, "at step 9 .* makes other states"),
+    ],
+    ids=["another scale", "another scheduler"],
+)
+def test_a_scheduler_whose_scaling_was_patched_is_refused(change: Any, sentence: str, pipe: Any) -> None:
+    scale = pipe.scheduler.scale_model_input
 
     def other(sample: Tensor, timestep: Any = None) -> Tensor:
-        turns[0] += 1
-        if turns[0] == step + 1 + 3:  # three steps are watched first
-            scheduler_scaled(pipe)
-        return scale(sample, timestep)
+        late = bool((pipe.scheduler.timesteps == timestep).nonzero() == 9)
+        return change(pipe, scale(sample, timestep)) if late else scale(sample, timestep)
 
-    with fs.accelerate(pipe, window=4):
-        ours = pipe.scheduler.scale_model_input
-        scale = ours
-        pipe.scheduler.scale_model_input = other
-        with pytest.raises(Refused, match=r"loop changes its scheduler \(the values of alphas_cumprod\)"):
-            draw(pipe)
-        pipe.scheduler.scale_model_input = ours
+    pipe.scheduler.scale_model_input = other
+    with fs.accelerate(pipe, window=4), pytest.raises(Refused, match=sentence):
+        draw(pipe)
 
 
 # ------------------------------------------------------------------ between images
