@@ -187,7 +187,8 @@ def replay_scheduler(
             own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
             if scale is not None:
                 wanted = x.double() if chain.scale is None else chain.scale[k] * x.double()
-                error = float((scale(x, timestep).double() - wanted).abs().max() / wanted.abs().max())
+                apart = (scale(x, timestep).double() - wanted).abs().max()
+                error = float(apart / wanted.abs().max().clamp(min=1e-30))
                 require_small(error, k, scheduler, x.dtype, "scales states in another way")
             with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
                 result = step(model_output=output, timestep=timestep, sample=x, **told, **own)

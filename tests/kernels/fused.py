@@ -50,10 +50,11 @@ def warm(target: ChainTarget, kind: str) -> fs.Replay:
     def random(*shape: int) -> Tensor:
         return 0.3 * torch.randn(*shape, generator=generator, dtype=target.std.dtype).to(target.std)
 
-    path = random(3, 6, *target.shape), random(3, 6, *target.shape)
+    table = min(6, steps)
+    path = random(3, table, *target.shape), random(3, table, *target.shape)
     extra: dict[str, Callable[[], dict[str, Tensor]]] = {
         "table": dict,
-        "slopes": lambda: {"gain": random(6)},
+        "slopes": lambda: {"gain": random(table)},
         "jacobian": lambda: {"response": random(steps, size, size) / size},
         "diagonal": lambda: {"response": random(steps, 1, size)},
     }
