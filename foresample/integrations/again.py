@@ -119,16 +119,16 @@ class AskAgain:
             self._require_alike(recorded, recorded.asked, self._answers(recorded, output, -1))
 
     def at_the_end(self) -> None:
-        """The loop is over, and its last turns needed no network: was one changed in them?
+        """The loop is over: was a network changed after its last call, in turns that needed none or by a callback?
 
-        Asked at the first use of a configuration, and where a callback may have done it: one call on one state.
+        Asked at the first use of a configuration and wherever there is a callback, in one call on one state.
         """
         session = self.session
         if not self.new and session.callback is None:
             return
         for recorded in session.recorded:
             kept = recorded.kept
-            if kept is not None and kept.turn < session.turn:
+            if kept is not None and (kept.turn < session.turn or session.callback is not None):
                 session.report.look_calls += 1
                 self._require_alike(recorded, kept, self._once_more(recorded, kept, 1, 0))
 

@@ -128,18 +128,21 @@ def reclassed(thing: Any, kind: type) -> Iterator[None]:
 
 
 @contextmanager
-def replaced(thing: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put methods on an instance inside. What somebody puts over ours in the meantime stays."""
-    before = {name: vars(thing).get(name, _MISSING) for name in methods}
-    vars(thing).update(methods)
+def overridden(thing: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Override methods of an instance inside, on a class of its own, so that copies have the plain ones.
+
+    Those that somebody put on the instance itself are replaced there. What is put over ours in the meantime stays.
+    """
+    own = {name: vars(thing)[name] for name in methods if name in vars(thing)}
+    kind = disguised(type(thing), {name: staticmethod(method) for name, method in methods.items()})
+    vars(thing).update({name: methods[name] for name in own})
     try:
-        yield
+        with reclassed(thing, kind):
+            yield
     finally:
-        for name, method in methods.items():
-            if vars(thing).get(name) is method:
-                del vars(thing)[name]
-                if before[name] is not _MISSING:
-                    vars(thing)[name] = before[name]
+        for name, method in own.items():
+            if vars(thing).get(name) is methods[name]:
+                vars(thing)[name] = method
 
 
 @contextmanager
