@@ -498,8 +498,6 @@ def _undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.B
         twin.arguments["generator"] = [_copied_generator(g) for g in generator]
     elif generator is not None:
         twin.arguments["generator"] = _copied_generator(generator)
-    if "output_type" in twin.signature.parameters:
-        twin.arguments["output_type"] = "latent"
     bars = getattr(pipe, "_progress_bar_config", None)
     pipe._progress_bar_config = {**(bars or {}), "disable": True}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
