@@ -37,6 +37,7 @@ from foresample.integrations.again import Answered
 from foresample.integrations.caches import require_no_cache
 from foresample.integrations.calls import by_name, signature_of, take_callback, to_drop, wanted_tensors
 from foresample.integrations.fingerprint import alike, values_of
+from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.sequential import Untouched
 from foresample.integrations.stand_ins import (
     SENTENCES,
@@ -51,10 +52,10 @@ from foresample.integrations.stand_ins import (
     timesteps_class,
 )
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
-from foresample.integrations.turns import REMEDY, Refused, Session, Settings
+from foresample.integrations.turns import Session, Settings
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
-"""Methods of the scheduler's instance that are replaced."""
+"""Methods of the scheduler that are overridden while the pipeline draws."""
 _ATTRIBUTES = ("_foresample", "foresample_report", "foresample_trace")
 """Attributes that are put on the pipeline's instance."""
 WINDOWS = (2, 4, 8, 16, 32)

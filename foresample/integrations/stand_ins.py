@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.trace import Enough
-from foresample.integrations.turns import REMEDY, Refused, mapped
+from foresample.integrations.turns import mapped
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
 """Exceptions that already say what they mean."""

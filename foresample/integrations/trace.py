@@ -25,7 +25,8 @@ from foresample.faults import broken, fault_error
 from foresample.integrations.again import Answered
 from foresample.integrations.calls import signature_of
 from foresample.integrations.fingerprint import Unchanged
-from foresample.integrations.turns import REMEDY, Refused, read_chain, require_shape
+from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.turns import read_chain, require_shape
 
 STEPS = 3
 

@@ -43,8 +43,7 @@ from foresample.core.round import Call, Packed, Speculation, begin, last_draftab
 from foresample.engine.slots import HandedRounds
 from foresample.integrations.again import MATES, Answered, AskAgain, Kept
 from foresample.integrations.fingerprint import Unchanged
-from foresample.integrations.refusal import REMEDY as REMEDY
-from foresample.integrations.refusal import Refused as Refused
+from foresample.integrations.refusal import REMEDY, Refused
 from foresample.targets import ChainTarget
 
 TIMES = ("timestep", "timesteps", "t")

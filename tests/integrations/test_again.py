@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import foresample as fs
 from foresample.integrations.fingerprint import Fingerprint
-from foresample.integrations.turns import Refused
+from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -372,6 +372,18 @@ def test_the_scheduler_is_replayed_for_every_image(pipe: Any) -> None:
         pipe.scheduler._get_variance = lambda *args, **kwargs: torch.tensor(0.3)
         with pytest.raises(Refused, match="makes other states than the chain read from it"):
             draw(pipe)
+
+
+def test_what_a_refused_run_saw_is_not_held_against_the_next(pipe: Any) -> None:
+    """The untouched loop was watched, and refused; then the network was changed, as anyone may between images."""
+    with fs.accelerate(pipe, window=4):
+        draw(pipe)
+        pipe.scheduler.step = halved(pipe.scheduler.step)
+        with pytest.raises(Refused, match="makes other states"):
+            draw(pipe, num_inference_steps=13)
+        del pipe.scheduler.step
+        pipe.unet.conv_in.weight.data.mul_(1.5)
+        draw(pipe)
 
 
 def halved(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.integrations import turns
-from foresample.integrations.turns import Refused
+from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import foresample as fs
 from foresample.integrations.pipelines import AcceleratedPipeline
-from foresample.integrations.turns import Refused
+from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

@@ -13,7 +13,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.chains import scheduler_chain
 from foresample.core.report import Evidence
-from foresample.integrations.turns import Refused
+from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
