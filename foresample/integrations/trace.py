@@ -149,6 +149,7 @@ class Watch:
             wrong = broken(seen.output.unsqueeze(1)).flatten().nonzero().flatten().tolist()
             if wrong:
                 raise fault_error(k, wrong[0])
+            before = before.to(seen.sample.dtype)  # some loops round them
             untouched = (seen.sample == before).double().mean()
             if not untouched > 0:
                 size = float((seen.sample - before).abs().max() / before.abs().max())
@@ -157,7 +158,8 @@ class Watch:
                     f"their size), which the scheduler's chain does not contain; {REMEDY}"
                 )
             error, previous = explained(chain, k, seen.sample, seen.output, seen.noise, seen.after, previous)
-            require_small(error, k, scheduler, (seen.after.dtype, seen.output.dtype))
+            dtypes = (seen.sample.dtype, seen.output.dtype, seen.after.dtype)
+            require_small(error, k, scheduler, dtypes)
             worst, before = max(worst, error), seen.after
         each = [after - before for before, after in itertools.pairwise(self.clock)] or [0.0]
         return Trace(self.calls, len(self.seen), worst, min(each) * len(self.timesteps))

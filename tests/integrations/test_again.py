@@ -464,6 +464,15 @@ def test_autocast_is_rounding(case: Any, tmp_path: Path) -> None:
             pipe(**case.arguments(2), generator=generators(2))
 
 
+def test_latents_of_half_precision_are_rounding_too() -> None:
+    """CogVideoX gives its scheduler latents in bfloat16 and an output in float32."""
+    pipe = cogvideox().to(torch.bfloat16)
+    told = video(2, max_sequence_length=5)
+    told |= {name: value.bfloat16() for name, value in told.items() if name.endswith("embeds")}
+    with fs.accelerate(pipe, window=4):
+        assert pipe(**told, generator=generators(2)).frames.isfinite().all()
+
+
 def test_rounding_is_learned_for_each_precision(pipe: Any) -> None:
     with fs.accelerate(pipe, window=4):
         with torch.autocast("cpu", torch.bfloat16):
