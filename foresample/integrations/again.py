@@ -75,6 +75,10 @@ class AskAgain:
         were none."""
         self.session, self.rounding, self.new = session, rounding, new
         self.since_watched: dict[str, float] = {}
+        self.first: dict[tuple[int, bool], tuple[Recorded, Kept]] = {}
+        """The first state kept of each call of the loop; where two networks share its steps, one of each."""
+        self.beside: Kept | None = None
+        """A state of the call under way that the other of two networks answers."""
 
     def as_watched(self, name: str, watched: Answered, states: Tensor, output: Any) -> None:
         """The untouched loop was watched from the same noise: its first call is this run's first once more."""
@@ -88,11 +92,11 @@ class AskAgain:
         zero = torch.zeros(1, dtype=torch.int64, device=session.first.device)
         states = recorded.states.unflatten(0, (recorded.copies, session.images))[:, :1]
         recorded.kept = Kept(0, 0, states, zero, zero, session.images, 0)
-        recorded.kept.answers = self._answers(recorded, recorded.output, 0)
+        self._keep(recorded, recorded.kept, recorded.output)
         found = self.since_watched.pop(recorded.name, 0.0)
         if found > DIFFERS:
             self._require_law(recorded)
-            raise self._changed(recorded, "in three steps of the untouched loop", found)
+            raise self._changed(recorded, recorded.kept, "in three steps of the untouched loop", found)
 
     def going_along(self, recorded: Recorded, states: Tensor, step: Tensor) -> Tensor:
         """Choose which of a call's states, [copies, drafted, …], to keep; return the steps of all in the call."""
@@ -101,36 +105,50 @@ class AskAgain:
         number = int(session.turn * 0.6180339887 % 1 * session.drafted)
         if asked is not None:
             step = torch.cat([step, asked.step])
-        together = torch.ones(len(step), dtype=torch.bool)
-        route = session.routes.get(recorded.name)
-        if route is not None:
-            later = session.timesteps.cpu()[step.cpu()] < route.boundary
+        later = self._later(recorded, step)
+
+        def kept(number: int) -> Kept:
             together = later == later[number]
-        rows, place = int(together.sum()), int(together[:number].sum())
-        given = states[:, [number]], step[[number]], session.row[[number]]
-        recorded.kept = Kept(session.turn, number, *given, rows, place)
+            rows, place = int(together.sum()), int(together[:number].sum())
+            given = states[:, [number]], step[[number]], session.row[[number]]
+            return Kept(session.turn, number, *given, rows, place)
+
+        recorded.kept = kept(number)
+        others = (later[: session.drafted] != later[number]).nonzero().flatten()
+        self.beside = kept(int(others[0])) if len(others) else None
         return step
 
     def compare(self, recorded: Recorded, output: Any) -> None:
         """Keep an answer for the next turn; that of the state asked again, the last, must be the one it had."""
-        if recorded.kept is not None:
-            recorded.kept.answers = self._answers(recorded, output, recorded.kept.number)
+        for kept in (recorded.kept, self.beside):
+            if kept is not None:
+                self._keep(recorded, kept, output)
         if recorded.asked is not None:
             self._require_alike(recorded, recorded.asked, self._answers(recorded, output, -1))
 
     def at_the_end(self) -> None:
-        """The loop is over, and its last turns needed no network: was one changed in them?
+        """The loop is over: does each network still answer as it did first?
 
-        Asked at the first use of a configuration, and where a callback may have done it: one call on one state.
+        Its last turns needed no network, and a callback may come after them. Asked at the first use of a configuration
+        and wherever there is a callback: one call on one state.
         """
         session = self.session
         if not self.new and session.callback is None:
             return
-        for recorded in session.recorded:
-            kept = recorded.kept
-            if kept is not None and kept.turn < session.turn:
-                session.report.look_calls += 1
-                self._require_alike(recorded, kept, self._once_more(recorded, kept, 1, 0))
+        for recorded, kept in self.first.values():
+            session.report.look_calls += 1
+            self._require_alike(recorded, kept, self._once_more(recorded, kept, 1, 0))
+
+    def _keep(self, recorded: Recorded, kept: Kept, output: Any) -> None:
+        kept.answers = self._answers(recorded, output, kept.number)
+        self.first.setdefault((id(recorded), bool(self._later(recorded, kept.step))), (recorded, kept))
+
+    def _later(self, recorded: Recorded, step: Tensor) -> Tensor:
+        """Whether the second of two networks serves these steps, on the CPU."""
+        route = self.session.routes.get(recorded.name)
+        if route is None:
+            return torch.zeros(len(step), dtype=torch.bool)
+        return self.session.timesteps.cpu()[step.cpu()] < route.boundary
 
     def _answers(self, recorded: Recorded, output: Any, number: int) -> dict[Path, Tensor]:
         """One state's answers, [copies, 1, …]."""
@@ -159,7 +177,7 @@ class AskAgain:
         self._require_law(recorded)
         if not same:
             between = f"between step {kept.turn} and step {session.turn} of its loop"
-            raise self._changed(recorded, between, found)
+            raise self._changed(recorded, kept, between, found)
         session.report.look_calls += len(MATES)
 
     def _require_law(self, recorded: Recorded) -> None:
@@ -170,9 +188,11 @@ class AskAgain:
             what = str(cause).replace("the target", f"the pipeline's {recorded.name}", 1)
             raise Refused(f"{what} (look=False draws with it all the same, inexactly)")
 
-    def _changed(self, recorded: Recorded, between: str, found: float) -> Refused:
+    def _changed(self, recorded: Recorded, kept: Kept, between: str, found: float) -> Refused:
+        route = self.session.routes.get(recorded.name)
+        name = route.later if route is not None and self._later(recorded, kept.step) else recorded.name
         return Refused(
-            f"the pipeline's {recorded.name} was changed {between}: asked the same again, its answer changes by "
+            f"the pipeline's {name} was changed {between}: asked the same again, its answer changes by "
             f"{found:.1e} of its size; take out what changes it (a callback, a hook, a cache), or {REMEDY}"
         )
 

@@ -1,9 +1,9 @@
-"""What a pipeline is called with: its callback, and arguments that make it do something else at every step."""
+"""Arguments: a pipeline's callback, those that change its loop, and the names of those that its parts are given."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 TENSORS = "callback_on_step_end_tensor_inputs"
@@ -35,6 +35,27 @@ def wanted_tensors(bound: inspect.BoundArguments) -> list[str]:
     default = bound.signature.parameters[TENSORS].default if TENSORS in bound.signature.parameters else None
     wanted = bound.arguments.get(TENSORS, default)
     return ["latents"] if wanted is None or wanted is inspect.Parameter.empty else list(wanted)
+
+
+def signature_of(thing: Any, method: str) -> inspect.Signature:
+    """A method's signature. Where a patch or a subclass takes *args, that of the class below, which names them."""
+
+    def signatures() -> Iterator[inspect.Signature]:
+        yield inspect.signature(getattr(thing, method))
+        for kind in type(thing).__mro__:
+            if method in vars(kind):
+                yield inspect.signature(vars(kind)[method].__get__(thing, kind))
+
+    named = (s for s in signatures() if all(p.kind is not p.VAR_POSITIONAL for p in s.parameters.values()))
+    return next(named, next(signatures()))
+
+
+def by_name(thing: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method's call, by name."""
+    signature = signature_of(thing, method)
+    bound = dict(signature.bind(*args, **kwargs).arguments)
+    more = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    return {**bound.pop(more, {}), **bound} if more is not None else bound
 
 
 def to_drop(bound: inspect.BoundArguments) -> str:

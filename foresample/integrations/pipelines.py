@@ -35,26 +35,27 @@ from foresample.core.noise import seeds_of
 from foresample.drafters import Replay
 from foresample.integrations.again import Answered
 from foresample.integrations.caches import require_no_cache
-from foresample.integrations.calls import take_callback, to_drop, wanted_tensors
+from foresample.integrations.calls import by_name, signature_of, take_callback, to_drop, wanted_tensors
 from foresample.integrations.fingerprint import alike, values_of
+from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.sequential import Untouched
 from foresample.integrations.stand_ins import (
     SENTENCES,
     Guard,
     disguised,
     one_line,
+    overridden,
     reclassed,
-    replaced,
     settings_kept,
     states_class,
     taken,
     timesteps_class,
 )
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
-from foresample.integrations.turns import REMEDY, Refused, Session, Settings
+from foresample.integrations.turns import Session, Settings
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
-"""Methods of the scheduler's instance that are replaced."""
+"""Methods of the scheduler that are overridden while the pipeline draws."""
 _ATTRIBUTES = ("_foresample", "foresample_report", "foresample_trace")
 """Attributes that are put on the pipeline's instance."""
 WINDOWS = (2, 4, 8, 16, 32)
@@ -119,8 +120,8 @@ class AcceleratedPipeline:
         """What was watched, for each configuration."""
         self.rounding: dict[Any, dict[str, float]] = {}
         """For each configuration that was drawn before: how far the answers of its networks may differ."""
-        self.replayed: dict[Any, dict[str, Any]] = {}
-        """For each configuration, the scheduler whose `step` was replayed."""
+        self.replayed: dict[Any, list[dict[str, Any]]] = {}
+        """For each configuration, the scheduler whose `step` was replayed: values, code, and what `step` was given."""
         self._answered: dict[str, Answered] = {}  # by the networks while they were watched, for the next run
         self.doubled: dict[Any, int] = {}
         """How many copies of an image the pipeline's latents hold, for each configuration."""
@@ -130,6 +131,7 @@ class AcceleratedPipeline:
         self._states_class = states_class(self._among_states)
         self._watched: dict[tuple[str, type], type] = {}
         self._methods: dict[str, Callable[..., Any]] = {}  # the scheduler's own, while stand-ins are in place
+        self._code: dict[str, Any] = {}  # the same, and everything else of its class
         self._positional = 0  # arguments by position in the loop's call of a network under way
         self._drawing, self._thread, self._guard = threading.Lock(), 0, Guard()
         self._pipeline_class = type(pipe)
@@ -162,6 +164,7 @@ class AcceleratedPipeline:
         """Stand-ins are in place for one run of the loop, whatever ends it."""
         scheduler, self._thread = self.scheduler, threading.get_ident()
         originals = {name: getattr(scheduler, name) for name in _PATCHED if hasattr(scheduler, name)}
+        self._code = {**_code_of(type(scheduler)), **originals}
         self._methods = {name: self._guard.theirs("scheduler", m) for name, m in originals.items()}
         replacements: dict[str, Callable[..., Any]] = {
             "step": self._step,
@@ -176,7 +179,7 @@ class AcceleratedPipeline:
             for name, network in self.networks.items():
                 stack.enter_context(reclassed(network, self._watched_class(name, type(network))))
             methods = {name: self._stand_in(m, replacements[name]) for name, m in originals.items()}
-            stack.enter_context(replaced(scheduler, methods))
+            stack.enter_context(overridden(scheduler, methods))
             self.session = session
             try:
                 yield
@@ -212,8 +215,12 @@ class AcceleratedPipeline:
         return stand_in
 
     def _serves(self) -> bool:
-        """Whether a run is under way, in this thread: parts may be shared with a pipeline of another one."""
-        return self.session is not None and threading.get_ident() == self._thread
+        """Whether a loop is under way, in this thread: parts may be shared with a pipeline of another one.
+
+        A callback has the parts as they are.
+        """
+        here = self.session is not None and threading.get_ident() == self._thread
+        return here and not getattr(self.session, "calling_back", False)
 
     def _require_same_parts(self) -> None:
         """The parts that were accelerated, or compiled since."""
@@ -237,20 +244,25 @@ class AcceleratedPipeline:
                 "wait until that call returns, or give each thread a pipeline of its own (copy.deepcopy(pipe))"
             )
         try:
+            self._forget_reports()  # of an earlier call
             self._require_same_parts()
             require_no_cache(self.networks)
             with taken({"scheduler": self.scheduler, **self.networks}):
                 return self._drawn(bound)
-        except Refused as refusal:
-            refusal.args = (f"{refusal}{to_drop(bound)}",)
+        except BaseException as error:
+            self._forget_reports()  # of trials
+            if isinstance(error, Refused):
+                error.args = (f"{error}{to_drop(bound)}",)
             raise
         finally:
             self._drawing.release()
 
+    def _forget_reports(self) -> None:
+        for name in ("foresample_report", "foresample_trace"):
+            vars(self.pipe).pop(name, None)
+
     def _drawn(self, bound: inspect.BoundArguments) -> Any:
         arguments = bound.arguments
-        for name in ("foresample_report", "foresample_trace"):  # of an earlier call
-            vars(self.pipe).pop(name, None)
         if type(self.scheduler).__name__.startswith("DDIM") and not arguments.get("eta"):
             scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
         generator = arguments.get("generator")
@@ -259,7 +271,7 @@ class AcceleratedPipeline:
             arguments["generator"] = generator
         whole = _copied_arguments(bound)
         callback = take_callback(bound)
-        key = _configuration(self.scheduler, arguments)
+        key = _configuration(self.scheduler, self.networks, arguments)
         if self.trace and key not in self.traces:
             self.traces[key] = self._watch(bound)
         window = self.window if self.window != "auto" else self._fastest(key, bound)
@@ -317,9 +329,10 @@ class AcceleratedPipeline:
                     self._pipeline_class.__call__(*arguments.args, **arguments.kwargs)
             except Enough:
                 pass
-        self._answered = watch.answered
         with self._guard.ours(watch):
-            return watch.conclude()
+            trace = watch.conclude()
+        self._answered = watch.answered
+        return trace
 
     def _sequential(self, bound: inspect.BoundArguments, key: Any) -> Any:
         """The pipeline's own loop, because no window is faster, and a report that says so."""
@@ -363,13 +376,9 @@ class AcceleratedPipeline:
             yield from self.session.turns(plain)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        original, session = self._methods["step"], self.session
-        if isinstance(session, Untouched):
-            return session.step(original, args, kwargs)
-        bound = inspect.signature(original).bind(*args, **kwargs).arguments
-        bound = {**bound.pop("kwargs", {}), **bound}
-        if isinstance(session, Watch):
-            return session.step(original, bound)
+        session, bound = self.session, by_name(self.scheduler, "step", args, kwargs)
+        if isinstance(session, (Untouched, Watch)):
+            return session.step(self._methods["step"], bound)
         assert session is not None
         return session.answer(bound)
 
@@ -382,7 +391,7 @@ class AcceleratedPipeline:
         session, original = self.session, self._methods[name]
         if not isinstance(session, Session) or not session.inside or not session.answered or session.finished:
             return original(*args, **kwargs)
-        return session.add_noise(original, dict(inspect.signature(original).bind(*args, **kwargs).arguments))
+        return session.add_noise(original, by_name(self.scheduler, name, args, kwargs))
 
     def _caller(self, network: Any) -> Callable[[dict[str, Any]], Any]:
         """Calls a network with arguments by their names, as many of them by position as the loop's own call had."""
@@ -427,15 +436,13 @@ class AcceleratedPipeline:
 
     def _explain(self, session: Session, key: Any, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
         """The scheduler's own `step` at all steps, unless this very scheduler was replayed before."""
-        methods = {name: inspect.unwrap(method) for name, method in self._methods.items()}
-        scheduler = {**values_of(self.scheduler), **methods}  # its own, not their stand-ins
-        if key in self.replayed and alike(self.replayed[key], scheduler):
+        told = {name: value for name, value in arguments.items() if name != "generator"}
+        now = [values_of(self.scheduler), self._code, told]
+        if key in self.replayed and alike(self.replayed[key], now):
             return
-        told = session.step_names
-        replay_scheduler(
-            self.scheduler, self._methods, chain, session.timesteps, x, arguments, session.start, told
-        )
-        self.replayed[key] = scheduler
+        names = session.step_names
+        replay_scheduler(self.scheduler, self._methods, chain, session.timesteps, x, told, session.start, names)
+        self.replayed[key] = now
 
 
 def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
@@ -443,13 +450,20 @@ def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
 
 
+def _code_of(kind: type) -> dict[str, Any]:
+    """Everything that instances of a class have from it: somebody may patch it between two runs."""
+    return {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+
+
 def _signature(network: Any) -> inspect.Signature:
     """Of its `forward`, also where it is compiled."""
-    return inspect.signature(getattr(network, "_orig_mod", network).forward)
+    return signature_of(getattr(network, "_orig_mod", network), "forward")
 
 
-def _configuration(scheduler: Any, arguments: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells one use of a pipeline from another: numbers, shapes, and which arguments are given at all."""
+def _configuration(
+    scheduler: Any, networks: dict[str, torch.nn.Module], arguments: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What tells one use of a pipeline from another: numbers, shapes, precision, and which arguments are given."""
 
     def told(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -459,7 +473,15 @@ def _configuration(scheduler: Any, arguments: dict[str, Any]) -> tuple[Any, ...]
         return type(value).__name__
 
     given = tuple((name, told(value)) for name, value in arguments.items() if name not in ("self", "prompt"))
-    return type(scheduler).__name__, repr(sorted(scheduler.config.items(), key=str)), given
+    precision = tuple(getattr(network, "dtype", None) for network in networks.values()), _autocast()
+    return type(scheduler).__name__, repr(sorted(scheduler.config.items(), key=str)), given, precision
+
+
+def _autocast() -> tuple[Any, ...]:
+    """The dtypes that autocast computes in now, on the processor and on the accelerator."""
+    return tuple(
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")
+    )
 
 
 def _copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
@@ -477,8 +499,6 @@ def _undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.B
         twin.arguments["generator"] = [_copied_generator(g) for g in generator]
     elif generator is not None:
         twin.arguments["generator"] = _copied_generator(generator)
-    if "output_type" in twin.signature.parameters:
-        twin.arguments["output_type"] = "latent"
     bars = getattr(pipe, "_progress_bar_config", None)
     pipe._progress_bar_config = {**(bars or {}), "disable": True}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

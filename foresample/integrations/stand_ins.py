@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.trace import Enough
-from foresample.integrations.turns import REMEDY, Refused, mapped
+from foresample.integrations.turns import mapped
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
 """Exceptions that already say what they mean."""
@@ -128,18 +129,21 @@ def reclassed(thing: Any, kind: type) -> Iterator[None]:
 
 
 @contextmanager
-def replaced(thing: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put methods on an instance inside. What somebody puts over ours in the meantime stays."""
-    before = {name: vars(thing).get(name, _MISSING) for name in methods}
-    vars(thing).update(methods)
+def overridden(thing: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Override methods of an instance inside, on a class of its own, so that copies have the plain ones.
+
+    Those that somebody put on the instance itself are replaced there. What is put over ours in the meantime stays.
+    """
+    own = {name: vars(thing)[name] for name in methods if name in vars(thing)}
+    kind = disguised(type(thing), {name: staticmethod(method) for name, method in methods.items()})
+    vars(thing).update({name: methods[name] for name in own})
     try:
-        yield
+        with reclassed(thing, kind):
+            yield
     finally:
-        for name, method in methods.items():
-            if vars(thing).get(name) is method:
-                del vars(thing)[name]
-                if before[name] is not _MISSING:
-                    vars(thing)[name] = before[name]
+        for name, method in own.items():
+            if vars(thing).get(name) is methods[name]:
+                vars(thing)[name] = method
 
 
 @contextmanager

@@ -8,9 +8,8 @@ chain, on made-up outputs, which takes no network. What is not explained is refu
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -24,8 +23,10 @@ from foresample.chains import Chain
 from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
 from foresample.integrations.again import Answered
+from foresample.integrations.calls import signature_of
 from foresample.integrations.fingerprint import Unchanged
-from foresample.integrations.turns import REMEDY, Refused, read_chain, require_shape
+from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.turns import read_chain, require_shape
 
 STEPS = 3
 
@@ -148,6 +149,7 @@ class Watch:
             wrong = broken(seen.output.unsqueeze(1)).flatten().nonzero().flatten().tolist()
             if wrong:
                 raise fault_error(k, wrong[0])
+            before = before.to(seen.sample.dtype)  # some loops round them
             untouched = (seen.sample == before).double().mean()
             if not untouched > 0:
                 size = float((seen.sample - before).abs().max() / before.abs().max())
@@ -156,7 +158,8 @@ class Watch:
                     f"their size), which the scheduler's chain does not contain; {REMEDY}"
                 )
             error, previous = explained(chain, k, seen.sample, seen.output, seen.noise, seen.after, previous)
-            require_small(error, k, scheduler, seen.after.dtype)
+            dtypes = (seen.sample.dtype, seen.output.dtype, seen.after.dtype)
+            require_small(error, k, scheduler, dtypes)
             worst, before = max(worst, error), seen.after
         each = [after - before for before, after in itertools.pairwise(self.clock)] or [0.0]
         return Trace(self.calls, len(self.seen), worst, min(each) * len(self.timesteps))
@@ -173,11 +176,10 @@ def replay_scheduler(
     follows: Container[str],
 ) -> None:
     """The scheduler's own `step` and `scale_model_input` (`methods`, by name) over the whole chain, from latents x
-    [1, *shape], on made-up outputs."""
+    [1, *shape], on made-up outputs; `arguments` are those that `step` is given in every turn."""
     step, scale = methods["step"], methods.get("scale_model_input")
     kept = {k: list(v) if isinstance(v, list) else v for k, v in vars(scheduler).items()}
     chain = chain.to(x.device, torch.float64)
-    told = {k: v for k, v in arguments.items() if k != "generator"}
     previous, old = no_history(chain, x.double()), None
     try:
         for k, timestep in enumerate(timesteps.unbind()):
@@ -187,15 +189,14 @@ def replay_scheduler(
             own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
             if scale is not None:
                 wanted = x.double() if chain.scale is None else chain.scale[k] * x.double()
-                apart = (scale(x, timestep).double() - wanted).abs().max()
-                error = float(apart / wanted.abs().max().clamp(min=1e-30))
-                require_small(error, k, scheduler, x.dtype, "scales states in another way")
+                error = _apart(scale(x, timestep).double(), wanted)
+                require_small(error, k, scheduler, (x.dtype,), "scales states in another way")
             with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
-                result = step(model_output=output, timestep=timestep, sample=x, **told, **own)
+                result = step(model_output=output, timestep=timestep, sample=x, **arguments, **own)
             noise += path_noise(scheduler)
             after, old = (result if isinstance(result, tuple) else (result.prev_sample, None))[:2]
             error, previous = explained(chain, k, x, output, noise, after, previous)
-            require_small(error, k, scheduler, after.dtype)
+            require_small(error, k, scheduler, (after.dtype,))
             x = after
     finally:
         vars(scheduler).clear()
@@ -204,7 +205,7 @@ def replay_scheduler(
 
 def following(scheduler: Any, k: int, old: Tensor | None) -> dict[str, Any]:
     """Arguments of `step` at step k that follow the loop, for the schedulers whose `step` asks for them."""
-    names, times = inspect.signature(scheduler.step).parameters, scheduler.timesteps.as_subclass(Tensor)
+    names, times = signature_of(scheduler, "step").parameters, scheduler.timesteps.as_subclass(Tensor)
     told = {
         "prev_timestep": times[k + 1] if k + 1 < len(times) else None,
         "timestep_back": times[k - 1] if k > 0 else None,
@@ -236,15 +237,20 @@ def explained(
         ours = ours + (chain.variance(output.double(), step).sqrt() if learned else std) * drawn.to(x)
     elif std > 0:
         return float("inf"), previous
-    scale = float(after.double().abs().max().clamp(min=1e-30))
-    return float((ours - after.double()).abs().max()) / scale, previous
+    return _apart(ours, after.double()), previous
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, relative to theirs; latents may be zero."""
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
 
 
 def require_small(
-    error: float, k: int, scheduler: Any, dtype: torch.dtype, what: str = "makes other states"
+    error: float, k: int, scheduler: Any, dtypes: Iterable[torch.dtype], what: str = "makes other states"
 ) -> None:
-    """Refuse a difference from the chain that rounding does not explain."""
-    if not error <= (1e-3 if dtype in (torch.float32, torch.float64) else 3e-2):
+    """Refuse a difference from the chain that rounding in one of these dtypes does not explain."""
+    precise = all(dtype in (torch.float32, torch.float64) for dtype in dtypes)
+    if not error <= (1e-3 if precise else 3e-2):
         size = f"by {error:.2g} of their size" if error < float("inf") else "with other draws of noise"
         raise Refused(
             f"at step {k} the {type(scheduler).__name__} of this pipeline {what} than the chain read from it, "

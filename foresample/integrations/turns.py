@@ -24,6 +24,7 @@ Witnesses are heavy-tailed, so that a clamp or a blend shows at any size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -42,8 +43,7 @@ from foresample.core.round import Call, Packed, Speculation, begin, last_draftab
 from foresample.engine.slots import HandedRounds
 from foresample.integrations.again import MATES, Answered, AskAgain, Kept
 from foresample.integrations.fingerprint import Unchanged
-from foresample.integrations.refusal import REMEDY as REMEDY
-from foresample.integrations.refusal import Refused as Refused
+from foresample.integrations.refusal import REMEDY, Refused
 from foresample.targets import ChainTarget
 
 TIMES = ("timestep", "timesteps", "t")
@@ -223,6 +223,8 @@ class Session:
                     f"of that step; {REMEDY}"
                 )
             turn += 1
+        if self.again is not None:
+            self.again.at_the_end()
         self.over = True
 
     @property
@@ -295,12 +297,12 @@ class Session:
         self.first, self.first_output = sample[: self.images], output[: self.images]
         self._read(bound)
         require_shape(self.chain, output, sample)
+        if self.explain is not None:
+            self.explain(self.chain, self.first[:1].float(), self.step_arguments)
         for recorded in self.recorded:
             self._locate(recorded)
             if self.again is not None:
                 self.again.keep_first(recorded)
-        if self.explain is not None:
-            self.explain(self.chain, self.first[:1].float(), self.step_arguments)
         x = self.first
         target = ChainTarget(self.chain, x.shape[1:], _unreachable)
         last, how = last_draftable(self.chain.std), self.settings
@@ -381,8 +383,6 @@ class Session:
         dtype, device = self.first.dtype, self.first.device
         if self.finished:
             assert self.rounds.finished is not None
-            if self.again is not None:
-                self.again.at_the_end()
             images = self._with_known(self.rounds.finished.x).to(dtype)
             images = torch.cat([images] * self.double)
             return Step(images, images)
@@ -945,7 +945,8 @@ class _InOrder:
         given = {name: tensors[name] for name in session.wanted}
         kept, before = _copied(given), dict(vars(pipe))
         session.calling_back = True
-        answer = session.callback(pipe, step, session.timesteps[step], dict(given)) or {}
+        with self._index_after(step):
+            answer = session.callback(pipe, step, session.timesteps[step], dict(given)) or {}
         session.calling_back = False
         for name in {**given, **answer}:  # what was not handed out may come back, and the loop would take it
             value = given.get(name)
@@ -969,6 +970,21 @@ class _InOrder:
                 f"callback_on_step_end ({_name(session.callback)}) changed pipe.{other[0]}, while an accelerated "
                 f"pipeline has already stepped beyond step {step}; {REMEDY}"
             )
+
+    @contextmanager
+    def _index_after(self, step: int) -> Iterator[None]:
+        """The scheduler's index is that of the untouched loop inside; ours stays at the first step."""
+        own, index = vars(self.session.scheduler), self.session.start + step + 1
+        before = own.get("_step_index")
+        if before is None:
+            yield
+            return
+        own["_step_index"] = index
+        try:
+            yield
+        finally:
+            if own.get("_step_index") == index:  # else the callback changed it, and is refused
+                own["_step_index"] = before
 
 
 # ------------------------------------------------------------------ helpers

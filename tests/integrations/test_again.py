@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import foresample as fs
 from foresample.integrations.fingerprint import Fingerprint
-from foresample.integrations.turns import Refused
+from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -38,6 +38,7 @@ from tests.pipelines import (  # noqa: E402
     stable_diffusion,
     stable_diffusion_3,
     video,
+    wan,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -371,6 +372,127 @@ def test_the_scheduler_is_replayed_for_every_image(pipe: Any) -> None:
         pipe.scheduler._get_variance = lambda *args, **kwargs: torch.tensor(0.3)
         with pytest.raises(Refused, match="makes other states than the chain read from it"):
             draw(pipe)
+
+
+def test_what_a_refused_run_saw_is_not_held_against_the_next(pipe: Any) -> None:
+    """The untouched loop was watched, and refused; then the network was changed, as anyone may between images."""
+    with fs.accelerate(pipe, window=4):
+        draw(pipe)
+        pipe.scheduler.step = halved(pipe.scheduler.step)
+        with pytest.raises(Refused, match="makes other states"):
+            draw(pipe, num_inference_steps=13)
+        del pipe.scheduler.step
+        pipe.unet.conv_in.weight.data.mul_(1.5)
+        draw(pipe)
+
+
+def halved(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def other(*args: Any, **kwargs: Any) -> Any:
+        first, *rest = step(*args, **kwargs | {"return_dict": False})
+        return (0.5 * first, *rest)
+
+    return other
+
+
+PATCHES: dict[str, Callable[[Any, pytest.MonkeyPatch], Any]] = {
+    "a wrapped step": lambda pipe, patch: setattr(pipe.scheduler, "step", halved(pipe.scheduler.step)),
+    "a step of its class": lambda pipe, patch: patch.setattr(
+        type(pipe.scheduler), "step", halved(type(pipe.scheduler).step)
+    ),
+    "a helper of its class": lambda pipe, patch: patch.setattr(
+        type(pipe.scheduler), "_get_variance", lambda *args, **kwargs: torch.tensor(0.3)
+    ),
+}
+
+
+@pytest.mark.parametrize("window", [4, "auto"])
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_scheduler_patched_after_the_first_image_is_refused(
+    name: str, window: Any, pipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the patch is wrapped, and wherever it is put."""
+    with fs.accelerate(pipe, window=window):
+        draw(pipe)
+        pipe._foresample.windows = dict.fromkeys(
+            pipe._foresample.windows, 4
+        )  # as on a machine where it is faster
+        PATCHES[name](pipe, monkeypatch)
+        with pytest.raises(
+            Refused, match="the DDPMScheduler of this pipeline makes other states than the chain"
+        ):
+            draw(pipe)
+
+
+@pytest.mark.parametrize("method", ["step", "scale_model_input"])
+def test_patches_that_do_not_name_their_arguments_are_served(method: str, pipe: Any) -> None:
+    """On the scheduler and on the network."""
+    before = draw(pipe)
+    step, forward = getattr(pipe.scheduler, method), pipe.unet.forward
+    with fs.accelerate(pipe, window=4):
+        ours = draw(pipe)
+        setattr(pipe.scheduler, method, lambda *args, **kwargs: step(*args, **kwargs))
+        pipe.unet.forward = lambda *args, **kwargs: forward(*args, **kwargs)
+        # Without the names in `step`, the pipeline does not give it the generators.
+        told = {} if method == "step" else {"generator": generators(4)}
+        assert pipe(**PROMPTS, **told).images.isfinite().all()
+        if method != "step":
+            assert torch.equal(draw(pipe), ours)
+    if method != "step":
+        assert torch.equal(draw(pipe), before)
+
+
+def test_a_scheduler_that_scales_otherwise_is_named(tmp_path: Path) -> None:
+    """Not the network, which is given what it scaled."""
+    pipe = stable_diffusion(tmp_path, diffusers.EulerAncestralDiscreteScheduler())
+    scale = pipe.scheduler.scale_model_input
+    with fs.accelerate(pipe, window=4):
+        draw(pipe)
+        pipe.scheduler.scale_model_input = lambda *args: 0.5 * scale(*args)
+        with pytest.raises(
+            Refused, match=r"the EulerAncestralDiscreteScheduler .* scales states in another way"
+        ):
+            draw(pipe)
+
+
+@pytest.mark.parametrize("case", [case for case in EXACT if case.draws == 400], ids=str)
+def test_autocast_is_rounding(case: Any, tmp_path: Path) -> None:
+    """A scheduler that is given an output in bfloat16 rounds to it, also where its latents are float32."""
+    pipe = case.build(tmp_path)
+    with fs.accelerate(pipe, window=4), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            pipe(**case.arguments(2), generator=generators(2))
+
+
+def test_latents_of_half_precision_are_rounding_too() -> None:
+    """CogVideoX gives its scheduler latents in bfloat16 and an output in float32."""
+    pipe = cogvideox().to(torch.bfloat16)
+    told = video(2, max_sequence_length=5)
+    told |= {name: value.bfloat16() for name, value in told.items() if name.endswith("embeds")}
+    with fs.accelerate(pipe, window=4):
+        assert pipe(**told, generator=generators(2)).frames.isfinite().all()
+
+
+def test_rounding_is_learned_for_each_precision(pipe: Any) -> None:
+    with fs.accelerate(pipe, window=4):
+        with torch.autocast("cpu", torch.bfloat16):
+            draw(pipe)
+        draw(pipe)
+        pipe.unet.to(torch.float64)
+        assert len(pipe._foresample.rounding) == 2
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer_2"])
+@pytest.mark.parametrize("step", [2, 4, 8])
+def test_each_of_two_networks_is_asked_again(step: int, name: str) -> None:
+    """In place and without a version; after states of a later step than the callback's were evaluated with it."""
+    pipe = wan(two=True)
+    change = at(step, lambda pipe: getattr(pipe, name).proj_out.weight.data.mul_(1.5))
+    with (
+        fs.accelerate(pipe, window=4),
+        pytest.raises(Refused, match=rf"the pipeline's {name} was changed between"),
+    ):
+        pipe(**video(2), generator=generators(2), callback_on_step_end=change)
 
 
 # ------------------------------------------------------------------ the evidence

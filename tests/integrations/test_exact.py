@@ -13,7 +13,7 @@ import foresample as fs
 from foresample.chains import Chain
 from foresample.integrations import turns
 from foresample.integrations.again import AskAgain
-from foresample.integrations.turns import Refused
+from foresample.integrations.refusal import Refused
 from foresample.selftest import ks_two_sample
 
 diffusers = pytest.importorskip("diffusers")

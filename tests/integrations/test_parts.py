@@ -16,7 +16,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.integrations import turns
-from foresample.integrations.turns import Refused
+from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -116,6 +116,57 @@ def test_parts_copied_in_a_callback_are_plain(pipe: Any) -> None:
         draw(pipe, callback_on_step_end=callback)
     assert [type(twin) for twin in copies] == [type(pipe), type(pipe.unet), type(pipe.unet)]
     assert not hasattr(type(copies[0].unet), "_foresample_plain")
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_scheduler_copied_in_a_callback_is_plain_and_works(how: str, pipe: Any) -> None:
+    seen: list[Tensor] = []
+
+    def preview(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+        twin, latents = COPIES[how](pipe.scheduler), torch.ones(1, 4, 4, 4)
+        assert type(twin) is diffusers.DDPMScheduler
+        assert not {"step", "set_timesteps", "scale_model_input", "add_noise"} & set(vars(twin))
+        twin.set_timesteps(5)
+        seen.append(twin.step(latents, twin.timesteps[2], latents, generator=generators(1)[0]).prev_sample)
+        return kwargs
+
+    draw(pipe, callback_on_step_end=preview)
+    theirs = list(seen)
+    seen.clear()
+    with fs.accelerate(pipe, window=5):
+        draw(pipe, callback_on_step_end=preview)
+    torch.testing.assert_close(seen, theirs)
+
+
+def test_a_callback_may_use_the_scheduler(tmp_path: Path) -> None:
+    """It is at the callback's step, as in the untouched loop; what would change it is refused."""
+    pipe = stable_diffusion(tmp_path, diffusers.EulerAncestralDiscreteScheduler())
+    seen: list[Any] = []
+
+    def look(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+        scheduler, ones = pipe.scheduler, torch.ones(3, 4)
+        times = [float(time) for time in scheduler.timesteps]
+        twin = copy.deepcopy(scheduler)
+        seen.append((step, times.index(float(timestep)), scheduler.step_index))
+        if step < 11:
+            seen.append(float(scheduler.scale_model_input(ones, timestep).sum()))
+            seen.append(float(twin.scale_model_input(ones, timestep).sum()))
+        return kwargs
+
+    draw(pipe, callback_on_step_end=look)
+    theirs = list(seen)
+    seen.clear()
+    with fs.accelerate(pipe, window=5):
+        draw(pipe, callback_on_step_end=look)
+        assert seen == theirs
+
+        def moving(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+            pipe.scheduler.step(kwargs["latents"], timestep, kwargs["latents"])
+            return kwargs
+
+        with pytest.raises(Refused, match=r"\(moving\) changes the pipeline: its scheduler \(_step_index"):
+            draw(pipe, callback_on_step_end=moving)
+    require_untouched(pipe)
 
 
 def test_a_saved_pipeline_can_be_loaded(pipe: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import foresample as fs
 from foresample.integrations.pipelines import AcceleratedPipeline
-from foresample.integrations.turns import Refused
+from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -257,6 +257,8 @@ def test_the_look_costs_no_call_and_one_state(case: Case, tmp_path: Path) -> Non
     assert len({report.calls_mean for _, report in calls}) == 1
     networks = len(first) - len(second)  # or one that is called twice a step
     assert [report.look_calls for _, report in calls] == [networks, 0, 0, 0]
+    if getattr(pipe, "transformer_2", None) is not None:  # the two share the steps
+        networks //= 2
     assert 0 < networks <= 2
     assert all(0 < states <= 2 for states in first[len(second) :])
     more = [a - b for a, b in zip(second, without[0], strict=True)]

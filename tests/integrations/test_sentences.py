@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import scheduler_chain
-from foresample.integrations.turns import Refused
+from foresample.core.report import Evidence
+from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -158,6 +160,38 @@ def test_where_no_window_gains_the_callback_is_called_by_the_pipeline(
             assert "sequential, because no window was faster" in str(report)
         pipe(**ONE, num_images_per_prompt=1, generator=generators(1))
         assert pipe.foresample_report.count == 1
+
+
+@pytest.mark.parametrize("case", [case for case in EXACT if case.draws == 400], ids=str)
+def test_every_pipeline_has_a_sequential_report(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedulers take the latents in other places. The pipeline's own loop needs no evidence, and claims none."""
+    monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
+    monkeypatch.setattr("foresample.integrations.pipelines.WINDOWS", (2,))
+    pipe = case.build(tmp_path)
+    with fs.accelerate(pipe, window="auto"):
+        pipe(**case.arguments(2), generator=generators(2))
+        report = pipe.foresample_report
+    assert (report.window, report.count) == (0, 2)
+    assert report.evidence == Evidence()
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_failed_call_leaves_no_report_of_a_trial(
+    works: bool, pipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
+
+    def callback(*told: Any) -> dict[str, Any]:
+        if not works:
+            raise ZeroDivisionError
+        return {}
+
+    with fs.accelerate(pipe, window="auto"):
+        with nullcontext() if works else pytest.raises(ZeroDivisionError):
+            draw(pipe, callback_on_step_end=callback)
+        assert hasattr(pipe, "foresample_report") == works
 
 
 def test_the_sequential_report_counts_images_that_are_kept_twice_once(monkeypatch: pytest.MonkeyPatch) -> None:
