@@ -23,6 +23,7 @@ from foresample.contracts import (
     drafter_for,
     require_own_chain,
     require_target,
+    resolve_window,
 )
 from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds
@@ -81,7 +82,7 @@ class Engine:
         require_target(target)
         require_own_chain(target)
         self.slots = at_least_one("slots", slots)
-        window = min(at_least_one("window", window), max(1, len(target.std) - 1))  # a longer one drafts no more
+        window = resolve_window(window, len(target.std))
         block = None if block is None else at_least_one("block", block)
         drafter = drafter_for(Replay() if drafter is None else drafter, target)
         if graph:

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from foresample.chains import scheduler_chain
+from foresample.contracts import times_written
 from foresample.drafters import Prior
 from foresample.integrations.networks import require_fixed_variance
 from foresample.integrations.plans import (
@@ -202,7 +203,7 @@ class Walk:
         names, call = self._named(args, kwargs)
         sample, timestep = (call.pop(name) for name in names)
         if self.calls == 0:
-            self.first = {name: (value, _version(value)) for name, value in call.items()}
+            self.first = {name: (value, times_written(value)) for name, value in call.items()}
             self._draw(sample, names, call)
         k = self.calls
         if k >= len(self.answers) or self.steps != k:
@@ -246,7 +247,7 @@ class Walk:
     def _same(self, conditions: dict[str, Any]) -> bool:
         """Whether they are those of the first call, none more and none less, and unwritten since."""
         return conditions.keys() == self.first.keys() and all(
-            conditions[name] is value and _version(value) == version
+            conditions[name] is value and times_written(value) == version
             for name, (value, version) in self.first.items()
         )
 
@@ -381,7 +382,7 @@ class _Stepped:
 
 def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
     """Whether it has the other's values; what was handed out and is unwritten need not be read from its device."""
-    if one is handed and _version(one) == 0:
+    if one is handed and times_written(one) == 0:
         return True
     alike = isinstance(one, Tensor) and (one.shape, one.dtype, one.device) == (
         other.shape,
@@ -389,11 +390,6 @@ def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
         other.device,
     )
     return alike and torch.equal(one, other)
-
-
-def _version(value: Any) -> int:
-    """How often a tensor has been written to."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
 def _random_state(generator: torch.Generator | None) -> Tensor:
