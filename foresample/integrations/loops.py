@@ -22,6 +22,7 @@ and the same timestep; and there must be as many of both as the chain has transi
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -69,14 +70,22 @@ class Loop:
         return f"{type(self.owner).__name__}.{self.method}"
 
     def instead(self, network: Callable[..., Any], step: Callable[..., Any]) -> ExitStack:
-        """Other functions in place of the network's and the scheduler's, until the stack is closed."""
+        """Other functions in place of the network's and the scheduler's, until the stack is closed.
+
+        Only this thread sees them: the network may be another policy's as well.
+        """
+        module = isinstance(self.network, nn.Module)
+        owner, name = (self.network, "forward") if module else (self.owner, self.attribute)
         with ExitStack() as stack:
-            if isinstance(self.network, nn.Module):
-                stack.enter_context(standing_in(self.network, "forward", network))
-            else:
-                stack.enter_context(standing_in(self.owner, self.attribute, network))
-            stack.enter_context(standing_in(self.scheduler, "step", step))
+            stack.enter_context(standing_in(owner, name, _here(network, getattr(owner, name))))
+            stack.enter_context(standing_in(self.scheduler, "step", _here(step, self.scheduler.step)))
             return stack.pop_all()
+
+
+def _here(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """One function in this thread, another in all others."""
+    thread = threading.get_ident()
+    return lambda *args, **kwargs: (ours if threading.get_ident() == thread else own)(*args, **kwargs)
 
 
 def find_loop(policy: Any) -> Loop | None:
@@ -124,6 +133,10 @@ class SpeculativeLoop:
         return self.loop.owner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.plans.turn:
+            return self._plan(*args, **kwargs)
+
+    def _plan(self, *args: Any, **kwargs: Any) -> Any:
         require_current(self.original, self.owner, self.loop.method)
         require_eval(self.loop.network)
         require_fixed_network(self.loop.network)
