@@ -325,7 +325,7 @@ def test_a_learned_variance_is_tested_behind_a_wrapper_too() -> None:
     own = SimpleNamespace(
         **{n: getattr(target, n) for n in ("shape", "std", "start", "predict", "mean", "chain", "extra")}
     )
-    last = fs.check(own, window=3, samples=20).findings[-1]  # type: ignore[arg-type]
+    last = fs.check(own, window=3, samples=20).findings[-1]
     assert last.note
     assert "not tested: SimpleNamespace does not hand out its network's output" in last.detail
 
