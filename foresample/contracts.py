@@ -305,6 +305,11 @@ def begin_memory(drafter: Drafter, window: int, row: Tensor, like: Tensor) -> Dr
     return memory if prime is None else prime(memory, row)
 
 
+def times_written(value: object) -> int:
+    """How often a tensor has been written to; 0 where torch does not count, in inference mode."""
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+
+
 def start_states(target: Target, noise: Tensor, row: Tensor) -> Tensor:
     """The first states of samples `row` from unit noise, checked."""
     x = target.start(noise, row)
@@ -449,6 +454,11 @@ def at_least_one(name: str, value: int) -> int:
 def resolve_slots(slots: int | None, count: int) -> int:
     """Samples under way at a time: all by default, and never more than there are."""
     return count if slots is None else min(at_least_one("slots", slots), count)
+
+
+def resolve_window(window: int, steps: int) -> int:
+    """Transitions drafted in a round: a window longer than the chain would draft no more."""
+    return min(at_least_one("window", window), max(1, steps - 1))
 
 
 def seed_number(value: int) -> int:

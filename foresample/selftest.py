@@ -41,15 +41,17 @@ from foresample.contracts import (
     DraftPath,
     PreviousDraft,
     Target,
+    Wrapper,
     at_least_one,
     begin_memory,
+    drafter_for,
     earlier_predictions,
     expand,
     no_history,
     predict,
     remember,
-    require_drafter,
     require_target,
+    resolve_window,
     start_states,
     transition_mean,
 )
@@ -144,10 +146,8 @@ def check(
     """
     require_target(target)
     require_level(level)
-    drafter = Replay() if drafter is None else drafter
-    require_drafter(drafter)
-    if isinstance(drafter, Replay):
-        drafter = drafter.for_target(target)
+    drafter = drafter_for(Replay() if drafter is None else drafter, target)
+    window = resolve_window(window, len(target.std))
     batch = min(at_least_one("batch", batch), at_least_one("samples", samples))
     rows = batch if rows is None else at_least_one("rows", rows)
     batch = min(batch, rows)
@@ -723,19 +723,24 @@ def network_is_doubtful(target: Any, samples: Tensor, at_most: int = 256) -> lis
 
 def variance_is_above_its_base(target: Any, recorder: Recorder) -> Finding:
     """How near a learned variance comes to the part of it that the chain takes for certain."""
-    chain, device, ratios = target.chain, target.std.device, []
+    question, chain, device, ratios = "variance is above its base", target.chain, target.std.device, []
+    while isinstance(target, Wrapper):
+        target = target.target
+    if not hasattr(target, "output"):
+        detail = (
+            f"not tested: {type(target).__name__} does not hand out its network's output, as ChainTarget does"
+        )
+        return Finding(question, True, detail, note=True)
     for k, states in zip(recorder.steps, recorder.states, strict=True):
         x, row = states[-2].to(target.std), recorder.row.to(device)
         step = torch.full_like(row, k)
-        time = step if chain.time is None else chain.time[step]
         with torch.no_grad():
-            ratios.append(
-                (chain.variance(target.network(x, time, row), step) / chain.std[k] ** 2).flatten().cpu()
-            )
+            variance = chain.variance(target.output(x, step, row), step)
+        ratios.append((variance / chain.std[k] ** 2).flatten().cpu())
     ratio = torch.cat(ratios)
     near = float((ratio < _NEAR).double().mean())
     detail = f"the learned variance is at least {float(ratio.min()):.3g} of it; {near:.2%} of values are below {_NEAR}"
-    return Finding("variance is above its base", bool((ratio >= 1).all()), detail)
+    return Finding(question, bool((ratio >= 1).all()), detail)
 
 
 # ---------------------------------------------------------------- the law of finished samples

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from foresample.selftest import (
     smallest_shift,
 )
 from foresample.targets import Chain, ChainTarget
-from tests.small_chains import CHAINS, LooksAhead, flow, mixture
+from tests.small_chains import CHAINS, LooksAhead, flow, mixture, single_precision
 
 
 def with_network(target: ChainTarget, network: Callable[[Tensor, Tensor, Tensor], Tensor]) -> ChainTarget:
@@ -282,6 +283,51 @@ def test_a_prior_of_another_chain_is_refused_by_its_own_sentence() -> None:
     assert sentences[0] == sentences[1]
     with pytest.raises(TypeError, match="is not a drafter"):
         fs.check(flow(), window=4, drafter=fs.Replay)  # type: ignore[arg-type]
+
+
+class Held:
+    """A drafter of one's own that holds another, and fits it to its target as the contract says."""
+
+    def __init__(self, replay: fs.Replay) -> None:
+        self.replay = replay
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.replay, name)
+
+    def for_target(self, target: fs.Target) -> Held:
+        return Held(self.replay.for_target(target))
+
+
+def test_every_drafter_is_fitted_to_the_target_before_it_is_tested() -> None:
+    prior = fs.fit_prior(flow("x0"), window=4, pilots=8)
+    assert fs.check(single_precision(), window=4, samples=20, drafter=Held(fs.Replay(prior=prior))).passed
+
+
+@pytest.mark.parametrize("window", [0, -1, 2.5, "auto"])
+def test_a_window_that_is_none_is_refused(window: Any) -> None:
+    with pytest.raises(ValueError, match="window must be a whole number of at least 1, not"):
+        fs.check(flow(), window=window, samples=10)
+
+
+def test_a_window_beyond_the_chain_is_cut() -> None:
+    one, two = (fs.check(flow(), window=window, samples=10) for window in (15, 10**8))
+    assert one == two
+
+
+def test_a_learned_variance_is_tested_behind_a_wrapper_too() -> None:
+    network = lambda x, time, row: torch.cat([0.3 * x, 0.5 * torch.tanh(x)], 1)  # noqa: E731
+    target = fs.targets.vp(network, torch.linspace(0.05, 0.95, 6), (2, 2, 2), learned_base=0.5)
+    plain, wrapped = (
+        fs.check(t, window=3, samples=20) for t in (target, fs.targets.replicated([target, target]))
+    )
+    assert plain.findings[-1] == wrapped.findings[-1]
+    assert plain.findings[-1].question == "variance is above its base"
+    own = SimpleNamespace(
+        **{n: getattr(target, n) for n in ("shape", "std", "start", "predict", "mean", "chain", "extra")}
+    )
+    last = fs.check(own, window=3, samples=20).findings[-1]
+    assert last.note
+    assert "not tested: SimpleNamespace does not hand out its network's output" in last.detail
 
 
 # ------------------------------------------------------------------ rows

@@ -16,7 +16,7 @@ import torch
 
 from foresample import pretrained
 from foresample.cli.console import echo, require_modules, wait_line
-from foresample.contracts import Target, require_target
+from foresample.contracts import Target, require_target, resolve_window
 from foresample.core.round import can_draft
 from foresample.engine.tuning import Tuning, tune
 from foresample.sizes import require_memory, round_bytes, state_bytes
@@ -194,7 +194,7 @@ def choose_window(window: str, target: Target, *, slots: int, graph: bool, quiet
         found = Tuning.load(window).window_for(len(target.std), slots)
         return ChosenWindow(found or 1, pays=found is not None)
     if window != "auto":
-        return ChosenWindow(min(int(window), max(1, len(target.std) - 1)), pays=True)
+        return ChosenWindow(resolve_window(int(window), len(target.std)), pays=True)
     if not can_draft(target):
         if not quiet:
             echo("This chain has no transition that can be drafted.")

@@ -2,7 +2,7 @@
 
 A network that mixes the rows of its call, draws random numbers or keeps state between calls has no transition
 distribution, and its samples are not exact, whatever the sampler. So an engine evaluates a few states twice. At calls
-1, 2, 4, 8, …, 128 and then every 128th, a small call is made on two states:
+1, 4, 16, 64 and then every 128th, a small call is made on two states:
 
     one of this call       must get the answer that it just got among its other batch-mates
     one of the last look   must get the answer that it got then, with the step, row and extra noise that it had
@@ -23,6 +23,7 @@ the last bits of the other states' answers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -30,20 +31,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target, no_history, predict, start_states, transition_mean
-from foresample.core.noise import START, extra_noise, normal, seeds_of
+from foresample.contracts import Target, extra_shape, no_history, predict, start_states, transition_mean
 from foresample.core.report import Evidence
 
 STATES = 4
 """States in a call that compares batch-mates in `foresample.check` and in pipelines."""
 EVERY = 128
-"""Calls between two looks, once an engine has made that many."""
+"""Calls between two looks, once an engine has made half as many."""
 RUNS = 16
 """Runs between two looks where rounds are replayed as CUDA graphs, once an engine has made that many."""
 DIFFERS = 1e-4
 """Relative change of an answer that no arithmetic explains, in two calls of one size."""
 _CLIPPED = 16  # calls that are looked at in turn, at most, while answers are clipped
-_SEED = 2**60  # of the first looks' mates, away from the seeds that users draw
+_SEED = 2**60  # of the first looks' mates
 
 Cause = Literal["random", "state", "mixes", "changed"]
 Part = Literal["prediction", "mean", "start"]
@@ -129,6 +129,20 @@ class Answered:
     """[*shape]"""
 
 
+@dataclass
+class _Memory:
+    """What all draws of an engine share."""
+
+    seen: int = 0
+    """Calls made."""
+    due: int = 1
+    runs: int = 1
+    runs_due: int = 2
+    kept: Answered | None = None
+    telling: bool = False
+    """Whether an answer was compared that was not clipped."""
+
+
 class FreeLook:
     """Makes an engine's calls and looks at some of them, as the module says.
 
@@ -138,54 +152,61 @@ class FreeLook:
 
     def __init__(self, asked: Target | None = None) -> None:
         """`asked`: the target that looks evaluate, if another than the calls'."""
-        self.asked, self.evidence = asked, Evidence()
+        self.asked, self.evidence, self._memory = asked, Evidence(), _Memory()
         self.calls = 0
         """Calls made to look, all on two states."""
-        self._seen, self._due, self._runs, self._runs_due = 0, 1, 1, 2
-        self._kept: Answered | None = None
-        self._telling = False  # whether an answer was compared that was not clipped
+
+    def of_one_draw(self) -> FreeLook:
+        """The same look, which counts one draw's calls and evidence: draws may be interleaved or run in threads."""
+        look = copy(self)
+        look.evidence, look.calls = Evidence(), 0
+        return look
 
     def forget(self) -> None:
         """Compare nothing with answers given so far: the target's conditions are about to change."""
-        self._kept = None
+        self._memory.kept = None
 
     def predict(
         self, target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None
     ) -> Tensor:
         """The target's prediction; refuses a target whose answers depend on more than the state."""
-        self._seen += 1
-        if self._seen < self._due or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        memory = self._memory
+        memory.seen += 1
+        if memory.seen < memory.due or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return predict(target, x, step, row, extra)
         given = x.clone(), step.clone(), row.clone()
         prediction = predict(target, x, step, row, extra)
         prediction = prediction.clone()  # a captured network answers into the same memory again
         require_unedited(given[1:], (step, row))
-        found = _worth_asking(prediction, self._seen)
+        found = _worth_asking(prediction, memory.seen)
         if found is None:
             return prediction  # broken everywhere, which `faults` reports
         i, clipped = found
         one_x, one_step, one_row = (v[i : i + 1].clone() for v in given)
         state = State(one_x, one_step, one_row, None if extra is None else extra[i : i + 1].clone())
         self._look(self.asked or target, state, prediction[i])
-        self._telling |= not clipped
-        step_on = min(self._seen, EVERY) if self._telling or self._seen >= _CLIPPED else 1
-        self._due = self._seen + step_on
+        memory.telling |= not clipped
+        memory.due = memory.seen + (
+            min(3 * memory.seen, EVERY) if memory.telling or memory.seen >= _CLIPPED else 1
+        )
         return prediction
 
     def look_back(self, target: Target) -> None:
         """Ask again at the start of a run whose calls do not come through here: runs 2, 4, 8, 16, then every 16th."""
-        self._runs += 1
-        if self._runs < self._runs_due or self._kept is None:
+        memory = self._memory
+        memory.runs += 1
+        kept = memory.kept
+        if memory.runs < memory.runs_due or kept is None:
             return
         target = self.asked or target
-        mate = first_state(target, self._kept.state.row, 0)
-        answers = self._pair(target, self._kept.place, self._kept.state, mate)
-        self._compare_kept(target, self._kept, mate, answers[self._kept.place])
-        self._runs_due = self._runs + min(self._runs, RUNS)
+        mate = first_state(target, kept.state.row, 0)
+        answers = self._pair(target, kept.place, kept.state, mate)
+        self._compare_kept(target, kept, mate, answers[kept.place])
+        memory.runs_due = memory.runs + min(memory.runs, RUNS)
 
     def _look(self, target: Target, state: State, prediction: Tensor) -> None:
         """Evaluate a state of this call, answered `prediction`, and the one kept from the last look, in one call."""
-        kept = self._kept
+        kept = self._memory.kept
         place = 0 if kept is None else 1 - kept.place
         mate = first_state(target, state.row, 0) if kept is None else kept.state
         answers = self._pair(target, place, state, mate)
@@ -199,7 +220,7 @@ class FreeLook:
             elsewhere = ask(1)
             if elsewhere.isfinite().all() and not self._same(there, elsewhere):
                 raise _refused(explain(ask, shift_at(target, state), there, elsewhere))
-        self._kept = Answered(state, place, there)
+        self._memory.kept = Answered(state, place, there)
 
     def _compare_kept(self, target: Target, kept: Answered, mate: State, now: Tensor) -> None:
         if not now.isfinite().all() or self._same(kept.answer, now):
@@ -232,10 +253,13 @@ class FreeLook:
 
 def first_state(target: Target, row: Tensor, draw: int) -> State:
     """A first state of the sample `row`, [1], from noise that no sample is drawn from."""
-    key = seeds_of(_SEED + draw, 1).to(row.device)
-    zero = torch.zeros_like(key)
-    unit = normal(key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero)
-    return State(start_states(target, unit, row), zero, row, extra_noise(target, key, zero))
+    generator, std, shape = torch.Generator().manual_seed(_SEED + draw), target.std, extra_shape(target)
+
+    def noise(shape: torch.Size) -> Tensor:
+        return torch.randn((1, *shape), generator=generator, dtype=torch.float64).to(std)
+
+    x = start_states(target, noise(target.shape), row)
+    return State(x, torch.zeros_like(row), row, None if shape is None else noise(shape))
 
 
 def _refused(found: Difference) -> ValueError:

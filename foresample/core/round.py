@@ -37,6 +37,7 @@ from foresample.contracts import (
     no_history,
     remember,
     start_states,
+    times_written,
     transition_mean,
 )
 from foresample.core import noise as streams
@@ -290,7 +291,12 @@ def draft_path(
     """The drafted path from x: states [R, W+1, *shape], the first being x, and draft means [R, W, *shape]."""
     states, means, before, previous = [rows.x], [], None, rows.previous
     for j in range(step.shape[1] - 1):
+        written = times_written(states[j])
         guess = drafter.guess(rows.memory, states[j], j, step[:, j], rows.sample, before)
+        if times_written(states[j]) != written:
+            raise ValueError(
+                f"{type(drafter).__name__}.guess writes into the states it is given: work on a copy"
+            )
         at = None if extra is None else extra[:, j]
         means.append(transition_mean(target, states[j], guess, step[:, j], previous, at))
         before = PreviousDraft(guess, expand(std[:, j], rows.x) * rows.noise[:, j])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft, Target, predict
+from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft, Target, predict, require_target
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,17 @@ class DraftModel:
     """
 
     target: Target
+
+    def for_target(self, target: Target) -> DraftModel:
+        """The same; refused if it drafts states of another shape, or along another number of steps."""
+        require_target(self.target)
+        mine, theirs = ((tuple(t.shape), len(t.std), t.std.dtype) for t in (self.target, target))
+        if mine != theirs:
+            raise ValueError(
+                f"the draft model's states are of shape {mine[0]} in {mine[1]} steps and {mine[2]}, the target's of "
+                f"{theirs[0]} in {theirs[1]} and {theirs[2]}: make both for one chain"
+            )
+        return self
 
     def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
         return {"ready": torch.ones(rows, dtype=torch.bool, device=like.device)}
@@ -35,7 +46,7 @@ class DraftModel:
         row: Tensor,
         before: PreviousDraft | None,
     ) -> Tensor:
-        return predict(self.target, x, step, row)
+        return predict(self.target, x.clone(), step, row)  # it may write into its states
 
     def learn(self, memory: DrafterMemory, path: DraftPath, committed: Tensor) -> DrafterMemory:
         return memory

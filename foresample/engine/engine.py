@@ -23,10 +23,11 @@ from foresample.contracts import (
     drafter_for,
     require_own_chain,
     require_target,
+    resolve_window,
 )
 from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds
-from foresample.core.report import Evidence, Observer, Report, Run
+from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, last_draftable
 from foresample.drafters import Replay
 from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order, round_for
@@ -61,8 +62,8 @@ class Engine:
         recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
         graph: replay rounds as one CUDA graph: no launch overhead, on a target whose network can be captured.
         look: make sure that the target treats each row by itself and gives a state the same answer whenever it is
-            evaluated, and refuse it otherwise. At calls 1, 2, 4, 8, …, 128 of the engine and then every 128th, one
-            more call on two states is made; `report.look_calls` counts these, `report.evidence` has what they found.
+            evaluated, and refuse it otherwise. At calls 1, 4, 16, 64 of the engine and then every 128th, one more
+            call on two states is made; `report.look_calls` counts these, `report.evidence` has what they found.
             With `graph=True`, at the start of runs 2, 4, 8, 16 and then every 16th. See `core.look`.
     """
 
@@ -81,7 +82,7 @@ class Engine:
         require_target(target)
         require_own_chain(target)
         self.slots = at_least_one("slots", slots)
-        window = min(at_least_one("window", window), max(1, len(target.std) - 1))  # a longer one drafts no more
+        window = resolve_window(window, len(target.std))
         block = None if block is None else at_least_one("block", block)
         drafter = drafter_for(Replay() if drafter is None else drafter, target)
         if graph:
@@ -171,8 +172,6 @@ class Engine:
         They come in the order of their rows, those of one row in any order.
         """
         started, parts = perf_counter(), []
-        if self.look is not None:
-            self.look.calls, self.look.evidence = 0, Evidence()
         with self._lease(min(self.slots, len(seeds))) as slots:
             for done in _advance(slots, iter([(rows, seeds)]), observe):
                 raise_faults(done.fault, done.index, self.target)
@@ -183,8 +182,8 @@ class Engine:
             run = runner.tally.close(report, done.x, done.calls, done.evaluations)
             report.occupancy = report.rounds / (slots.capacity * slots.rounds)
             report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
-        if self.look is not None:
-            report.look_calls, report.evidence = self.look.calls, self.look.evidence
+            if runner.look is not None:
+                report.look_calls, report.evidence = runner.look.calls, runner.look.evidence
         return run
 
     def forget(self) -> None:
@@ -195,20 +194,22 @@ class Engine:
     @contextmanager
     def _lease(self, capacity: int) -> Iterator[Slots]:
         """Empty slots for one draw: new ones, or fixed ones that no other draw uses, with what was captured in them."""
+        look = None if self.look is None else self.look.of_one_draw()
         if isinstance(self.how.layout, Packed):
-            yield LooseSlots(RoundRunner(self.target, self.how, self.look), capacity)
+            yield LooseSlots(RoundRunner(self.target, self.how, look), capacity)
             return
         with torch.no_grad():
             try:
                 slots, used_before = self._idle.pop(), True  # one operation: another thread gets other slots
+                slots.runner.look = look
             except IndexError:
-                runner = RoundRunner(self.target, self.how, self.look)
+                runner = RoundRunner(self.target, self.how, look)
                 slots, used_before = FixedSlots(runner, self.slots, graph=self.graph), False
         slots.clear()
         try:
-            if used_before and self.graph and self.look is not None:  # replayed rounds do not pass through it
+            if used_before and self.graph and look is not None:  # replayed rounds do not pass through it
                 with torch.no_grad():
-                    self.look.look_back(self.target)
+                    look.look_back(self.target)
             yield slots
         finally:
             self._idle.append(slots)

@@ -91,7 +91,7 @@ class RoundRunner:
 
     def __init__(self, target: Target, how: Speculation, look: FreeLook | None = None) -> None:
         self.target, self.how, self.steps = target, how, len(target.std)
-        self._predict = predict if look is None else look.predict
+        self.look = look
         self.tally = Tally(how.window, self.steps, target.std.device)
         self.timed = TimedTarget(target)
         self._round = round_for(target, how)
@@ -104,7 +104,8 @@ class RoundRunner:
         how = self.how if drafts is None else replace(self.how, layout=Padded(drafts))
         draft = self._round.propose(self.target, rows, how)
         call = draft.call
-        predictions = self._predict(self.timed, call.x, call.step, call.row, call.extra)
+        asked = predict if self.look is None else self.look.predict
+        predictions = asked(self.timed, call.x, call.step, call.row, call.extra)
         rows, commit = self._round.settle(self.target, rows, draft, predictions, how)
         self.tally.count(commit)
         return rows, commit

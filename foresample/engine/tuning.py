@@ -22,7 +22,15 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foresample.contracts import Drafter, Target, at_least_one, drafter_for, predict, require_target
+from foresample.contracts import (
+    Drafter,
+    Target,
+    at_least_one,
+    drafter_for,
+    predict,
+    require_target,
+    resolve_window,
+)
 from foresample.core.baseline import Sequential
 from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.report import Run
@@ -202,7 +210,7 @@ def tune(
         trials.append(Trial(window, states, alone, seconds / rounds, report.calls_mean, gain, p95))
         return trials[-1]
 
-    for window in sorted({min(w, max(1, steps - 1)) for w in windows or WINDOWS}):
+    for window in sorted({resolve_window(w, steps) for w in windows or WINDOWS}):
         if attempt(window).gain < 0.7 * max(trial.gain for trial in trials):
             break
     if windows is None:

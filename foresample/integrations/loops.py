@@ -22,6 +22,7 @@ and the same timestep; and there must be as many of both as the chain has transi
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from foresample.chains import scheduler_chain
+from foresample.contracts import times_written
 from foresample.drafters import Prior
 from foresample.integrations.networks import require_fixed_variance
 from foresample.integrations.plans import (
@@ -68,14 +70,22 @@ class Loop:
         return f"{type(self.owner).__name__}.{self.method}"
 
     def instead(self, network: Callable[..., Any], step: Callable[..., Any]) -> ExitStack:
-        """Other functions in place of the network's and the scheduler's, until the stack is closed."""
+        """Other functions in place of the network's and the scheduler's, until the stack is closed.
+
+        Only this thread sees them: the network may be another policy's as well.
+        """
+        module = isinstance(self.network, nn.Module)
+        owner, name = (self.network, "forward") if module else (self.owner, self.attribute)
         with ExitStack() as stack:
-            if isinstance(self.network, nn.Module):
-                stack.enter_context(standing_in(self.network, "forward", network))
-            else:
-                stack.enter_context(standing_in(self.owner, self.attribute, network))
-            stack.enter_context(standing_in(self.scheduler, "step", step))
+            stack.enter_context(standing_in(owner, name, _here(network, getattr(owner, name))))
+            stack.enter_context(standing_in(self.scheduler, "step", _here(step, self.scheduler.step)))
             return stack.pop_all()
+
+
+def _here(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """One function in this thread, another in all others."""
+    thread = threading.get_ident()
+    return lambda *args, **kwargs: (ours if threading.get_ident() == thread else own)(*args, **kwargs)
 
 
 def find_loop(policy: Any) -> Loop | None:
@@ -123,6 +133,10 @@ class SpeculativeLoop:
         return self.loop.owner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.plans.turn:
+            return self._plan(*args, **kwargs)
+
+    def _plan(self, *args: Any, **kwargs: Any) -> Any:
         require_current(self.original, self.owner, self.loop.method)
         require_eval(self.loop.network)
         require_fixed_network(self.loop.network)
@@ -202,7 +216,7 @@ class Walk:
         names, call = self._named(args, kwargs)
         sample, timestep = (call.pop(name) for name in names)
         if self.calls == 0:
-            self.first = {name: (value, _version(value)) for name, value in call.items()}
+            self.first = {name: (value, times_written(value)) for name, value in call.items()}
             self._draw(sample, names, call)
         k = self.calls
         if k >= len(self.answers) or self.steps != k:
@@ -246,7 +260,7 @@ class Walk:
     def _same(self, conditions: dict[str, Any]) -> bool:
         """Whether they are those of the first call, none more and none less, and unwritten since."""
         return conditions.keys() == self.first.keys() and all(
-            conditions[name] is value and _version(value) == version
+            conditions[name] is value and times_written(value) == version
             for name, (value, version) in self.first.items()
         )
 
@@ -381,7 +395,7 @@ class _Stepped:
 
 def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
     """Whether it has the other's values; what was handed out and is unwritten need not be read from its device."""
-    if one is handed and _version(one) == 0:
+    if one is handed and times_written(one) == 0:
         return True
     alike = isinstance(one, Tensor) and (one.shape, one.dtype, one.device) == (
         other.shape,
@@ -389,11 +403,6 @@ def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
         other.device,
     )
     return alike and torch.equal(one, other)
-
-
-def _version(value: Any) -> int:
-    """How often a tensor has been written to."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
 def _random_state(generator: torch.Generator | None) -> Tensor:

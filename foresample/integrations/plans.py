@@ -12,6 +12,7 @@ law of the plan given the observation.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -292,6 +293,8 @@ class Plans:
     """Paths of the first plans, until there are enough to fit a prior."""
     known: set[tuple] = field(default_factory=set)
     """Kinds of requests that were planned before, and traced."""
+    turn: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    """Held while a plan is drawn, since planners keep its conditions: plans of several threads wait for one another."""
 
     def planner(self, kind: tuple, make: Callable[[PlanSettings, Prior | None], Planner]) -> Planner:
         """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
@@ -321,13 +324,15 @@ class Plans:
         return plans, run
 
     def forget(self) -> None:
-        for planner in self.planners.values():
-            planner.forget()
+        with self.turn:
+            for planner in self.planners.values():
+                planner.forget()
 
     def clear(self) -> None:
-        for planner in self.planners.values():
-            planner.close()
-        self.planners.clear()
+        with self.turn:
+            for planner in self.planners.values():
+                planner.close()
+            self.planners.clear()
 
 
 def _shift(free: Tensor, executed: int) -> Tensor:

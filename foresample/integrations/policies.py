@@ -209,6 +209,10 @@ class SpeculativeMethod:
     replaced: Replaced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        with self.plans.turn:
+            return self._plan(*args, **kwargs)
+
+    def _plan(self, *args: Any, **kwargs: Any) -> Tensor:
         require_current(self.original, self.owner, "conditional_sample")
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()

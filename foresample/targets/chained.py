@@ -85,16 +85,22 @@ class ChainTarget:
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
         chain = self.chain
-        seen = x if chain.scale is None else per_row(chain.scale, step, x) * x
-        output = self.network(seen, step if chain.time is None else chain.time[step], row)
-        _require_output(output, x, chain)
-        prediction = chain.predict(x, output, step, extra)
+        prediction = chain.predict(x, self.output(x, step, row), step, extra)
         if chain.inner_time is None:
             return prediction
         inner = chain.inner(x, prediction, step, extra)
         second = self.network(inner, chain.inner_time[step], row)
         _require_output(second, x, chain)
         return chain.effective(prediction, second, step)
+
+    def output(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        """What the network returns at these states; with a learned variance, twice their channels."""
+        chain = self.chain
+        # The network may write into what it is shown; the chain goes on with x.
+        seen = x.clone() if chain.scale is None else per_row(chain.scale, step, x) * x
+        output = self.network(seen, step if chain.time is None else chain.time[step], row)
+        _require_output(output, x, chain)
+        return output
 
     @chain_mean
     def mean(

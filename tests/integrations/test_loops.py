@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,6 +168,35 @@ def test_restore_leaves_no_trace(family: Any) -> None:
     assert torch.equal(plan(policy, 2), before)
     assert [set(vars(policy)), set(vars(owner))] == names
     assert "step" not in vars(owner.noise_scheduler)
+
+
+def test_another_thread_s_call_of_the_network_or_the_scheduler_is_answered_by_themselves() -> None:
+    agent = Agent().eval()
+    network, step, answers = agent.noise_pred_net, agent.noise_scheduler.step, list[tuple[Tensor, Tensor]]()
+    given = torch.ones(1, 4, 2), torch.tensor([3])
+    condition = observations(1)
+    agent.noise_scheduler.set_timesteps(20)
+    with torch.no_grad():
+        expected = network.forward(*given, condition)
+    last = step(expected, 0, given[0]).prev_sample
+
+    def elsewhere() -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return network.forward(*given, condition), agent.noise_scheduler.step(
+                expected, 0, given[0]
+            ).prev_sample
+
+    def meanwhile(*_: Any) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            answers.append(thread.submit(elsewhere).result())
+
+    network.register_forward_hook(meanwhile)
+    with fs.accelerate(agent, window=4):
+        agent.get_eval_action(observations(1).unsqueeze(1))
+    assert len(answers) >= 20
+    for answer, stepped in answers:
+        assert torch.equal(answer, expected)
+        assert torch.equal(stepped, last)
 
 
 def test_a_robomimic_roll_out_policy_is_looked_into() -> None:

@@ -6,6 +6,8 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -214,6 +216,39 @@ def test_padding_shows_the_network_one_shape_and_changes_nothing(family: Any, pa
     shapes = network_of(policy).shapes
     assert {shape[0] for shape in shapes} == {3 * 7 if pad is True else 40}
     torch.testing.assert_close(padded, plain, rtol=1e-4, atol=1e-5)
+
+
+class Slow(Small):
+    """Lets other threads come in between."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        sleep(1e-3)
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_threads_that_plan_with_one_policy_wait_for_one_another(family: str) -> None:
+    """Each gets the plans of its own observations; `forget` and reports do not come in between."""
+    policy = FAMILIES[family][0]()
+    network_of(policy).__class__ = Slow
+
+    def plans(value: float) -> list[Tensor]:
+        def plan(seed: int) -> Tensor:
+            if family == "diffusion_policy":
+                return policy.predict_action(torch.full((1, 2), value), seeded(seed))
+            with torch.no_grad():
+                given = torch.full((1, 3), value)
+                return policy.diffusion.conditional_sample(1, global_cond=given, generator=seeded(seed))
+
+        return [plan(seed) for seed in range(4)]
+
+    values = (-1.0, 0.0, 1.0)
+    with fs.accelerate(policy, window=4):
+        alone = list(map(plans, values))
+        with ThreadPoolExecutor(3) as threads:
+            together = list(threads.map(plans, values))
+    for one, two in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, two)
 
 
 def test_padding_that_is_too_small_is_refused() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.targets import ChainTarget, flow, from_scheduler, vp
 from tests.chains.common import LINEAR, f64, states
+from tests.small_chains import CHAINS
 
 GRIDS: dict[Callable[..., ChainTarget], tuple[Tensor, dict[str, Any]]] = {
     vp: (LINEAR[[900, 500, 100, 10]], {}),
@@ -277,3 +278,18 @@ def test_whole_times_stay_whole(process: Callable[..., ChainTarget], kind: torch
     target = process(lambda x, time, row: x, grid, (3,), time=torch.tensor([9, 5, 2, 0], dtype=kind), **options)
     assert target.chain.time is not None
     assert target.chain.time.dtype == kind
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_network_that_writes_into_what_it_is_shown_changes_no_sample(chain: str) -> None:
+    """The chain makes its prediction of the state as it was, and of the network's output."""
+    target = CHAINS[chain]()
+
+    def untidy(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        answer = target.network(x, time, row)
+        x.mul_(0.5)
+        return answer
+
+    for draw in (fs.sequential, lambda t, n: fs.sample(t, n, window=4)):
+        one, two = (draw(t, 5).samples for t in (target, replace(target, network=untidy)))
+        assert torch.equal(one, two)
