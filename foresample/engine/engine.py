@@ -182,7 +182,9 @@ class Engine:
             run = runner.tally.close(report, done.x, done.calls, done.evaluations)
             report.occupancy = report.rounds / (slots.capacity * slots.rounds)
             report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
-            if runner.look is not None:
+            if runner.look is None:
+                report.evidence.trusted.append("look=False")
+            else:
                 report.look_calls, report.evidence = runner.look.calls, runner.look.evidence
         return run
 

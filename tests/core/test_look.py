@@ -150,6 +150,11 @@ def test_what_is_clipped_hides_nothing(shape: tuple[int, ...]) -> None:
 # ------------------------------------------------------------------ what it costs
 
 
+def test_a_report_says_when_nobody_looked() -> None:
+    assert fs.sample(flow(), 2, window=4, look=False).report.evidence.trusted == ["look=False"]
+    assert fs.sample(flow(), 2, window=4).report.evidence.trusted == []
+
+
 @pytest.mark.parametrize("layout", [Packed(), Padded()], ids=["packed", "padded"])
 def test_a_report_is_of_its_own_run_whatever_else_the_engine_draws(layout: Any) -> None:
     """A stream around it, one after it, and other threads."""
