@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import format_exception
-from typing import Any
+from typing import Any, cast
 
 import typer
 from rich import box
@@ -30,7 +30,7 @@ EXTRAS = {"diffusers": "models", "safetensors": "models", "PIL": "models", "matp
 """Packages that commands may need, and the extra that brings them."""
 
 
-_UsageError = typer.BadParameter.__bases__[0]  # the kind that Typer reports itself
+_UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # the kind that Typer reports itself
 
 
 class Commands(TyperGroup):

@@ -154,13 +154,16 @@ def test_a_run_that_is_stopped_has_begun_the_next_in_order_and_finishes_them(
 ) -> None:
     whole = torch.cat(list(fs.inspect_dataset(undisturbed).samples()))
     base, begun, before = flow(), set[int](), 0
+    stop = Asked(0)
 
     def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-        begun.update(row.tolist())
+        if stop.left < times:  # drawing has begun; the fingerprint comes before
+            begun.update(row.tolist())
         return base.network(x, time, row)
 
     for times in (20, 25):  # the second begins with a fair prefix, and ends with a longer one
-        dataset = draw(tmp_path, lambda: replace(base, network=network), stop=Asked(times))
+        stop = Asked(times)
+        dataset = draw(tmp_path, lambda: replace(base, network=network), stop=stop)
         assert begun == set(range(dataset.fair))
         assert before < dataset.fair == dataset.in_order == dataset.manifest["costs"]["samples"] < COUNT
         assert dataset.manifest["runs"][-1]["drawn"] == dataset.fair - before
@@ -529,9 +532,12 @@ def test_labels_are_whole_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [4, "sequential"])
 def test_a_failure_ends_with_the_hint_of_its_target(tmp_path: Path, window: int | str) -> None:
-    target = Wrapper(flow())
+    class Breaks(Wrapper):
+        def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+            return super().predict(x, step, row, **extra) * torch.nan
+
+    target = Breaks(flow())
     target.fault_hint = "; warm it up first"
-    target.predict = lambda x, step, row: flow().predict(x, step, row) * torch.nan  # type: ignore[method-assign]
     tuning = fs.Tuning(len(target.std), 5, 1e-3, [Trial(2, 15, 1e-3, 1e-3, 9.0, 0.4)], None, None)
     how = tuning if window == "sequential" else 4
     dataset = fs.generate(target, 5, out=tmp_path, window=how, slots=5)
