@@ -119,7 +119,7 @@ def _rows(count: int) -> Tensor:
     total = _PATHS * _STOPS
     rows = list(range(min(count, total)))
     if count > total:
-        rows[::2], rows[1::2] = range(_STOPS), Random(0).sample(range(_STOPS, count), _STOPS)
+        rows[::2], rows[1::2] = range(_STOPS), Random(0).sample(range(_STOPS, min(count, 2**53)), _STOPS)
     return torch.tensor([rows[i % len(rows)] for i in range(total)]).view(_STOPS, _PATHS)
 
 
