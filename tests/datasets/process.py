@@ -82,9 +82,8 @@ class Make:
         breaks_at = base.chain.time[AT_STEP]
 
         def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-            fingerprinted = (
-                self.held_from > 0 and len(row) <= 4
-            )  # before any sample is drawn, whatever its number
+            # The fingerprint asks for samples of any number, in calls on four states, before any is drawn.
+            fingerprinted = self.held_from > 0 and len(row) <= 4
             if self.gate is not None and (row >= self.held_from).any() and not fingerprinted:
                 Gate(self.gate).hold()
             prediction = base.network(x, time, row) + drift
