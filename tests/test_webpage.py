@@ -79,6 +79,9 @@ def test_where_the_sequential_sampler_wins_the_page_says_so(tmp_path: Path) -> N
     assert "<b>0.25×</b>" in text
     assert "4.00× slower" in text
     assert "Sample sequentially: with 1 sample at a time no window gains (the best comes to 2.50×)." in text
+    lost = built(tmp_path / "lost", {**TUNE, "window": None, "achieved": 0.97})
+    assert "no window gains (the best comes to 0.97×)." in lost  # as measured: 2.50× was a prediction
+    assert head(lost)[1] == ["0.97×"]
     plain = {**SAMPLE, "speculative": {**RUN, "window": 0, "accepted_lengths": [6400], "mismatch": [None]}}
     text = built(tmp_path / "plain", plain)
     assert head(text) == ("64 samples, drawn sequentially", ["64"])

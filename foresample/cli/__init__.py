@@ -6,8 +6,8 @@
     console     what they say: refusals, tables, bars
     pictures    what they paint
 
-Exit status: 1 the answer is no (the law test failed, a dataset is not complete), 2 wrong input, 3 samples broke, 130
-interrupted.
+Exit status: 1 the answer is no (the distribution test failed, a dataset is not complete), 2 wrong input or an error, 3
+samples broke, 130 interrupted.
 """
 
 from __future__ import annotations

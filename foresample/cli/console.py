@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from traceback import format_exception
+from typing import Any, cast
 
 import typer
 from rich import box
@@ -29,13 +30,19 @@ EXTRAS = {"diffusers": "models", "safetensors": "models", "PIL": "models", "matp
 """Packages that commands may need, and the extra that brings them."""
 
 
+_UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # the kind that Typer reports itself
+
+
 class Commands(TyperGroup):
-    """Commands that refuse what they cannot do in one sentence, with exit status 2."""
+    """Commands that refuse what they cannot do in one sentence, with exit status 2.
+
+    Status 1 is an answer ("not exact"), so no exception may end with it.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, BrokenPipeError):  # Typer's own affair
+        except (typer.Exit, typer.Abort, _UsageError, BrokenPipeError):  # Typer handles these
             raise
         except KeyboardInterrupt:
             echo("interrupted", error=True)
@@ -52,6 +59,9 @@ class Commands(TyperGroup):
             MemoryError,
         ) as error:
             raise fail(_out_of_memory(error) or str(error)) from None
+        except Exception as error:  # an error in a target's code, or in ours, is found by its traceback
+            echo("".join(format_exception(error)).rstrip("\n"), error=True)
+            raise typer.Exit(2) from None
 
 
 def echo(text: object, *, error: bool = False) -> None:

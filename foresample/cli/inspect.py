@@ -61,9 +61,11 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     name, marks = settings.get("model") or settings.get("target") or "", manifest.get("fingerprint")
     kept = f"{len(marks)} numbers, the same in every shard" if marks else "none, by an earlier version"
     table.add_row("target", escape(f"{name}; fingerprint: {kept}".removeprefix("; ")))
-    table.add_row("calls a sample", f"{costs['calls_mean']:.2f}, {costs['speedup']:.2f}× fewer")
+    fewer = f", {costs['speedup']:.2f}× fewer" if settings["window"] else ""
+    table.add_row("calls a sample", f"{costs['calls_mean']:.2f}{fewer}")
     table.add_row("states evaluated a sample", f"{costs['evaluations_mean']:.1f}")
-    table.add_row("drafts kept a round", f"{costs['accepted_mean']:.2f}")
+    if settings["window"]:
+        table.add_row("drafts kept a round", f"{costs['accepted_mean']:.2f}")
     seconds = [run["seconds"] for run in manifest["runs"] if run["seconds"] is not None]
     table.add_row("runs", f"{len(manifest['runs'])}, {sum(seconds):.1f} s")
     if law is not None:

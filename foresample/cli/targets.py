@@ -93,7 +93,7 @@ class NamedTarget:
             made = isinstance(found, Target) and not isinstance(found, type)
             target = found() if callable(found) and not made else found
             require_target(target)
-        except Exception as error:  # of any kind: it is somebody else's module
+        except (Exception, SystemExit) as error:  # of any kind: it is somebody else's module
             raise ValueError(f"cannot load {self.name!r}: {type(error).__name__}: {error}") from error
         return cast(Target, target)
 
@@ -203,7 +203,6 @@ def choose_window(window: str, target: Target, *, slots: int, graph: bool, quiet
         tuning = tune(target, slots=slots, graph=graph, progress=say)
     best = max(tuning.trials, key=lambda trial: trial.gain)
     if not quiet:
-        gain = best.gain if tuning.achieved is None else tuning.achieved
-        none = f"With {slots} at a time no window gains: the best, {best.window}, comes to {gain:.2f}×"
+        none = f"With {slots} at a time no window gains: the best, {best.window}, comes to {tuning.gain:.2f}×"
         echo((tuning.advice if tuning.window else none) + ".")
     return ChosenWindow(best.window, pays=tuning.window is not None)

@@ -2,7 +2,8 @@
 
     start        the first states of two samples
     mean         the mean of every transition, at one fixed state and prediction, in blocks of steps
-    prediction   the predictions at two states of each of eight steps
+    prediction   the predictions at two states of each of eight steps, for sixteen samples: all, if there are no more,
+                 else the first eight and eight others, so that most edits of a table of conditions are noticed
 
 The states of the predictions are near those that the chain visits: two chains walk from their start with fixed noise,
 and between the eight steps the last prediction stands in for the next ones, which costs eight calls on four states.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from random import Random
 from typing import Annotated
 
 import torch
@@ -45,13 +47,13 @@ Fingerprint = dict[str, Mark]
 _PATHS, _STOPS, _BLOCKS, _WALK = 2, 8, 32, 1024
 _SEED = 2**61  # away from the seeds that people choose
 _HALF = 2.0**-8  # relative precision of bfloat16
-_AT_A_TIME = 2**20  # elements of the states whose means are asked for at once
+_AT_A_TIME = 2**20  # elements of the states in one call of `mean`
 
 
 def fingerprint(target: Target, count: int) -> Fingerprint:
     """The fingerprint of a target, asked for samples below `count` only."""
     with torch.no_grad():
-        return {**_means(target), **_walk(target, min(count, _PATHS * _STOPS))}
+        return {**_means(target), **_walk(target, _rows(count))}
 
 
 def difference(there: Mapping[str, list[float]], here: Mapping[str, list[float]]) -> str | None:
@@ -79,16 +81,16 @@ def joined(there: Fingerprint, here: Fingerprint) -> Fingerprint:
 def _means(target: Target) -> Fingerprint:
     """The mean of every step at one state and prediction."""
     std, shape = target.std, target.shape
+    rounding = math.sqrt(torch.finfo(std.dtype).eps)
     x, prediction, direction = (_noise(target, i) for i in range(3))
     previous = torch.stack([_noise(target, 3 + i) for i in range(no_history(target, x).numel() // x.numel())])
     previous = previous.reshape(no_history(target, x).shape)
-    rounding = math.sqrt(torch.finfo(std.dtype).eps)
+    given = _size(x) + _size(prediction)
     values, scales = [], []
     for step in torch.arange(len(std), device=std.device).split(max(1, _AT_A_TIME // shape.numel())):
         rows = len(step)
-        before = previous.expand(rows, *previous.shape[1:]) * expand(
-            (step > 0).to(std.dtype), previous
-        )  # none at step 0
+        history = expand((step > 0).to(std.dtype), previous)  # none at step 0
+        before = previous.expand(rows, *previous.shape[1:]) * history
         seed = torch.full_like(step, _SEED)
         mean = transition_mean(
             target,
@@ -99,12 +101,11 @@ def _means(target: Target) -> Fingerprint:
             extra_noise(target, seed, step),
         )
         values.append(_projected(mean, direction))
-        scales.append(_size(mean) + _size(x) + _size(prediction))
+        scales.append(_size(mean) + given)
     marks: Fingerprint = {}
     value, scale = torch.cat(values), torch.cat(scales)
-    weight = (
-        1 + (0.618 * torch.arange(len(std), dtype=torch.float64)) % 1
-    )  # steps that trade places are noticed
+    # By their weights, steps that trade places are noticed.
+    weight = 1 + (0.618 * torch.arange(len(std), dtype=torch.float64)) % 1
     for block in torch.arange(len(std)).split(-(-len(std) // _BLOCKS)):
         first, last = int(block[0]), int(block[-1])
         name = f"mean at step {first}" if first == last else f"mean at steps {first} to {last}"
@@ -113,7 +114,16 @@ def _means(target: Target) -> Fingerprint:
     return marks
 
 
-def _walk(target: Target, count: int) -> Fingerprint:
+def _rows(count: int) -> Tensor:
+    """[stops, paths]: the samples whose predictions are part of the fingerprint."""
+    total = _PATHS * _STOPS
+    rows = list(range(min(count, total)))
+    if count > total:
+        rows[::2], rows[1::2] = range(_STOPS), Random(0).sample(range(_STOPS, min(count, 2**53)), _STOPS)
+    return torch.tensor([rows[i % len(rows)] for i in range(total)]).view(_STOPS, _PATHS)
+
+
+def _walk(target: Target, rows: Tensor) -> Fingerprint:
     """Starts, and predictions along a walk near the chain.
 
     Each path has a twin, whose state is shaken by the rounding of a network at every prediction: how far the two are
@@ -122,36 +132,35 @@ def _walk(target: Target, count: int) -> Fingerprint:
     std, shape = target.std, target.shape
     asked = getattr(target, "unrecorded", target)  # no part of a record
     marks: Fingerprint = {}
-    paths = torch.arange(_PATHS, device=std.device)
-    seed, direction = (_SEED + paths).repeat(2), _noise(target, 2)
-    zero = torch.zeros_like(seed)
-    unit = normal(seed, shape, std.dtype, stream=START, step=zero, draw=zero)
-    x = start_states(target, unit, paths.repeat(2) % count)
+    rows, direction = rows.to(std.device), _noise(target, 2)
+    path = _SEED + torch.arange(_PATHS, device=std.device)
+    zero, seed = torch.zeros_like(path), path.repeat(2)  # twins share their noise
+    unit = torch.cat([normal(path, shape, std.dtype, stream=START, step=zero, draw=zero)] * 2)
+    x = start_states(target, unit, rows[0].repeat(2))
     rounding = math.sqrt(torch.finfo(std.dtype).eps)
-    for path in range(_PATHS):
-        name = f"start of sample {path % count}"
-        _note(marks, name, _projected(x, direction)[path], rounding * (_size(x) + _size(unit))[path])
+    value, scale = _projected(x, direction), rounding * (_size(x) + _size(unit))
+    for i, row in enumerate(rows[0].tolist()):
+        _note(marks, f"start of sample {row}", value[i], scale[i])
     prediction, previous = torch.zeros_like(x), no_history(target, x)
     sound = _finite(x)
     steps = torch.linspace(0, len(std) - 1, min(_WALK, len(std))).long().unique().tolist()
     stops = torch.linspace(0, len(steps) - 1, min(_STOPS, len(steps))).long().unique().tolist()
     for turn, k in enumerate(steps):
         step = torch.full_like(seed, k)
-        extra, noise = extra_noise(target, seed, step), normal(seed, shape, std.dtype, step=step, draw=zero)
+        extra, noise = extra_noise(target, seed, step), _unit(path, target, k, draw=0)
         if turn in stops:
-            row = (_PATHS * stops.index(turn) + paths).repeat(2) % count
-            shaken = 1 + _HALF * normal(seed, shape, std.dtype, step=step, draw=zero + 1)
-            x[_PATHS:] *= shaken[_PATHS:]
-            prediction = predict(asked, x.clone(), step, row, extra).clone()
+            row = rows[stops.index(turn)]
+            x[_PATHS:] *= 1 + _HALF * _unit(path, target, k, draw=1)
+            prediction = predict(asked, x.clone(), step, row.repeat(2), extra).clone()
             sound &= _finite(prediction)
             prediction = torch.where(expand(sound, prediction), prediction, 0.0)
             one, twin = prediction.chunk(2)
             value, tolerance = _projected(one, direction), 2 * _HALF * _size(one)
             tolerance = torch.maximum(tolerance, 4 * _size(one - twin))
-            for path in sound.view(2, _PATHS).all(0).nonzero().flatten().tolist():
-                name = f"prediction at step {k} of sample {int(row[path])}"
-                _note(marks, name, value[path], tolerance[path])
-        x = transition_mean(target, x, prediction, step, previous, extra) + std[k] * noise
+            for i in sound.view(2, _PATHS).all(0).nonzero().flatten().tolist():
+                _note(marks, f"prediction at step {k} of sample {int(row[i])}", value[i], tolerance[i])
+        x = transition_mean(target, x, prediction, step, previous, extra)
+        x = x + std[k] * torch.cat([noise, noise])
         previous = remember(target, prediction, previous)
         sound &= _finite(x)
         x = torch.where(expand(sound, x), x, 0.0)
@@ -173,9 +182,13 @@ def _finite(values: Tensor) -> Tensor:
 
 def _noise(target: Target, number: int) -> Tensor:
     """Fixed unit noise of this number, [1, *shape]."""
-    draw = torch.tensor([number], device=target.std.device)
-    seed = torch.full_like(draw, _SEED - 1)
-    return normal(seed, target.shape, target.std.dtype, step=torch.zeros_like(draw), draw=draw)
+    return _unit(torch.tensor([_SEED - 1], device=target.std.device), target, 0, number)
+
+
+def _unit(seed: Tensor, target: Target, step: int, draw: int) -> Tensor:
+    """Unit noise of these seeds, [R, *shape]."""
+    at, number = torch.full_like(seed, step), torch.full_like(seed, draw)
+    return normal(seed, target.shape, target.std.dtype, step=at, draw=number)
 
 
 def _projected(values: Tensor, direction: Tensor) -> Tensor:

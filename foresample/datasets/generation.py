@@ -30,9 +30,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
+from operator import index
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Protocol
@@ -46,6 +47,7 @@ from foresample.core.round import can_draft
 from foresample.datasets.fingerprint import Fingerprint, difference, fingerprint, joined
 from foresample.datasets.folder import claim_folder
 from foresample.datasets.manifest import (
+    DatasetSettings,
     Status,
     fair_still,
     law_that_holds,
@@ -81,6 +83,8 @@ Factory = Callable[[], Target]
 Stop = Callable[[], bool]
 """Asked before samples are begun: shall no more be?"""
 Window = int | Literal["auto"] | Tuning
+_OURS = {f.name for f in fields(DatasetSettings)} - {"model", "target"} | {"std"}
+"""Settings that `generate` sets itself."""
 
 
 @dataclass(frozen=True)
@@ -308,9 +312,7 @@ def generate(
         raise ValueError(
             "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
         )
-    turns = None if labels is None else tuple(int(label) for label in labels)
-    if turns is not None and not turns:
-        raise ValueError("labels is empty: give one or more, which are taken in turn, or leave it out")
+    turns, own = None if labels is None else _labels(labels), _own_settings(about)
     with claim_folder(folder) as claim, _workers(target, how, ray, cpus, folder) as workers:
         begun = _begun(folder)
         kept = None
@@ -327,11 +329,10 @@ def generate(
             "count": count,
             "shard": shard,
             "seed": seed_number(seed),
-            "labels": None if turns is None else list(turns),
+            "labels": turns,
             **found.settings,
-            **(about or {}),
+            **own,
         }
-        settings = json.loads(json.dumps(settings))
         manifest = _open_manifest(folder, begun, settings, found)
         plan = replace(plan_of(folder, settings, manifest["fingerprint"]), claim=claim)
         _require_room(plan)
@@ -403,6 +404,35 @@ def _require_room(plan: Plan) -> None:
     """Refuse shards that cannot be held; one at a time is."""
     size = plan.size(0)
     require_memory(size * plan.sample_bytes, f"a shard of {size} samples", "give a smaller shard")
+
+
+def _labels(labels: Sequence[int] | Tensor) -> list[int]:
+    try:
+        turns = [index(label) for label in labels]
+    except TypeError as error:
+        raise TypeError(f"labels are whole numbers, one for each sample in turn ({error})") from None
+    if not turns:
+        raise ValueError("labels is empty: give one or more, which are taken in turn, or leave it out")
+    return turns
+
+
+def _own_settings(about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The caller's own settings, as a manifest keeps them."""
+    own = dict(about or {})
+    taken = sorted(_OURS & own.keys())
+    if taken:
+        raise ValueError(
+            f"about must not have {', '.join(taken)}, which generate sets itself: choose another name"
+        )
+    for name in ("model", "target"):
+        if not isinstance(own.get(name), str | None):
+            raise TypeError(f"about's {name} must be a string, not {type(own[name]).__name__}")
+    try:
+        return json.loads(json.dumps(own, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"about cannot be kept as JSON ({error}): give strings, finite numbers, lists and dictionaries"
+        ) from None
 
 
 # ---------------------------------------------------------------- the folder

@@ -321,6 +321,7 @@ class _Filling:
 
     def __init__(self, plan: Plan, number: int, target: Target) -> None:
         self.plan, self.number = plan, number
+        self.hint = getattr(target, "fault_hint", "")
         self.index, self.seeds, size = plan.index(number), plan.seeds(number), plan.size(number)
         self.x = torch.empty((size, *target.shape), dtype=target.std.dtype)
         self.calls_of, self.evaluations_of = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
@@ -355,7 +356,7 @@ class _Filling:
     def _failure(self, done: Finished, i: int) -> Failure:
         index, fault = int(done.index[i]), int(done.fault[i])
         seed = int(self.seeds[index - self.index[0]])
-        return Failure(index, seed, fault_step(fault), str(fault_error(fault, index)))
+        return Failure(index, seed, fault_step(fault), str(fault_error(fault, index, self.hint)))
 
     def write(self) -> Entry:
         """All there is of it, as its file; a file that has it all already stays."""

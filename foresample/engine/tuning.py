@@ -97,11 +97,16 @@ class Tuning:
         return max(trial.gain for trial in self.trials)
 
     @property
+    def gain(self) -> float:
+        """Gain of the best window: as measured, or as predicted where that is 1 or less."""
+        return self.predicted if self.achieved is None else self.achieved
+
+    @property
     def advice(self) -> str:
         """One sentence."""
         at = f"{self.slots} sample{'s' if self.slots > 1 else ''} at a time"
         if self.window is None:
-            return f"Sample sequentially: with {at} no window gains (the best comes to {self.predicted:.2f}×)"
+            return f"Sample sequentially: with {at} no window gains (the best comes to {self.gain:.2f}×)"
         gains = f"{self.predicted:.2f}× predicted, {self.achieved:.2f}× achieved"
         return f"With {at}, take window {self.window}: {gains}"
 

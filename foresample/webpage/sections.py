@@ -276,12 +276,10 @@ def cost(calls: float, evaluations: float) -> str:
 
 def _tune(result: TuneResult, id: str, title: str) -> Shown:
     trials = result.trials
-    card = Card(
-        f"{result.predicted:.2f}×", "is the most any window gains on the clock: sample sequentially", id
-    )
+    about = "is the most any window gains on the clock: sample sequentially"
     if result.window is not None:
-        gain = result.predicted if result.achieved is None else result.achieved
-        card = Card(f"{gain:.2f}×", f"faster on the clock with window {result.window}", id)
+        about = f"faster on the clock with window {result.window}"
+    card = Card(f"{result.gain:.2f}×", about, id)
     plots = [
         Plot(
             f"{id}-gain",

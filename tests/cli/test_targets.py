@@ -12,7 +12,7 @@ import torch
 
 import foresample as fs
 from foresample.cli.targets import Source, choose_source
-from tests.cli.common import refuses
+from tests.cli.common import invoke, refuses
 
 NOTHING: dict[str, Any] = dict.fromkeys(["model", "target", "steps", "label", "reuse", "device"])
 
@@ -147,3 +147,17 @@ def test_a_target_is_not_moved_to_another_device(mine: str, monkeypatch: pytest.
         "--device",
         "cuda",
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["check", "--samples", "10"], ["sample"], ["generate", "--count", "4", "--out", "new"], ["tune"]],
+)
+def test_a_target_that_crashes_is_no_answer(mine: str, command: list[str]) -> None:
+    """Exit status 1 is "not exact", and 0 is "exact": a crash is neither, and its words stay words."""
+    result = invoke(*command, "--target", f"{mine}:Crashes")
+    assert result.exit_code == 2, result.output
+    assert "KeyError: '\\x1b[31mweights'" in result.stderr
+    assert "mine.py" in result.stderr
+    assert "\x1b" not in result.output
+    refuses("cannot load 'mine:leaves': SystemExit: 0", *command, "--target", f"{mine}:leaves")

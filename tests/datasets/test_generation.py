@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import foresample as fs
+from foresample.contracts import Wrapper
 from foresample.core.noise import seeds_of
 from foresample.datasets.generation import Status
+from foresample.engine.tuning import Trial
 from foresample.selftest import samples_law
 from tests.datasets.disturbing import SHARDS, Start, assert_identical, inodes, run, shards
 from tests.datasets.process import AT_STEP, BREAKS, COUNT, SHARD, WINDOW, Gate, Make, draw
@@ -152,13 +154,16 @@ def test_a_run_that_is_stopped_has_begun_the_next_in_order_and_finishes_them(
 ) -> None:
     whole = torch.cat(list(fs.inspect_dataset(undisturbed).samples()))
     base, begun, before = flow(), set[int](), 0
+    stop = Asked(0)
 
     def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-        begun.update(row.tolist())
+        if stop.left < times:  # drawing has begun; the fingerprint comes before
+            begun.update(row.tolist())
         return base.network(x, time, row)
 
     for times in (20, 25):  # the second begins with a fair prefix, and ends with a longer one
-        dataset = draw(tmp_path, lambda: replace(base, network=network), stop=Asked(times))
+        stop = Asked(times)
+        dataset = draw(tmp_path, lambda: replace(base, network=network), stop=stop)
         assert begun == set(range(dataset.fair))
         assert before < dataset.fair == dataset.in_order == dataset.manifest["costs"]["samples"] < COUNT
         assert dataset.manifest["runs"][-1]["drawn"] == dataset.fair - before
@@ -497,3 +502,44 @@ def test_labels_must_be_some(tmp_path: Path) -> None:
 def test_a_plain_target_is_taken_too(undisturbed: Path, tmp_path: Path) -> None:
     fs.generate(Make()(), COUNT, out=tmp_path, window=WINDOW, shard=SHARD, seed=5)
     assert_identical(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("about", "sentence"),
+    [
+        ({"count": 5}, "about must not have count, which generate sets itself: choose another name"),
+        ({"std": "x", "seed": 3}, "about must not have seed, std, which generate sets itself"),
+        ({"model": 5}, "about's model must be a string, not int"),
+        ({"weight": float("nan")}, "about cannot be kept as JSON"),
+        ({"weight": object()}, "about cannot be kept as JSON"),
+    ],
+)
+def test_own_settings_stand_beside_those_of_generate(
+    tmp_path: Path, about: dict[str, object], sentence: str
+) -> None:
+    """about={"count": 5} drew five samples, and said that the dataset was complete."""
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        fs.generate(flow(), 10, out=tmp_path / "new", window=4, about=about)
+    assert not (tmp_path / "new").exists()
+
+
+def test_labels_are_whole_numbers(tmp_path: Path) -> None:
+    for labels in ([2.5], torch.tensor([1.0]), ["3"]):
+        with pytest.raises(TypeError, match="labels are whole numbers"):
+            fs.generate(flow(), 5, out=tmp_path, window=4, labels=labels)  # type: ignore[arg-type]
+    assert fs.generate(flow(), 5, out=tmp_path, window=4, labels=torch.tensor([3, 4])).complete
+
+
+@pytest.mark.parametrize("window", [4, "sequential"])
+def test_a_failure_ends_with_the_hint_of_its_target(tmp_path: Path, window: int | str) -> None:
+    class Breaks(Wrapper):
+        def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+            return super().predict(x, step, row, **extra) * torch.nan
+
+    target = Breaks(flow())
+    target.fault_hint = "; warm it up first"
+    tuning = fs.Tuning(len(target.std), 5, 1e-3, [Trial(2, 15, 1e-3, 1e-3, 9.0, 0.4)], None, None)
+    how = tuning if window == "sequential" else 4
+    dataset = fs.generate(target, 5, out=tmp_path, window=how, slots=5)
+    assert len(dataset.failures) == 5
+    assert all(failure.error.endswith("; warm it up first") for failure in dataset.failures)

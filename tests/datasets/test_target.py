@@ -259,3 +259,33 @@ def test_on_ray_a_worker_measures_and_all_draw_by_what_is_faster(tmp_path: Path)
     assert (dataset.manifest["settings"]["method"] == "sequential") == (window == 0)
     (tmp_path / "shard-00003.safetensors").unlink()
     assert torch.equal(torch.cat(list(draw(tmp_path, window="auto").samples())), plain.samples)
+
+
+def test_a_fingerprint_looks_at_conditions_beyond_the_first() -> None:
+    """A table of conditions that changes behind its first entries is another target."""
+    base, count = flow(), 200
+
+    def conditioned(change: float) -> ChainTarget:
+        table = torch.where(torch.arange(count) < 16, 0.0, change).double()
+        network = lambda x, time, row: base.network(x, time, row) + table[row].unsqueeze(1)  # noqa: E731
+        return replace(base, network=network)
+
+    assert difference(fingerprint(conditioned(0.0), count), fingerprint(conditioned(0.0), count)) is None
+    other = difference(fingerprint(conditioned(0.0), count), fingerprint(conditioned(3.0), count))
+    assert other is not None
+    assert "its prediction at step" in other
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16, 17, 10**15])
+def test_a_fingerprint_asks_for_samples_of_the_dataset_only(count: int) -> None:
+    base = flow()
+    asked = set[int]()
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        asked.update(row.tolist())
+        return base.network(x, time, row)
+
+    marks = fingerprint(replace(base, network=network), count)
+    assert asked <= set(range(count)) if count < 99 else max(asked) > 99
+    assert len(asked) == min(count, 16)
+    assert len([name for name in marks if name.startswith("prediction")]) == 16 if count > 1 else 8
