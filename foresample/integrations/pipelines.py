@@ -36,7 +36,7 @@ from foresample.drafters import Replay
 from foresample.integrations.again import Answered
 from foresample.integrations.caches import require_no_cache
 from foresample.integrations.calls import by_name, signature_of, take_callback, to_drop, wanted_tensors
-from foresample.integrations.fingerprint import alike, values_of
+from foresample.integrations.unchanged import alike, values_of
 from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.sequential import Untouched
 from foresample.integrations.stand_ins import (

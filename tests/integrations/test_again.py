@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.integrations.fingerprint import Fingerprint
+from foresample.integrations.unchanged import Fingerprint
 from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import foresample as fs
 from foresample.integrations.again import AskAgain
-from foresample.integrations.fingerprint import Unchanged
+from foresample.integrations.unchanged import Unchanged
 from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
