@@ -36,7 +36,6 @@ from foresample.drafters import Replay
 from foresample.integrations.again import Answered
 from foresample.integrations.caches import require_no_cache
 from foresample.integrations.calls import by_name, signature_of, take_callback, to_drop, wanted_tensors
-from foresample.integrations.unchanged import alike, values_of
 from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.sequential import Untouched
 from foresample.integrations.stand_ins import (
@@ -53,6 +52,7 @@ from foresample.integrations.stand_ins import (
 )
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
 from foresample.integrations.turns import Session, Settings
+from foresample.integrations.unchanged import alike, values_of
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
 """Methods of the scheduler that are overridden while the pipeline draws."""

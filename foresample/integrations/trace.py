@@ -24,9 +24,9 @@ from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
 from foresample.integrations.again import Answered
 from foresample.integrations.calls import signature_of
-from foresample.integrations.unchanged import Unchanged
 from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.turns import read_chain, require_shape
+from foresample.integrations.unchanged import Unchanged
 
 STEPS = 3
 

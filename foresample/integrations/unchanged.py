@@ -1,7 +1,7 @@
 """Has somebody changed a network or a scheduler while a loop goes on?
 
 Drafted states of many steps share a call, so a network must be the same in all turns of a pipeline's loop. A
-`Fingerprint` remembers what decides a network's answers and can be read without calling it: every attribute of its
+`Snapshot` remembers what decides a network's answers and can be read without calling it: every attribute of its
 modules and of their attention processors (training mode, hooks, scales, FreeU's factors, …), and the address and
 version of each tensor.
 
@@ -93,7 +93,7 @@ class _Part:
                 yield Change(_joined(where, str(key)), one, two)
 
 
-class Fingerprint:
+class Snapshot:
     """A module with everything in it, or one other object, as it was."""
 
     def __init__(self, thing: Any) -> None:
@@ -121,27 +121,27 @@ class Unchanged:
     def __init__(self, pipe: Any, counters: bool = False) -> None:
         """`counters`: allow networks that count their calls."""
         self.pipe, self.counters = pipe, counters
-        self.prints: dict[str, Fingerprint] = {}
+        self.snapshots: dict[str, Snapshot] = {}
 
     def watch(self, *names: str) -> None:
         """Compare these parts of the pipeline with what they are now; the first time counts."""
         for name in names:
-            if name not in self.prints:
-                self.prints[name] = Fingerprint(getattr(self.pipe, name))
+            if name not in self.snapshots:
+                self.snapshots[name] = Snapshot(getattr(self.pipe, name))
 
     def change(self, *names: str) -> str | None:
         """An attribute (of the parts with these names, or of all) that something else than a call changed, as a
         phrase."""
-        for name, fingerprint in self.prints.items():
-            found = None if names and name not in names else fingerprint.change()
+        for name, snapshot in self.snapshots.items():
+            found = None if names and name not in names else snapshot.change()
             if found is not None:
                 return f"its {name} ({found})"
         return None
 
     def accept(self, sizes: Set[int]) -> str | None:
         """A network was called with tensors of these sizes: take its own changes; a sentence if it counts."""
-        for name, fingerprint in self.prints.items():
-            found = None if name == "scheduler" else fingerprint.accept(sizes)
+        for name, snapshot in self.snapshots.items():
+            found = None if name == "scheduler" else snapshot.accept(sizes)
             if found is not None and not self.counters:
                 return (
                     f"the pipeline's {name} keeps a number between calls ({found}), on which its answers may depend; "

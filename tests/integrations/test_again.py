@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.integrations.unchanged import Fingerprint
 from foresample.integrations.refusal import Refused
+from foresample.integrations.unchanged import Snapshot
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -562,7 +562,7 @@ class Lora(nn.Linear):
 )
 def test_a_fingerprint_says_what_changed(change: Callable[[Any], Any], what: str | None) -> None:
     net = nn.Sequential(Lora(), nn.Dropout(0.1)).requires_grad_(False).eval()
-    fingerprint = Fingerprint(net)
+    fingerprint = Snapshot(net)
     assert fingerprint.change() is None
     change(net)
     found = fingerprint.change()

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import foresample as fs
 from foresample.integrations.again import AskAgain
-from foresample.integrations.unchanged import Unchanged
 from foresample.integrations.refusal import Refused
+from foresample.integrations.unchanged import Unchanged
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
