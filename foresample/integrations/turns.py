@@ -15,7 +15,7 @@ turn. That is what is checked, in every turn, and nothing is taken on trust:
                    values of the image and the state's own step (a known region)
     the networks   are called in the same order, with the states and the arguments of turn 0
     guidance       makes the same of the witnesses' outputs in all turns
-    modules        and the scheduler are changed by nobody but the networks' own calls (`fingerprint`)
+    modules        and the scheduler are changed by nobody but the networks' own calls (`unchanged`)
     answers        are the same when a state of the turn before is asked again (`again`)
 
 Witnesses are heavy-tailed, so that a clamp or a blend shows at any size.

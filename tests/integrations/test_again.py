@@ -533,7 +533,7 @@ def test_every_pipeline_asks_again_in_every_run(case: Any, tmp_path: Path) -> No
             assert evidence.largest_change < 1e-4
 
 
-# ------------------------------------------------------------------ fingerprints
+# ------------------------------------------------------------------ snapshots
 
 
 class Lora(nn.Linear):
@@ -560,12 +560,12 @@ class Lora(nn.Linear):
         (lambda net: net(torch.ones(1, 2)), None),
     ],
 )
-def test_a_fingerprint_says_what_changed(change: Callable[[Any], Any], what: str | None) -> None:
+def test_a_snapshot_says_what_changed(change: Callable[[Any], Any], what: str | None) -> None:
     net = nn.Sequential(Lora(), nn.Dropout(0.1)).requires_grad_(False).eval()
-    fingerprint = Snapshot(net)
-    assert fingerprint.change() is None
+    snapshot = Snapshot(net)
+    assert snapshot.change() is None
     change(net)
-    found = fingerprint.change()
+    found = snapshot.change()
     assert (None if found is None else str(found)) == what
-    fingerprint.accept(set())
-    assert fingerprint.change() is None
+    snapshot.accept(set())
+    assert snapshot.change() is None
