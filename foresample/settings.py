@@ -1,0 +1,109 @@
+"""How to speculate and how to run: each setting is defined, checked, documented and defaulted here.
+
+`sample`, `stream`, `Engine`, `tune`, `check`, `generate`, `accelerate`, `samplers` and the command line take the same
+keywords, `**settings: Unpack[RunKeywords]`, and pass them on as one value, `Settings.of(settings)`.
+
+Speculation, which decides the samples drawn from given seeds (never their distribution):
+
+    window    transitions drafted in a round, L; a call evaluates at most L + 1 states of each sample. "auto" measures
+              which window is fastest here and samples sequentially if none is; a saved `Tuning` does so without measuring
+    drafter   source of the guessed predictions; `Replay()` by default
+    block     transitions verified as one block; the whole window by default, 1 is the per-step test
+    recycle   turn rejected noise back into fresh noise; False draws fresh noise instead
+
+Running, which decides only time and memory:
+
+    slots     samples under way at a time; by default all that the call draws, or 1 where the call does not say how many
+    graph     replay rounds as CUDA graphs: no launch overhead, for a network that can be captured
+    look      refuse a target whose answer at a state depends on more than that state; see `core.look` for what it costs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from foresample.contracts import Drafter, Target, at_least_one, drafter_for, require_drafter, resolve_window
+from foresample.drafters import Replay
+
+if TYPE_CHECKING:
+    from foresample.engine.tuning import Tuning
+
+WINDOW = 16
+"""The default window."""
+
+
+class SpeculationKeywords(TypedDict, total=False):
+    """The settings that decide how to speculate; see the module."""
+
+    window: int | Literal["auto"] | Tuning
+    drafter: Drafter | None
+    block: int | None
+    recycle: bool
+
+
+class RunKeywords(SpeculationKeywords, total=False):
+    """All settings; see the module."""
+
+    slots: int | None
+    graph: bool
+    look: bool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked settings; see the module for their meaning."""
+
+    window: int | Literal["auto"] | Tuning = WINDOW
+    drafter: Drafter = field(default_factory=Replay)
+    block: int | None = None
+    recycle: bool = True
+    slots: int | None = None
+    graph: bool = False
+    look: bool = True
+
+    def __post_init__(self) -> None:
+        if self.window != "auto" and not hasattr(self.window, "window_for"):
+            if isinstance(self.window, str):
+                raise ValueError(
+                    f"window must be a whole number of at least 1, 'auto' or a Tuning, not {self.window!r}"
+                )
+            object.__setattr__(self, "window", at_least_one("window", self.window))
+        require_drafter(self.drafter)
+        for name in ("block", "slots"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, at_least_one(name, getattr(self, name)))
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any], *, without: Iterable[str] = ()) -> Settings:
+        """Settings from a caller's keywords; an unknown one, or one of `without`, is refused by its name."""
+        known = [f.name for f in fields(cls) if f.name not in set(without)]
+        for name in keywords:
+            if name not in known:
+                raise TypeError(f"{name} is not a setting here: {_remedy(name, known)}")
+        given = {name: value for name, value in keywords.items() if name != "drafter" or value is not None}
+        return cls(**given)
+
+    def replace(self, **changes: Any) -> Settings:
+        """The same settings with some changed."""
+        return replace(self, **changes)
+
+    def for_target(self, target: Target, count: int | None = None) -> Settings:
+        """These settings for one target and `count` samples: the drafter fitted to it, the slots a number."""
+        slots = (count or 1) if self.slots is None else self.slots
+        slots = slots if count is None else min(slots, count)
+        window = resolve_window(self.window, len(target.std)) if isinstance(self.window, int) else self.window
+        return replace(self, window=window, drafter=drafter_for(self.drafter, target), slots=slots)
+
+    @property
+    def method(self) -> str:
+        """What decides the samples besides the window, for reports and manifests."""
+        noise = "recycled" if self.recycle else "fresh"
+        return f"{self.drafter}, block {self.block or 'window'}, {noise} noise"
+
+
+def _remedy(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, 1, cutoff=0.75)
+    return f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
