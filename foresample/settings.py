@@ -6,7 +6,7 @@ keywords, `**settings: Unpack[RunKeywords]`, and pass them on as one value, `Set
 Speculation, which decides the samples drawn from given seeds (never their distribution):
 
     window    transitions drafted in a round, L; a call evaluates at most L + 1 states of each sample. "auto" measures
-              which window is fastest here and samples sequentially if none is; a saved `Tuning` does so without measuring
+              which window is fastest here and samples sequentially if none gains; a saved `Tuning` does so at no cost
     drafter   source of the guessed predictions; `Replay()` by default
     block     transitions verified as one block; the whole window by default, 1 is the per-step test
     recycle   turn rejected noise back into fresh noise; False draws fresh noise instead
