@@ -15,7 +15,7 @@ from foresample.cli.targets import choose_source, require_room
 from foresample.core.round import can_draft
 from foresample.engine.throughput import frontier, pick, points
 from foresample.engine.tuning import WINDOWS, Tuning, tune
-from foresample.results import make_result, result_json, write_result
+from foresample.provenance import make_result, result_json, write_result
 
 
 def tune_command(
