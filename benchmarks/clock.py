@@ -30,6 +30,7 @@ import typer
 from torch import Tensor
 
 import foresample as fs
+from benchmarks.result_files import FrontierResult
 from benchmarks.results import (
     RESULTS,
     CpuRoundRow,
@@ -56,7 +57,6 @@ from foresample.core.noise import seeds_of
 from foresample.engine.slots import FixedSlots
 from foresample.kernels.graphs import capture
 from foresample.pretrained import Pretrained
-from foresample.results import FrontierResult
 from foresample.targets import ChainTarget
 
 app = typer.Typer(add_completion=False, help=__doc__)

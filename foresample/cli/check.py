@@ -13,7 +13,7 @@ from foresample.cli.console import echo, require_file
 from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Drafter
 from foresample.drafters import Frozen, Replay
-from foresample.results import make_result, result_json, write_result
+from foresample.provenance import make_result, result_json, write_result
 from foresample.selftest import LEVEL, check
 
 DRAFTERS: dict[str, Drafter] = {

@@ -34,7 +34,7 @@ from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.report import Commit, Report, Run, on_the_clock
 from foresample.engine.sampling import sample
 from foresample.engine.tuning import call_seconds
-from foresample.results import make_result, result_json, write_result
+from foresample.provenance import make_result, result_json, write_result
 
 Progress = Callable[[str, Commit], None]
 

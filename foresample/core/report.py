@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foresample import kernels
 from foresample.contracts import Wrapper
+from foresample.text import without_nan
 
 
 @dataclass(frozen=True)
@@ -243,12 +244,3 @@ def on_the_clock(ratio: float) -> str:
     if f"{ratio:.2f}" == "1.00":
         return "as fast"
     return f"{ratio:.2f}× faster" if ratio > 1 else f"{1 / ratio:.2f}× slower"
-
-
-def without_nan(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON has not."""
-    if isinstance(value, dict):
-        return {k: without_nan(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [without_nan(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -25,7 +25,7 @@ from benchmarks.tables import FIGURES, filled
 from tests import support
 from tests.browser import Browser, in_a_browser
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 

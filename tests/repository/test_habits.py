@@ -9,7 +9,7 @@ import pytest
 
 from tests import dist
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 

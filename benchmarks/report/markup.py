@@ -10,7 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from foresample.results import Origin, Result
+from benchmarks.result_files import Result
+from foresample.provenance import Origin
 
 Cell = str | float | int | None
 Role = Literal["ours", "exact", "inexact", "reference"]

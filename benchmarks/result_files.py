@@ -1,27 +1,23 @@
 """Result files: JSON objects that say what they are (`kind`), where they come from, and what was found.
 
-Every command writes its findings through `make_result` and `write_result`; the page, the tables and the plots read
-them through `read_results`, as values of the types below. Files are read with suspicion: what does not fit is refused
+They are written with `foresample.provenance`; the page, the tables and the plots read them through `read_results`, as
+values of the types below and of `benchmarks.results`. Every file is checked: one that does not fit its kind is refused
 in one sentence with the file, the place in it and a remedy.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from foresample.core.report import without_nan
-from foresample.datasets.manifest import Costs as Costs  # for the kinds that others add
 from foresample.datasets.manifest import Manifest
 from foresample.engine.tuning import Tuning
-from foresample.provenance import Origin, provenance
+from foresample.provenance import Origin
 from foresample.schema import (
     AtLeastOne,
-    Count,
     NotNegative,
     Positive,
     Some,
@@ -30,46 +26,9 @@ from foresample.schema import (
     read_object,
     read_plain,
 )
-from foresample.schema import Rule as Rule
 from foresample.selftest import Finding
 
-LABELS = {
-    "reflection-head": "reflection, head",
-    "reflection-nearest": "reflection, nearest",
-    "per-step-parent-fresh": "per step, parent, fresh noise",
-    "block-parent-fresh": "block, parent, fresh noise",
-    "replay-per-step": "replay without secant, per step",
-    "replay-block": "replay without secant",
-    "default": "default",
-}
-"""Methods as people read them; files, tables and plots know them by their keys."""
-
-
-def label(method: str) -> str:
-    """A method as people read it; one that is not known here by its key."""
-    return LABELS.get(method, method)
-
-
-# ------------------------------------------------------------------ writing
-
-
-def make_result(kind: str, settings: Mapping[str, Any], **content: Any) -> dict[str, Any]:
-    """A result of this kind: its origin, what it was made with, and what was found."""
-    return {"kind": kind, **provenance(), "settings": dict(settings), **content}
-
-
-def result_json(result: Mapping[str, Any]) -> str:
-    """A result as text."""
-    return json.dumps(without_nan(dict(result)), indent=2, allow_nan=False)
-
-
-def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Save a result."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(result_json(result) + "\n", encoding="utf-8")
-
-
-# ------------------------------------------------------------------ the kinds
+# ------------------------------------------------------------------ the kinds that commands write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,43 +43,6 @@ class Result(Origin):
     def origins(self) -> Sequence[Origin]:
         """The runs it comes from."""
         return [self]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFigures:
-    """A run's `Report`; what was never measured is None."""
-
-    steps: AtLeastOne
-    count: AtLeastOne
-    window: Count
-    calls_mean: Positive
-    calls_error: NotNegative | None
-    evaluations_mean: Positive
-    speedup: Positive
-    speedup_error: NotNegative | None
-    accepted_mean: NotNegative | None
-    accepted_lengths: list[Count]
-    mismatch: list[NotNegative | None]
-    seconds: Positive
-    target_seconds: NotNegative
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequentialFigures:
-    """The sequential sampler beside it: measured, or its seconds estimated from a few calls."""
-
-    calls_mean: Positive
-    seconds: Positive | None = None
-    seconds_estimated: Positive | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleResult(Result):
-    """Of `foresample sample`."""
-
-    settings: dict[str, Any]
-    speculative: RunFigures
-    sequential: SequentialFigures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,22 +74,15 @@ class BenchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult(Result):
-    """Of `foresample bench`."""
+    """Findings of `python -m benchmarks.mixture`."""
 
     settings: BenchSettings
     rows: Some[BenchRow]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneResult(Tuning, Result):
-    """Of `foresample tune`."""
-
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class FrontierResult(Result):
-    """Of `foresample tune` for several numbers of slots."""
+    """Findings of `foresample tune` for several numbers of slots."""
 
     settings: dict[str, Any]
     tunings: Some[Tuning]
@@ -175,7 +90,7 @@ class FrontierResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult(Result):
-    """Of `foresample check`."""
+    """Findings of `foresample check`."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     level: Positive
@@ -189,17 +104,6 @@ class DatasetResult(Manifest, Result):
     @property
     def origins(self) -> Sequence[Origin]:
         return self.runs
-
-
-KINDS: dict[str, type[Result]] = {
-    "sample": SampleResult,
-    "bench": BenchResult,
-    "tune": TuneResult,
-    "frontier": FrontierResult,
-    "check": CheckResult,
-    "dataset": DatasetResult,
-}
-"""What commands write. `benchmarks.results` adds the kinds of this repository's evidence."""
 
 
 # ------------------------------------------------------------------ reading
@@ -226,7 +130,7 @@ class Results:
         return [result for result in self.found if isinstance(result, kind)]
 
 
-def read_results(folder: Path, kinds: Mapping[str, type[Result]] = KINDS) -> Results:
+def read_results(folder: Path, kinds: Mapping[str, type[Result]]) -> Results:
     """Every JSON file under the folder; one of a known kind that does not fit it is refused."""
     if not folder.is_dir():
         raise ResultError(f"no folder of results at {folder}; name one that a command has written to")
@@ -244,13 +148,11 @@ def read_results(folder: Path, kinds: Mapping[str, type[Result]] = KINDS) -> Res
             if foreign
             else f"no result files in {folder}"
         )
-        raise ResultError(f"{told}; make one, for instance with 'foresample sample --out {folder}'")
+        raise ResultError(f"{told}; write one with a script of benchmarks/")
     return Results(folder, sorted(found, key=lambda result: _words(result.name)), foreign)
 
 
-def read_result(
-    path: Path, kinds: Mapping[str, type[Result]] = KINDS, name: str | None = None
-) -> Result | None:
+def read_result(path: Path, kinds: Mapping[str, type[Result]], name: str | None = None) -> Result | None:
     """One file; None if it is no result of these kinds."""
     try:
         text = read_plain(path).decode(errors="replace")

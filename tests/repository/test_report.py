@@ -19,13 +19,14 @@ from benchmarks import report
 from benchmarks.report import evidence, recording
 from benchmarks.report.exactness import _gpu_tests
 from benchmarks.report.headlines import headlines
+from benchmarks.result_files import ResultError, Results, parse_result
 from benchmarks.results import KINDS, LABELS, RESULTS, GpuTests, read
-from foresample.results import ResultError, Results, parse_result
 from tests import reference
 from tests.browser import Browser, data_of, in_a_browser, plots_of, values
 from tests.law import test_law
-from tests.test_webpage import WRONG, contrast, palette, places
 
+WRONG: list[Any] = [None, "text", [], {}, 0, -1, True, 1e99, 1e-99]
+HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 FILES = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*.json"))
 
 
@@ -233,6 +234,49 @@ def test_the_recording_shows_all_that_can_happen() -> None:
 # ------------------------------------------------------------------ bad input
 
 
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a result; of lists the first two."""
+    if at:
+        yield at
+    inner = (
+        value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    )
+    for key, part in inner:
+        yield from places(part, (*at, key))
+
+
+def hostile(value: Any) -> Any:
+    """The same value with every text in it replaced, except kinds and names that decide how a file is read."""
+    if isinstance(value, dict):
+        return {key: value[key] if key in ("kind", "dtype") else hostile(value[key]) for key in value}
+    if isinstance(value, list):
+        return [hostile(part) for part in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    for name in ("check-embedded", "mixture-d64-T300-v"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(hostile(saved(name))))
+    (tmp_path / "<b>&.json").write_text(json.dumps({"from": HOSTILE}))
+    text = report.build(tmp_path, tmp_path)
+    assert "<img src=x" not in text
+    assert "<b>&." not in text
+    assert text.count("</script>") == 2
+    assert HOSTILE in json.dumps(data_of(text), ensure_ascii=False).replace('\\"', '"')
+
+
+def test_a_text_that_cannot_be_encoded_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({**saved("check-embedded"), "command": "\ud800"}))
+    report.write(tmp_path / "page.html", tmp_path, tmp_path)
+    assert "<code>?</code>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_folder_without_results_writes_no_page(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="no result files in"):
+        report.write(tmp_path / "page.html", tmp_path)
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_whatever_a_field_holds_the_page_is_made_or_the_file_is_named() -> None:
     results = read()
     changes = [
@@ -261,12 +305,34 @@ def test_whatever_a_field_holds_the_page_is_made_or_the_file_is_named() -> None:
         assert not refusal or refusal.startswith(f"{RESULTS / name}.json: ")
 
 
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, two: str) -> float:
+    low, high = sorted((luminance(one), luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def palette(style: Path, scheme: str) -> dict[str, str]:
+    block = style.read_text().split(":root {")[1 if scheme == "light" else 2].split("}")[0]
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast_is_good(scheme: str) -> None:
-    ground = palette(Path(fs.__file__).parent / "webpage" / "page.css", scheme)["panel"]
+    page = palette(report.HERE / "page.css", scheme)
+    for ground in ("page", "panel", "wash"):
+        for text in ("ink", "soft", "link", "accent"):
+            assert contrast(page[text], page[ground]) >= 4.5, (text, ground)
+    for mark in ("ours", "ref", *(f"c{i}" for i in range(8))):
+        assert contrast(page[mark], page["panel"]) >= 3, mark
+    assert contrast(page["accent"], page["accent-ink"]) >= 4.5
     colours = palette(report.HERE / "run.css", scheme)
     for mark in ("kept", "draft", "target"):
-        assert contrast(colours[mark], ground) >= 3, mark
+        assert contrast(colours[mark], page["panel"]) >= 3, mark
 
 
 # ------------------------------------------------------------------ in a browser

@@ -9,39 +9,36 @@ from typing import Any
 
 import pytest
 
-from foresample.results import (
-    KINDS,
+from benchmarks.result_files import (
     BenchResult,
     CheckResult,
+    DatasetResult,
     ResultError,
-    SampleResult,
-    label,
-    make_result,
     read_result,
     read_results,
-    write_result,
 )
-from tests.saved import BENCH, DATASET, FILES, SAMPLE, save
+from benchmarks.results import KINDS, label
+from foresample.provenance import make_result, write_result
+from tests.saved import BENCH, DATASET, FILES, save
 
 
 def test_every_kind_is_read_wherever_it_lies(tmp_path: Path) -> None:
-    found = read_results(save(tmp_path, {**FILES, "notes.json": [1], "other.json": {"kind": "letter", "x": 1}}))
-    assert {type(result) for result in found.found} == set(KINDS.values())
+    foreign = {"notes.json": [1], "other.json": {"kind": "letter", "x": 1}}
+    found = read_results(save(tmp_path, {**FILES, **foreign}), KINDS)
+    assert {type(result) for result in found.found} == {KINDS[data["kind"]] for data in FILES.values()}
     assert found.foreign == ["notes.json", "other.json"]
-    (sample,) = found.of(SampleResult)
-    assert (sample.name, sample.path) == ("a/report", tmp_path / "a/report.json")
-    assert sample.command == "foresample something --seed 1"
-    assert sample.machine.gpu == "NVIDIA H200"
-    assert sample.speculative.calls_mean == 20.5
-    assert sample.speculative.mismatch == [None, 0.0, 0.25, 0.5]
-    assert sample.sequential.seconds is None
+    (dataset,) = found.of(DatasetResult)
+    assert (dataset.name, dataset.path) == ("data/manifest", tmp_path / "data/manifest.json")
+    assert dataset.origins[0].command == "foresample something --seed 1"
+    assert dataset.origins[0].machine.gpu == "NVIDIA H200"
+    assert dataset.costs.calls_mean == 5.13
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "check.json"
     findings = [{"question": "law", "passed": False, "detail": "p", "tests": 3, "smallest_p": 1e-9}]
     write_result(path, make_result("check", {"window": 3}, passed=False, level=0.001, findings=findings))
-    result = read_result(path)
+    result = read_result(path, KINDS)
     assert isinstance(result, CheckResult)
     assert not result.findings[0].passed
     assert result.settings == {"window": 3}
@@ -55,7 +52,7 @@ def test_what_was_not_measured_is_written_as_null(tmp_path: Path) -> None:
 
 def test_results_come_by_name_and_numbers_by_their_value(tmp_path: Path) -> None:
     names = ["T300", "T30", "b/x", "T4", "²"]
-    found = read_results(save(tmp_path, {f"{name}.json": BENCH for name in names})).of(BenchResult)
+    found = read_results(save(tmp_path, {f"{name}.json": BENCH for name in names}), KINDS).of(BenchResult)
     assert [result.name for result in found] == ["T4", "T30", "T300", "b/x", "²"]
 
 
@@ -100,7 +97,6 @@ def changed(data: dict[str, Any], value: Any, *at: Any) -> dict[str, Any]:
         (changed(BENCH, ["x"], "versions"), "versions is ['x'], not an object"),
         (changed(BENCH, 3, "versions", "torch"), "versions.torch is 3, not a text"),
         (changed(BENCH, "fast", "machine"), "machine is 'fast', not an object"),
-        (changed(SAMPLE, "many", "speculative", "mismatch", 2), "speculative.mismatch[2] is 'many'"),
         (changed(DATASET, 1, "law"), "law is 1, not an object"),
         (changed(DATASET, [], "runs"), "runs is [], not a list with something in it"),
     ],
@@ -108,7 +104,7 @@ def changed(data: dict[str, Any], value: Any, *at: Any) -> dict[str, Any]:
 def test_a_defect_is_one_sentence_with_file_place_and_remedy(tmp_path: Path, data: Any, sentence: str) -> None:
     save(tmp_path, {"fine.json": BENCH, "bad.json": data})
     with pytest.raises(ResultError) as raised:
-        read_results(tmp_path)
+        read_results(tmp_path, KINDS)
     told = str(raised.value)
     assert told.startswith(f"{tmp_path / 'bad.json'}: {sentence}")
     assert told.endswith("; write it again with its command, or take it out of the folder")
@@ -134,7 +130,7 @@ def test_a_folder_without_results_is_refused(
         folder.mkdir()
         save(folder, files)
     with pytest.raises(ResultError) as raised:
-        read_results(folder)
+        read_results(folder, KINDS)
     assert sentence in str(raised.value)
     assert str(folder) in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -1,4 +1,7 @@
-"""`foresample bench`: methods × windows on one target, with the figures people compare."""
+"""Methods × windows on the Gaussian mixture of the draft-tree papers: calls and evaluations of each.
+
+python -m benchmarks.mixture --dim 500 --steps 30 --out benchmarks/results
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import typer
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.result_files import BenchRow
+from benchmarks.results import label
 from foresample.cli import options
 from foresample.cli.console import echo, plain_table, require_folder, require_modules, show
 from foresample.cli.targets import require_kind
@@ -18,12 +23,11 @@ from foresample.contracts import Target
 from foresample.core.report import Run
 from foresample.drafters import Frozen, Replay
 from foresample.engine.sampling import sample
-from foresample.results import BenchRow, label, make_result, result_json, write_result
+from foresample.provenance import make_result, result_json, write_result
 from foresample.sizes import require_memory, round_bytes
 from foresample.targets import GaussianMixture
 
-bench_app = typer.Typer(no_args_is_help=True)
-
+app = typer.Typer(add_completion=False)
 
 METHODS: dict[str, dict[str, Any]] = {
     "reflection-head": {"drafter": Frozen("head"), "block": 1},
@@ -37,13 +41,8 @@ METHODS: dict[str, dict[str, Any]] = {
 """Arguments of `sample`, from the earliest method to the default; `results.LABELS` says them in words."""
 
 
-@bench_app.callback()
-def about() -> None:  # so that one command is not taken for the group itself
-    """Methods × windows on one target."""
-
-
-@bench_app.command("mixture")
-def mixture_command(
+@app.command()
+def main(
     dim: Annotated[int, typer.Option(min=1, help="Dimension of the mixture.")] = 500,
     churn: Annotated[float, typer.Option(help="Noise of the flow, ε.")] = 0.1,
     steps: Annotated[int, typer.Option(min=2, max=10**6, help="Transitions of the chain.")] = 30,
@@ -190,3 +189,7 @@ def plot(path: Path, title: str, rows: list[BenchRow]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+if __name__ == "__main__":
+    app()

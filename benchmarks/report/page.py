@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from foresample.webpage.markup import Card, Section
+from benchmarks.report.markup import Card, Section
 
 
 def assemble(
