@@ -27,7 +27,7 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.results import RESULTS, PackageRow, save
-from foresample.selftest import same_samples_law
+from foresample.checks.samples import same_samples_law
 from recipes import data
 from tests.packages import load
 

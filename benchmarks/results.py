@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import foresample.results
+from foresample.checks.samples import SamplesLaw
 from foresample.datasets.shards import Failure
 from foresample.engine.tuning import Tuning
 from foresample.results import (
@@ -32,7 +33,6 @@ from foresample.results import (
     read_results,
     write_result,
 )
-from foresample.selftest import SamplesLaw
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foresample.checks.findings import Finding
 from foresample.core.report import without_nan
 from foresample.datasets.manifest import Costs as Costs  # for the kinds that others add
 from foresample.datasets.manifest import Manifest
@@ -31,7 +32,6 @@ from foresample.schema import (
     read_plain,
 )
 from foresample.schema import Rule as Rule
-from foresample.selftest import Finding
 
 LABELS = {
     "reflection-head": "reflection, head",

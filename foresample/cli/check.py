@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
+from foresample.checks.exactness import check
+from foresample.checks.findings import LEVEL
 from foresample.cli import options
 from foresample.cli.console import echo, require_file
 from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Drafter
 from foresample.drafters import Frozen, Replay
 from foresample.results import make_result, result_json, write_result
-from foresample.selftest import LEVEL, check
 
 DRAFTERS: dict[str, Drafter] = {
     "replay": Replay(),

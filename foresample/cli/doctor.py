@@ -20,6 +20,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from foresample.checks.exactness import check
+from foresample.checks.findings import LEVEL, Finding
+from foresample.checks.samples import samples_law
 from foresample.cli import options
 from foresample.cli.console import echo, plain_table, show, wait_line
 from foresample.contracts import Target
@@ -27,7 +30,6 @@ from foresample.core.noise import seeds_of
 from foresample.engine import Engine, sample
 from foresample.engine.slots import round_for
 from foresample.provenance import __version__
-from foresample.selftest import LEVEL, Finding, check, samples_law
 from foresample.targets import GaussianMixture, vp
 
 WINDOW = 6

@@ -25,10 +25,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from foresample.checks.samples import SamplesLaw
 from foresample.datasets.generation import Description, Factory, LocalWorker, Stop, Window
 from foresample.datasets.shards import Plan, Progress
 from foresample.faults import first_line
-from foresample.selftest import SamplesLaw
 from foresample.text import printable
 
 _TELL_EVERY = 0.5  # seconds between a worker's words, unless it has written a shard

@@ -41,6 +41,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from foresample.checks.samples import SamplesLaw, samples_law
 from foresample.contracts import Target, at_least_one, require_target, seed_number
 from foresample.core.noise import seeds_of
 from foresample.core.round import can_draft
@@ -72,7 +73,6 @@ from foresample.datasets.shards import (
 from foresample.engine import Engine
 from foresample.engine.tuning import Tuning, tune
 from foresample.provenance import provenance
-from foresample.selftest import SamplesLaw, samples_law
 from foresample.sizes import require_disk, require_memory, round_bytes, state_bytes
 from foresample.text import printable
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import torch
 
+from foresample.checks.samples import SamplesLaw
 from foresample.datasets.fingerprint import Fingerprint
 from foresample.datasets.shards import Entry, Failure, Plan, shard_name
 from foresample.provenance import Origin
@@ -30,7 +31,6 @@ from foresample.schema import (
     read_object,
     read_plain,
 )
-from foresample.selftest import SamplesLaw
 from foresample.text import printable
 
 _DTYPES = {

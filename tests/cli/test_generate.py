@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 
 import foresample as fs
 from foresample import pretrained
+from foresample.checks.samples import SamplesLaw
 from foresample.cli.generate import DatasetBar, Finishing
 from foresample.core.noise import seeds_of
 from foresample.datasets.manifest import Status
 from foresample.engine.tuning import Trial
 from foresample.results import DatasetResult, read_result
-from foresample.selftest import SamplesLaw
 from foresample.sizes import readable
 from tests.cli.common import invoke, refuses, succeeds
 from tests.datasets.disturbing import ENVIRONMENT

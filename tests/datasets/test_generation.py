@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import foresample as fs
+from foresample.checks.samples import samples_law
 from foresample.contracts import Wrapper
 from foresample.core.noise import seeds_of
 from foresample.datasets.generation import Status
 from foresample.engine.tuning import Trial
-from foresample.selftest import samples_law
 from tests.datasets.disturbing import SHARDS, Start, assert_identical, inodes, run, shards
 from tests.datasets.process import AT_STEP, BREAKS, COUNT, SHARD, WINDOW, Gate, Make, draw
 from tests.small_chains import flow, mixture

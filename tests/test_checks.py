@@ -16,15 +16,10 @@ from scipy import stats
 from torch import Tensor
 
 import foresample as fs
+from foresample.checks.kolmogorov import KolmogorovSmirnov, ks_normal, ks_two_sample, smallest_shift
+from foresample.checks.rows import rows_are_independent
+from foresample.checks.samples import samples_law
 from foresample.core.noise import seeds_of
-from foresample.selftest import (
-    KolmogorovSmirnov,
-    ks_normal,
-    ks_two_sample,
-    rows_are_independent,
-    samples_law,
-    smallest_shift,
-)
 from foresample.targets import Chain, ChainTarget
 from tests.small_chains import CHAINS, LooksAhead, flow, mixture, single_precision
 
@@ -362,7 +357,7 @@ def test_a_network_with_coarse_rounding_is_doubted_and_forgiven() -> None:
 
 
 def test_a_long_chain_of_large_states_is_walked_without_holding_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresample.selftest._HELD", 1000)
+    monkeypatch.setattr("foresample.checks.rows._HELD", 1000)
     base = mixture().langevin(200, 0.01)
     assert rows_are_independent(base).passed
 

@@ -1,0 +1,61 @@
+"""Do finished samples have the distribution of sequential ones?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresample.checks.findings import LEVEL, require_level
+from foresample.checks.kolmogorov import KolmogorovSmirnov
+from foresample.contracts import Target
+from foresample.core.baseline import sequential
+
+
+@dataclass(frozen=True)
+class SamplesLaw:
+    """Finished samples against sequential ones."""
+
+    passed: bool
+    tests: int
+    smallest_p: float
+    worst: str
+    """The test with the smallest p-value."""
+    level: float
+    """Probability with which samples of the right law fail."""
+    samples: int
+    sequential: int
+
+
+def samples_law(
+    target: Target, parts: Iterable[Tensor], seeds: Tensor, slots: int, level: float = LEVEL
+) -> SamplesLaw:
+    """Have samples, [n, *shape] in parts, the law of sequential ones drawn from `seeds` (not their own)?"""
+    require_level(level)
+    return same_samples_law(sequential(target, seeds=seeds, slots=slots).samples, parts, level)
+
+
+def same_samples_law(plain: Tensor, parts: Iterable[Tensor], level: float = LEVEL) -> SamplesLaw:
+    """Have samples, [n, *shape] in parts, the law of those in `plain`?
+
+    Kolmogorov–Smirnov tests of random projections and of the norm. Parts are looked at once and one at a time:
+    memory does not grow with their number.
+    """
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(plain[0].numel(), 8, generator=generator, dtype=torch.float64)
+
+    def features(x: Tensor) -> np.ndarray:
+        flat = x.flatten(1).double().cpu()
+        return torch.cat([flat @ directions, flat.norm(dim=1, keepdim=True)], 1).T.numpy()
+
+    tests = [KolmogorovSmirnov(values) for values in features(plain)]
+    for part in parts:
+        for test, values in zip(tests, features(part), strict=True):
+            test.add(values)
+    names = [*(f"projection {i}" for i in range(directions.shape[1])), "norm"]
+    smallest, worst = min((test.p_value(), name) for test, name in zip(tests, names, strict=True))
+    passed = smallest >= level / len(tests)
+    return SamplesLaw(passed, len(tests), smallest, worst, level, tests[0].count, len(plain))
