@@ -1,6 +1,6 @@
 """Shards drawn by many workers on Ray: one actor per GPU, or per so many CPUs.
 
-Each worker is a `LocalWorker` of `generation`: its own process, target and engine, and the same `draw_shards`. It takes
+Each worker is a `LocalWorker` of `workers`: its own process, target and engine, and the same `draw_shards`. It takes
 the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only numbers
 travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue, and
 another takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If
@@ -26,8 +26,9 @@ from time import perf_counter
 from typing import Any
 
 from foresample.checks.samples import SamplesLaw
-from foresample.datasets.generation import Description, Factory, LocalWorker, Stop, Window
-from foresample.datasets.shards import Plan, Progress
+from foresample.datasets.drawing import Progress
+from foresample.datasets.shards import Plan
+from foresample.datasets.workers import Description, Factory, LocalWorker, Stop, Window
 from foresample.faults import first_line
 from foresample.text import printable
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Annotated, Any
 import torch
 
 from foresample.checks.samples import SamplesLaw
-from foresample.datasets.fingerprint import Fingerprint
-from foresample.datasets.shards import Entry, Failure, Plan, shard_name
+from foresample.datasets.fingerprint import Fingerprint, difference, joined
+from foresample.datasets.shards import Entry, Failure, Plan, shard_name, shard_number
 from foresample.provenance import Origin
 from foresample.schema import (
     AtLeastOne,
@@ -154,6 +155,56 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             "by themselves"
         ) from None
     return {"kind": "dataset", **manifest}
+
+
+def begun_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of the dataset begun in a folder; one without any shard binds nobody."""
+    manifest = read_manifest(folder)
+    with os.scandir(folder) as found:
+        return manifest if any(shard_number(entry.name) is not None for entry in found) else None
+
+
+def open_manifest(
+    folder: Path,
+    begun: dict[str, Any] | None,
+    settings: dict[str, Any],
+    fingerprint: Fingerprint,
+    choice: str | None,
+) -> dict[str, Any]:
+    """The folder's manifest, if its settings and its target are ours; a new one if there is none."""
+    if begun is None:
+        new = {"settings": settings, "fingerprint": fingerprint, "choice": choice}
+        return {"kind": "dataset", **new, "runs": []}
+    theirs, ours, name = _flat(begun["settings"]), _flat(settings), printable(folder)
+    names = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
+    if names:
+        told = ", ".join(
+            f"{printable(n):.50} {theirs.get(n)!r:.100} there and {ours.get(n)!r:.100} here" for n in names[:5]
+        )
+        raise ValueError(
+            f"{name} holds a dataset with other settings ({told}): give the same ones to go on with it, "
+            "or choose another folder"
+        )
+    if begun.get("fingerprint") is None:
+        raise ValueError(
+            f"{name} holds a dataset of an earlier version, which kept no fingerprint of its target, so another target "
+            "would not be noticed: choose another folder"
+        )
+    if other := difference(begun["fingerprint"], fingerprint):
+        raise ValueError(
+            f"{name} holds samples of another target ({other}): its code or its files have changed since then; "
+            "restore them to go on with this dataset, or choose another folder"
+        )
+    return {**begun, "fingerprint": joined(begun["fingerprint"], fingerprint)}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of an object by their own names, as scheduler.prediction_type."""
+    parts = [
+        {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        for name, value in settings.items()
+    ]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def plan_of(folder: Path, settings: Mapping[str, Any], fingerprint: Fingerprint | None = None) -> Plan:

@@ -66,7 +66,7 @@ def tunes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[int]]:
             ]
             return fs.Tuning(len(target.std), slots, 1e-3, trials, window, window and 1.9)
 
-        for user in ("foresample.cli.targets", "foresample.datasets.generation"):
+        for user in ("foresample.cli.targets", "foresample.datasets.workers"):
             monkeypatch.setattr(f"{user}.tune", tune)
         return asked
 

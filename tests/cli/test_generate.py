@@ -192,7 +192,7 @@ def test_3_says_that_samples_broke(folder: Path, tmp_path: Path) -> None:
 
 def test_1_says_that_the_law_check_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     law = SamplesLaw(False, 9, 1e-9, "norm", 1e-3, 7, 5)
-    monkeypatch.setattr("foresample.datasets.generation.samples_law", lambda *_: law)
+    monkeypatch.setattr("foresample.datasets.workers.samples_law", lambda *_: law)
     result = invoke(*mixture(tmp_path, "--law", "5"))
     assert result.exit_code == 1
     assert "FAILED: 9 tests" in result.output

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from foresample.datasets.cluster import Worker, _shared
-from foresample.datasets.generation import LocalWorker
-from foresample.datasets.shards import Plan, Progress
+from foresample.datasets.drawing import Progress
+from foresample.datasets.shards import Plan
+from foresample.datasets.workers import LocalWorker
 
 
 class Driver(LocalWorker):

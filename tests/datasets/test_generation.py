@@ -21,7 +21,7 @@ import foresample as fs
 from foresample.checks.samples import samples_law
 from foresample.contracts import Wrapper
 from foresample.core.noise import seeds_of
-from foresample.datasets.generation import Status
+from foresample.datasets.manifest import Status
 from foresample.engine.tuning import Trial
 from tests.datasets.disturbing import SHARDS, Start, assert_identical, inodes, run, shards
 from tests.datasets.process import AT_STEP, BREAKS, COUNT, SHARD, WINDOW, Gate, Make, draw
