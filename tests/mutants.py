@@ -215,8 +215,8 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ("datasets/manifest.py", 'and now["shards"] == manifest.get("shards")', ""),
     (
         "datasets/workers.py",
-        "seeds_of(plan.seed, sequential, plan.count)",
-        "seeds_of(plan.seed, sequential, 0)",
+        "seeds_of(plan.seed, count, plan.count)",
+        "seeds_of(plan.seed, count, 0)",
     ),
     ("datasets/generation.py", "if law and not run.unfinished():", "if law:"),
 )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresample.checks.findings import Finding, require_level
+from foresample.checks.findings import Finding
 from foresample.checks.kolmogorov import critical_distance, ks_normal, ks_two_sample, smallest_shift
 from foresample.contracts import Target, earlier_predictions, no_history, predict, remember, transition_mean
 from foresample.core.noise import extra_noise
@@ -54,7 +54,6 @@ class Recorder:
 
 def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level: float) -> list[Finding]:
     """Compare two sets of recorded states by many Kolmogorov–Smirnov tests at one joint level."""
-    require_level(level)
     coarse = _too_coarse(target, ours, level)
     results = law_tests(target, ours, theirs, seed, without=coarse)
     if not results:

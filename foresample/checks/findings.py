@@ -45,7 +45,7 @@ class Check:
         )
 
 
-def require_level(level: float) -> None:
-    """Refuse what is no probability of a false alarm: with it everything would pass, or nothing."""
+def require_level(level: float, name: str = "level") -> None:
+    """Refuse a false-alarm level that is no probability: everything would pass, or nothing."""
     if not 0 < level < 1:
-        raise ValueError(f"level is a probability between 0 and 1, not {level}")
+        raise ValueError(f"{name} is a probability between 0 and 1, not {level}")

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from foresample.checks.findings import LEVEL, require_level
 from foresample.checks.kolmogorov import KolmogorovSmirnov
-from foresample.contracts import Target
-from foresample.core.baseline import sequential
 
 
 @dataclass(frozen=True)
@@ -30,20 +28,13 @@ class SamplesLaw:
     sequential: int
 
 
-def samples_law(
-    target: Target, parts: Iterable[Tensor], seeds: Tensor, slots: int, level: float = LEVEL
-) -> SamplesLaw:
-    """Have samples, [n, *shape] in parts, the law of sequential ones drawn from `seeds` (not their own)?"""
-    require_level(level)
-    return same_samples_law(sequential(target, seeds=seeds, slots=slots).samples, parts, level)
+def samples_law(plain: Tensor, parts: Iterable[Tensor], level: float = LEVEL) -> SamplesLaw:
+    """Test whether samples, [n, *shape] in parts, have the distribution of those in `plain`, drawn sequentially.
 
-
-def same_samples_law(plain: Tensor, parts: Iterable[Tensor], level: float = LEVEL) -> SamplesLaw:
-    """Have samples, [n, *shape] in parts, the law of those in `plain`?
-
-    Kolmogorov–Smirnov tests of random projections and of the norm. Parts are looked at once and one at a time:
-    memory does not grow with their number.
+    Kolmogorov–Smirnov tests of random projections and of the norm. Each part is read once and then dropped, so memory
+    does not grow with their number. The seeds of the two sets must differ.
     """
+    require_level(level)
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(plain[0].numel(), 8, generator=generator, dtype=torch.float64)
 

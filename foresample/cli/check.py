@@ -9,7 +9,7 @@ import typer
 from tqdm import tqdm
 
 from foresample.checks.exactness import check
-from foresample.checks.findings import LEVEL
+from foresample.checks.findings import LEVEL, require_level
 from foresample.cli import options
 from foresample.cli.console import echo, require_file
 from foresample.cli.targets import choose_source, choose_window, require_room
@@ -51,8 +51,7 @@ def check_command(
     """Test that speculative sampling of a target is exact. Exit status 1 if it is not."""
     if drafter not in DRAFTERS:
         raise ValueError(f"--drafter takes one of {', '.join(DRAFTERS)}, not {drafter!r}")
-    if not 0 < level < 1:
-        raise ValueError(f"--level is a probability between 0 and 1, not {level}")
+    require_level(level, "--level")
     if graph:
         raise ValueError(
             "--graph cannot apply to check, which looks at every round: leave it out, or compare the samples of "

@@ -26,7 +26,7 @@ from foresample.checks.samples import samples_law
 from foresample.cli import options
 from foresample.cli.console import echo, plain_table, show, wait_line
 from foresample.contracts import Target
-from foresample.core.noise import seeds_of
+from foresample.core.baseline import sequential
 from foresample.engine import Engine, sample
 from foresample.engine.slots import round_for
 from foresample.provenance import __version__
@@ -216,7 +216,8 @@ def self_test(device: Device, samples: int) -> list[Tested]:
 
     def captured() -> Finding:
         drawn = sample(target, samples, window=WINDOW, slots=min(500, samples), graph=True).samples
-        law = samples_law(target, [drawn], seeds_of(1, samples), slots=min(500, samples))
+        plain = sequential(target, samples, seed=1, slots=min(500, samples)).samples
+        law = samples_law(plain, [drawn])
         return Finding("distribution", law.passed, f"{law.tests} tests, smallest p-value {law.smallest_p:.1e}")
 
     kinds: dict[str, Callable[[], Finding]] = {device.round: watched}

@@ -24,14 +24,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from operator import index
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -50,16 +50,32 @@ from foresample.datasets.manifest import (
     summary,
 )
 from foresample.datasets.shards import Plan, shard_name
-from foresample.datasets.workers import Factory, LocalWorker, Stop, Window, Workers
-from foresample.engine.tuning import Tuning
+from foresample.datasets.workers import Factory, LocalWorker, Stop, Workers
 from foresample.provenance import provenance
+from foresample.settings import RunKeywords, Settings
 from foresample.sizes import require_disk
 from foresample.text import printable
 
 MOST_SHARDS = 10**6
 """Files of a folder: beyond that file systems and manifests get slow."""
+SLOTS = 64
+"""Samples under way at a time in each worker, by default."""
 _OURS = {f.name for f in fields(DatasetSettings)} - {"model", "target"} | {"std"}
 """Settings that `generate` sets itself."""
+
+
+class DatasetKeywords(RunKeywords, total=False):
+    """Settings of a dataset's run: those of every run (`foresample.settings`), and where it runs.
+
+    `window` is "auto" by default, since a dataset is drawn by whatever is faster; the manifest keeps what was measured,
+    and a run that goes on keeps to it. `slots` are those of each worker.
+    """
+
+    ray: str | None
+    """Run one worker per GPU on Ray: "auto" (a running cluster, or else one on this machine) or a cluster's address.
+    Needs the extra foresample[ray] and a function that makes the target."""
+    cpus: int | None
+    """On Ray, run one worker per so many CPUs instead."""
 
 
 def generate(
@@ -67,18 +83,14 @@ def generate(
     count: int,
     *,
     out: str | Path,
-    window: Window = "auto",
-    slots: int = 64,
     shard: int = 1000,
     seed: int = 0,
     labels: Sequence[int] | Tensor | None = None,
     about: Mapping[str, Any] | None = None,
     law: int = 0,
-    ray: str | None = None,
-    cpus: int | None = None,
     progress: Callable[[Status], None] | None = None,
     stop: Stop | None = None,
-    **engine: Any,
+    **settings: Unpack[DatasetKeywords],
 ) -> Dataset:
     """Draw a dataset into a folder, or go on with one; see the module.
 
@@ -86,10 +98,6 @@ def generate(
         target: the chain to sample, or a function without arguments that makes it.
         count: samples of the dataset.
         out: the folder; on a cluster, one that all machines share.
-        window: transitions drafted in a round. "auto" measures which window is fastest here (`tune`) and draws
-            sequentially if none is faster; so does a tuning that was made before, without measuring. The manifest keeps
-            the answer, and a run that goes on keeps to it.
-        slots: samples under way at a time, in each worker.
         shard: samples of a file.
         seed: the run's seed, from which each sample's is derived.
         labels: written beside the samples and taken in turn: sample i has labels[i % len(labels)]. The target
@@ -98,33 +106,29 @@ def generate(
             manifest, and compared when a run is resumed.
         law: compare the finished dataset with this many sequential samples (`samples_law`); one that lacks samples
             is not compared, for those that are there are a biased selection.
-        ray: "auto" (a running cluster, or else one on this machine) or a cluster's address: run one worker per
-            GPU there. Needs the extra foresample[ray] and a function that makes the target.
-        cpus: on Ray, one worker per so many CPUs instead.
         progress: called as samples are finished.
         stop: asked before samples are begun. Once it says yes, no more are, those under way are finished, and the
             dataset so far is returned: a fair sample, unless an earlier run was cut (`Dataset.fair`). Not on Ray.
-        **engine: drafter, block, recycle, graph, look: as for `Engine`.
+        **settings: see `DatasetKeywords`; a `window` of "auto" and 64 `slots` by default.
     """
     count, shard = at_least_one("count", count), at_least_one("shard", shard)
-    slots = min(at_least_one("slots", slots), count)
-    if window != "auto" and not isinstance(window, Tuning):
-        window = at_least_one("window", window)
+    ray, cpus = settings.get("ray"), settings.get("cpus")
+    how = Settings.of({"window": "auto", **{k: v for k, v in settings.items() if k not in ("ray", "cpus")}})
+    how = how.replace(slots=min(how.slots or SLOTS, count))
     files = -(-count // shard)
     if files > MOST_SHARDS:
         raise ValueError(
             f"{count} samples in shards of {shard} are {files} files, and a folder takes {MOST_SHARDS}: "
             "give a larger shard, or ask for fewer samples"
         )
-    folder, how = Path(out), {"slots": slots, **engine}
+    folder, window = Path(out), how.window
     if stop is not None and ray is not None:
         raise ValueError(
             "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
         )
     turns, own = None if labels is None else _labels(labels), _own_settings(about)
     with claim_folder(folder) as claim, _workers(target, how, ray, cpus, folder) as workers:
-        begun = begun_manifest(folder)
-        kept = None
+        begun, kept = begun_manifest(folder), None
         if window == "auto" and begun is not None:
             window = begun["settings"]["window"]  # 0 if it was begun sequentially
             kept = f"{f'Window {window}' if window else 'Sequential sampling'} is kept: this dataset was begun with it"
@@ -134,7 +138,7 @@ def generate(
                 progress(Status(count, 1, 0, 0, doing=what))
 
         found = workers.describe(window, count, say)
-        settings = {
+        drawn = {
             "count": count,
             "shard": shard,
             "seed": seed_number(seed),
@@ -142,8 +146,8 @@ def generate(
             **found.settings,
             **own,
         }
-        manifest = open_manifest(folder, begun, settings, found.fingerprint, found.choice)
-        plan = replace(plan_of(folder, settings, manifest["fingerprint"]), claim=claim)
+        manifest = open_manifest(folder, begun, drawn, found.fingerprint, found.choice)
+        plan = replace(plan_of(folder, drawn, manifest["fingerprint"]), claim=claim)
         require_room(plan)
         run = _Run(plan, manifest, progress, stop, kept or found.choice or "")
         missing = count - run.found
@@ -196,12 +200,12 @@ def _own_settings(about: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _workers(
-    target: Target | Factory, how: Mapping[str, Any], ray: str | None, cpus: int | None, folder: Path
+    target: Target | Factory, how: Settings, ray: str | None, cpus: int | None, folder: Path
 ) -> AbstractContextManager[Workers]:
     if ray is None:
         if cpus is not None:
             raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
-        return _alone(target, how)
+        return nullcontext(LocalWorker(target, how))
     if isinstance(target, Target) or not callable(target):
         raise TypeError(
             "on Ray every worker makes its own target: pass a function that does, not the target itself"
@@ -209,11 +213,6 @@ def _workers(
     from foresample.datasets.cluster import cluster
 
     return cluster(ray, target, how, None if cpus is None else at_least_one("cpus", cpus), folder)
-
-
-@contextmanager
-def _alone(target: Target | Factory, how: Mapping[str, Any]) -> Iterator[LocalWorker]:
-    yield LocalWorker(target, how)
 
 
 def _peak_mib() -> float:

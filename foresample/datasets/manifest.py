@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import torch
 
 from foresample.checks.samples import SamplesLaw
-from foresample.datasets.fingerprint import Fingerprint, difference, joined
+from foresample.datasets.fingerprint import Fingerprint, difference
 from foresample.datasets.shards import Entry, Failure, Plan, shard_name, shard_number
 from foresample.provenance import Origin
 from foresample.schema import (
@@ -195,7 +195,8 @@ def open_manifest(
             f"{name} holds samples of another target ({other}): its code or its files have changed since then; "
             "restore them to go on with this dataset, or choose another folder"
         )
-    return {**begun, "fingerprint": joined(begun["fingerprint"], fingerprint)}
+    # Marks that were NaN or infinite when the dataset was begun are added.
+    return {**begun, "fingerprint": {**fingerprint, **begun["fingerprint"]}}
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Protocol
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foresample.checks.samples import SamplesLaw, samples_law
 from foresample.contracts import Target, require_target
+from foresample.core.baseline import sequential
 from foresample.core.noise import seeds_of
 from foresample.core.round import can_draft
 from foresample.datasets.dataset import read_sound
@@ -23,6 +24,7 @@ from foresample.datasets.sequential import SequentialDraws
 from foresample.datasets.shards import Plan
 from foresample.engine import Engine
 from foresample.engine.tuning import Tuning, tune
+from foresample.settings import Settings
 from foresample.sizes import require_memory, round_bytes, state_bytes
 from foresample.text import printable
 
@@ -52,18 +54,18 @@ class Workers(Protocol):
     def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None) -> Iterator[Progress]:
         """Draw these shards, or as much of them as is begun before `stop`."""
 
-    def law(self, plan: Plan, sequential: int) -> SamplesLaw:
+    def law(self, plan: Plan, count: int) -> SamplesLaw:
         """Compare the whole dataset with so many sequential samples; refused while any sample is missing."""
 
 
 class LocalWorker:
     """One process with one target: all there is in a plain run, and each worker of a cluster."""
 
-    def __init__(self, target: Target | Factory, how: Mapping[str, Any]) -> None:
-        """`how`: slots, and the options of `Engine` beside the window."""
+    def __init__(self, target: Target | Factory, how: Settings) -> None:
+        """The window of `how` does not count: a dataset's plan names it."""
         made = target if isinstance(target, Target) or not callable(target) else target()
         require_target(made)
-        self.target, self.how, self.slots = made, how, how["slots"]
+        self.target, self.how, self.slots = made, how, how.slots or 1
         self.fingerprint = cache(lambda count: fingerprint(made, count))
         self._draws = cache(self._made)
 
@@ -88,10 +90,10 @@ class LocalWorker:
         self._require_target_of(plan)
         return draw_shards(self._draws(plan.window), plan, iter(numbers), worker, stop)
 
-    def law(self, plan: Plan, sequential: int) -> SamplesLaw:
+    def law(self, plan: Plan, count: int) -> SamplesLaw:
         self._require_target_of(plan)
-        seeds = seeds_of(plan.seed, sequential, plan.count)  # those behind the dataset's
-        return samples_law(self.target, _whole(plan), seeds, self.slots)
+        seeds = seeds_of(plan.seed, count, plan.count)  # those behind the dataset's
+        return samples_law(sequential(self.target, seeds=seeds, slots=self.slots).samples, _whole(plan))
 
     def _choose(self, window: Literal["auto"] | Tuning, say: Callable[[str], None]) -> tuple[int, str]:
         """The fastest window, 0 if the sequential sampler is faster, and why."""
@@ -99,15 +101,15 @@ class LocalWorker:
             if not can_draft(self.target):
                 return 0, "Sample sequentially: this chain has no transition that can be drafted"
             self._require_memory(1)
-            window = tune(self.target, progress=say, **self.how)
+            others = {name: value for name, value in vars(self.how).items() if name != "window"}
+            window = tune(self.target, progress=say, **others)
         return window.window_for(len(self.target.std), self.slots) or 0, window.advice
 
     def _made(self, window: int) -> Draws:
         self._require_memory(min(window, max(1, len(self.target.std) - 1)))
         if not window:
-            options = {name: self.how[name] for name in ("graph", "look") if name in self.how}
-            return SequentialDraws(self.target, self.slots, **options)
-        return Engine(self.target, window=window, **self.how)
+            return SequentialDraws(self.target, self.slots, graph=self.how.graph, look=self.how.look)
+        return Engine(self.target, **vars(self.how.replace(window=window, slots=self.slots)))
 
     def _require_memory(self, window: int) -> None:
         std = self.target.std
