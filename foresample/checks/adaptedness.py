@@ -88,7 +88,7 @@ def _looks_ahead(
     steps: int,
     generator: torch.Generator,
 ) -> str | None:
-    """What of these rows' next window moves with steps later than some, at most `steps` of them, and the remedy."""
+    """A sentence if these rows' next window depends on later steps, else None; at most `steps` cuts are tried."""
     rows, device, dtype = len(row), target.std.device, target.std.dtype
     start, last_step = history.start, len(target.std) - 1
     positions = min(window, max(1, last_step - start))

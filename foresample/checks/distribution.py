@@ -88,10 +88,8 @@ def _too_coarse(target: Target, recorder: Recorder, level: float) -> dict[int, f
     With u = spacing/std the distribution function of an innovation has jumps of up to u/√(2π), and lies up to half of
     one from the normal one. Half of the distance that fails a test is too much: it would be taken for an error.
     """
-    eps, distance = (
-        torch.finfo(target.std.dtype).eps,
-        critical_distance(level / (_TESTS * len(recorder.steps)), len(recorder.row)),
-    )
+    eps = torch.finfo(target.std.dtype).eps
+    distance = critical_distance(level / (_TESTS * len(recorder.steps)), len(recorder.row))
     found = {}
     for k, states in zip(recorder.steps, recorder.states, strict=True):
         held = float(target.std[k]) / max(eps * float(states[-1].abs().mean()), 1e-300)

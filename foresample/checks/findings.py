@@ -19,7 +19,7 @@ class Finding:
     """Number of distribution tests run."""
     smallest_p: float | None = None
     note: bool = False
-    """Whether it is a remark beside the question of exactness."""
+    """True for a remark that has no bearing on exactness."""
     smallest_shift: float | None = None
     """Shift of a transition's mean, in std of its noise, that these tests find 95 times in 100; None if none."""
 

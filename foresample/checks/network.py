@@ -49,7 +49,7 @@ def network_is_doubtful(target: Any, samples: Tensor, at_most: int = 256) -> lis
 
 
 def variance_is_above_its_base(target: Any, recorder: Recorder) -> list[Finding]:
-    """How near a learned variance comes to the part of it that the chain takes for certain; none without one."""
+    """Compare a learned variance with the part of it that the chain takes for certain; [] for other chains."""
     question, chain, ratios = "variance is above its base", getattr(target, "chain", None), []
     if chain is None or getattr(chain, "low_variance", None) is None:
         return []

@@ -55,9 +55,12 @@ def rows_are_independent(target: Target, seed: int = 0, rows: int | None = None)
     one size with different batch-mates. All states are on the samples' own paths.
     """
     with torch.no_grad():
-        start, (prediction, mean), edited = _walked(target, seed, rows or STATES)
+        key = seeds_of(seed, _STARTS).to(target.std.device)
+        row = torch.arange(_STARTS, device=key.device) % (rows or STATES)
+        start = _started(target, key, row)
+        columns, edited = _walk(target, start.before[:STATES], key[:STATES], row[:STATES])
         worst = []
-        for asked in (start, prediction, mean):
+        for asked in (start, *_along(target, columns)):
             change, wrong = _depends(asked)
             if wrong is not None:
                 return Finding("rows are independent", False, str(replace(wrong, part=asked.part)))
@@ -100,15 +103,6 @@ def _in_company(asked: Asked, i: int, kind: int) -> Tensor:
     return asked.answer(at)[1].clone()
 
 
-def _walked(target: Target, seed: int, rows: int) -> tuple[Asked, tuple[Asked, Asked], bool]:
-    """First states; predictions and means along the paths of a few samples; whether predict writes into its states."""
-    key = seeds_of(seed, _STARTS).to(target.std.device)
-    row = torch.arange(_STARTS, device=key.device) % rows
-    start = _started(target, key, row)
-    columns, edited = _walk(target, start.before[:STATES], key[:STATES], row[:STATES])
-    return start, _along(target, columns), edited
-
-
 def _started(target: Target, key: Tensor, row: Tensor) -> Asked:
     """First states, made in calls of four rows."""
     zero = torch.zeros_like(key)
@@ -122,7 +116,11 @@ def _started(target: Target, key: Tensor, row: Tensor) -> Asked:
 
 
 def _walk(target: Target, x: Tensor, key: Tensor, row: Tensor) -> tuple[list[Any], bool]:
-    """States, steps, rows, predictions, earlier ones, means and extra noise of samples, at all steps or at many."""
+    """Take a few samples through the chain. Returns what `_along` needs, and whether predict writes into its states.
+
+    The columns are states, steps, rows, predictions, earlier predictions, means and extra noise, at all steps, or at
+    some spread over the chain if all would take too much memory.
+    """
     std, steps = target.std, len(target.std)
     kept = set(range(steps))
     if steps * x.numel() > _HELD:

@@ -208,7 +208,7 @@ class Cluster:
         streams: dict[Any, int] = {}
 
         def begin() -> None:
-            """Those who do not work do, as long as there are shards."""
+            """Start every idle worker."""
             for worker, actor in self.workers.items():
                 if worker not in streams.values():
                     work = actor.work.options(num_returns="streaming")

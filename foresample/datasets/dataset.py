@@ -90,7 +90,7 @@ class Dataset:
 
 
 def inspect_dataset(out: str | Path) -> Dataset:
-    """What a folder holds, every shard verified. Writes nothing; a run may be under way."""
+    """Read a folder and verify every shard. Writes nothing; a run may be under way."""
     folder = Path(out)
     manifest = read_manifest(folder)
     if manifest is None:
@@ -133,7 +133,7 @@ def shards_there(plan: Plan) -> list[int]:
 
 
 def survey(plan: Plan, numbers: Iterable[int]) -> tuple[dict[int, Entry], dict[str, str]]:
-    """Those of these shards that are there and sound, and why others do not count."""
+    """Read these shards: entries of the sound ones, and for every other file why it does not count."""
     entries, unsound = dict[int, Entry](), dict[str, str]()
     for number in numbers:  # one at a time in memory
         try:

@@ -21,12 +21,12 @@ _WRITING = 2  # full shards that may wait for the disk before drawing does
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a worker is."""
+    """A worker's progress."""
 
     worker: int
     samples: int
     calls: int
-    """Of those samples: finished, but in shards that are not written yet."""
+    """Calls of those samples, which are finished but in shards that are not written yet."""
     written: tuple[Entry, ...]
     """Shards written since the last word."""
 

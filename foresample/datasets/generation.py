@@ -262,7 +262,7 @@ class _Run:
         return [n for n in range(self.plan.shards) if sizes.get(n, 0) < self.plan.size(n)]
 
     def note(self, news: Progress) -> None:
-        """What a worker says."""
+        """Take in a worker's progress."""
         if news.written:
             self.entries |= {entry.number: entry for entry in news.written}
             self.written = self._totals()

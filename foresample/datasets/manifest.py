@@ -46,7 +46,7 @@ Dtype = Annotated[str, Rule(f"one of {', '.join(_DTYPES)}", lambda value: value 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSettings:
-    """What a dataset holds; a manifest says more, according to its target."""
+    """Settings that every dataset has; a manifest has more, which depend on its target."""
 
     count: Length
     shard: Length
@@ -64,7 +64,7 @@ class DatasetSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of a dataset's samples."""
+    """Costs of a dataset's samples."""
 
     samples: Count
     calls_mean: NotNegative
@@ -99,14 +99,14 @@ class Manifest:
 
     settings: DatasetSettings
     fingerprint: Fingerprint | None = None
-    """Of the target; earlier versions kept none."""
+    """Fingerprint of the target; earlier versions kept none."""
     choice: str | None = None
     """Why this window was chosen, if it was measured."""
     costs: Costs
     in_order: Count | None = None
     """Samples before the first that is missing; earlier versions did not count them."""
     fair: Count = 0
-    """Of those, the first so many were chosen before they were drawn, not by being done in time."""
+    """Number of samples, from the first on, that were chosen before they were drawn, not by being done in time."""
     shards: list[ShardFile]
     failures: list[Failure]
     law: SamplesLaw | None
@@ -115,17 +115,17 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is, for those who watch it."""
+    """Progress of a run."""
 
     count: int
     steps: int
     samples: int
     calls: int
-    """Of those samples."""
+    """Calls of those samples."""
     doing: str = ""
-    """What is measured just now, before any sample is begun."""
+    """Measurement under way, before any sample is begun."""
     choice: str = ""
-    """How the samples are drawn, and why."""
+    """Choice of the window, and the reason."""
 
     @property
     def calls_mean(self) -> float:
@@ -209,7 +209,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_of(folder: Path, settings: Mapping[str, Any], fingerprint: Fingerprint | None = None) -> Plan:
-    """What these settings put where."""
+    """The plan of a dataset with these settings."""
     known = read_object(DatasetSettings, settings)
     labels = None if known.labels is None else tuple(known.labels)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -218,7 +218,7 @@ def plan_of(folder: Path, settings: Mapping[str, Any], fingerprint: Fingerprint 
 
 
 def summary(settings: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """What the shards hold and cost."""
+    """Contents and costs of the shards."""
     samples, calls, evaluations = (
         sum(getattr(entry, name) for entry in entries.values()) for name in ("samples", "calls", "evaluations")
     )

@@ -43,7 +43,7 @@ from foresample.text import printable
 
 @dataclass(frozen=True)
 class Plan:
-    """What goes where."""
+    """Contents of a dataset, shard by shard, and its folder."""
 
     out: Path
     count: int
@@ -53,14 +53,14 @@ class Plan:
     labels: tuple[int, ...] | None
     """Taken in turn: sample i has labels[i % len(labels)]."""
     shape: tuple[int, ...]
-    """Of a sample."""
+    """Shape of a sample."""
     dtype: torch.dtype
     digest: str
-    """Of all settings that decide what is drawn."""
+    """Digest of all settings that decide what is drawn."""
     window: int
     """Transitions drafted in a round; 0: the samples are drawn sequentially."""
     fingerprint: Fingerprint | None = None
-    """Of the target; earlier versions kept none."""
+    """Fingerprint of the target; earlier versions kept none."""
     claim: Claim | None = None
     """The right to write into the folder, for those who draw."""
 
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def sample_bytes(self) -> int:
-        """Of a sample in its file: its state, and the numbers beside it."""
+        """Bytes of a sample in its file: its state and the numbers beside it."""
         return state_bytes(self.shape, self.dtype) + 8 * (4 if self.labels is None else 5)
 
 
@@ -113,12 +113,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a shard's file holds, without the samples."""
+    """Contents of a shard's file, without the samples."""
 
     number: int
     samples: int
     in_order: int
-    """Of those, how many stand before the first that is missing."""
+    """Number of samples before the first that is missing."""
     calls: int
     evaluations: int
     failures: tuple[Failure, ...]
@@ -139,7 +139,7 @@ class Unsound(ValueError):
 
 @dataclass(frozen=True)
 class _About:
-    """What a file says of itself beside its tensors."""
+    """A file's metadata."""
 
     number: Count
     settings: str
@@ -177,7 +177,7 @@ def write_shard(plan: Plan, number: int, done: Finished, failures: tuple[Failure
 
 
 def read_shard(plan: Plan, number: int) -> Shard | None:
-    """What this shard's file has so far; None if there is none. One that does not count is `Unsound`."""
+    """Read and verify this shard's file; None if there is none, `Unsound` if it does not count."""
     from safetensors import SafetensorError, safe_open
 
     path = plan.path(number)

@@ -1,4 +1,4 @@
-"""Those who draw a dataset: this process, or, by `cluster`, many on Ray."""
+"""The workers that draw a dataset: this process alone; `cluster` has many on Ray."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Window = int | Literal["auto"] | Tuning
 
 @dataclass(frozen=True)
 class Description:
-    """What a target is and how it is drawn, found before anything is written."""
+    """A target and how it is drawn, found before anything is written."""
 
     settings: dict[str, Any]
     fingerprint: Fingerprint
@@ -46,7 +46,7 @@ class Description:
 
 
 class Workers(Protocol):
-    """Those who draw: this process, or workers on Ray."""
+    """Draw a dataset: this process alone, or workers on Ray."""
 
     def describe(self, window: Window, count: int, say: Callable[[str], None]) -> Description:
         """Describe the target; "auto" measures the window here, and `say` is called with what is measured."""
