@@ -23,7 +23,7 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.results import RESULTS, Mean, PlanClock, PolicyRow, PValues, save
-from foresample.selftest import ks_two_sample
+from foresample.checks.kolmogorov import ks_two_sample
 from recipes import lasa
 
 PLANS_A_DRAWING = 14  # of 8 velocities: 112 points for demonstrations of 100

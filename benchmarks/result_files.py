@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foresample.checks.findings import Finding
 from foresample.datasets.manifest import Manifest
 from foresample.engine.tuning import Tuning
 from foresample.provenance import Origin
@@ -26,7 +27,6 @@ from foresample.schema import (
     read_object,
     read_plain,
 )
-from foresample.selftest import Finding
 
 # ------------------------------------------------------------------ the kinds that commands write
 

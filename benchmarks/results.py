@@ -24,12 +24,12 @@ from benchmarks.result_files import (
     read_result,
     read_results,
 )
+from foresample.checks.samples import SamplesLaw
 from foresample.datasets.manifest import Costs
 from foresample.datasets.shards import Failure
 from foresample.engine.tuning import Tuning
 from foresample.provenance import make_result, write_result
 from foresample.schema import AtLeastOne, Count, NotNegative, Positive, Rule, Some
-from foresample.selftest import SamplesLaw
 
 RESULTS = Path(__file__).parent / "results"
 

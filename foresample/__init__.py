@@ -1,6 +1,7 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
 from foresample import chains, pretrained, samplers, targets
+from foresample.checks.exactness import check
 from foresample.contracts import Drafter, DrafterMemory, DraftPath, PreviousDraft, Target
 from foresample.core.baseline import sequential
 from foresample.core.report import Commit, Report, Run
@@ -9,7 +10,6 @@ from foresample.drafters import DraftModel, Frozen, Prior, Replay
 from foresample.engine import Engine, Frontier, Sample, Tuning, fit_prior, sample, stream, tune
 from foresample.integrations import accelerate, restore
 from foresample.provenance import __version__
-from foresample.selftest import check
 from foresample.targets import GaussianMixture
 
 __all__ = [

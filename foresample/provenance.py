@@ -36,7 +36,7 @@ class Origin:
     command: str | None = None
     commit: str | None = None
     commit_note: str | None = None
-    """Of a commit that was named by hand."""
+    """Note on a commit that was named by hand."""
     versions: dict[str, str] = field(default_factory=dict)
     machine: Machine = field(default_factory=Machine)
 
@@ -58,7 +58,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """What a saved result must say of its origin.
+    """The origin of a result, to be saved with it.
 
     The commit is that of the checkout this file lies in, None outside of one; `-dirty` if tracked files differ from
     it, other than results, which runs write themselves. GIT_COMMIT overrides it.

@@ -210,12 +210,12 @@ NASTY: tuple[tuple[str, str, str], ...] = (
         'if whole and self.manifest["fair"] == self.found',
         'if self.manifest["fair"] == self.found',
     ),
-    ("datasets/shards.py", "shard.left = 0  #", "pass  #"),
+    ("datasets/drawing.py", "shard.left = 0  #", "pass  #"),
     ("datasets/manifest.py", 'and now["shards"] == manifest.get("shards")', ""),
     (
-        "datasets/generation.py",
-        "seeds_of(plan.seed, sequential, plan.count)",
-        "seeds_of(plan.seed, sequential, 0)",
+        "datasets/workers.py",
+        "seeds_of(plan.seed, count, plan.count)",
+        "seeds_of(plan.seed, count, 0)",
     ),
     ("datasets/generation.py", "if law and not run.unfinished():", "if law:"),
 )
@@ -431,13 +431,13 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "nobody means that very number, either",
     ),
     (
-        "datasets/shards.py",
+        "datasets/drawing.py",
         'with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:',
         "'1' → '2'",
         "two writers would do as well",
     ),
     (
-        "datasets/shards.py",
+        "datasets/drawing.py",
         "_WRITING = 2  # full shards that may wait for the disk before drawing does",
         "'2' → '3'",
         "a matter of memory",

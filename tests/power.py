@@ -162,7 +162,7 @@ def _of(other: Callable[[fs.Target], fs.Target]) -> Callable[[], Any]:
     def sample(target: fs.Target, **how: Any) -> fs.Run:
         return fs.sample(other(target), **how)
 
-    return lambda: patch("foresample.selftest.sample", sample)
+    return lambda: patch("foresample.checks.exactness.sample", sample)
 
 
 def _louder(by: float) -> Callable[[fs.Target], fs.Target]:

@@ -73,11 +73,6 @@ def difference(there: Mapping[str, list[float]], here: Mapping[str, list[float]]
     return f"its {printable(worst)} is {one:.6g} there and {two:.6g} here, which no rounding explains"
 
 
-def joined(there: Fingerprint, here: Fingerprint) -> Fingerprint:
-    """The first fingerprint, completed by what was NaN or infinite then."""
-    return {**here, **there}
-
-
 def _means(target: Target) -> Fingerprint:
     """The mean of every step at one state and prediction."""
     std, shape = target.std, target.shape

@@ -107,7 +107,7 @@ def fix_tuning(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
         trial = Trial(window or 6, slots, 1e-3, 1e-3, 5.0, 2.0 if window else 0.5)
         return fs.Tuning(len(target.std), slots, 1e-3, [trial], window, window and 1.9)
 
-    monkeypatch.setattr("foresample.datasets.generation.tune", tune)
+    monkeypatch.setattr("foresample.datasets.workers.tune", tune)
 
 
 @pytest.mark.parametrize("window", ["auto, 6", "auto, sequential", 6])

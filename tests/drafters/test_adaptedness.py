@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.selftest import drafter_is_adapted
+from foresample.checks.adaptedness import drafter_is_adapted
 from tests.law.test_law import SHARES, SUITE_LEVEL, smallest_p_value
 from tests.small_chains import DRAFTERS, LooksAhead, Zero, constant_drift, flow
 

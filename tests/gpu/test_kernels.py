@@ -12,12 +12,12 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.soak import wavy
+from foresample.checks.distribution import Recorder, law_tests
 from foresample.core import noise as streams
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin
 from foresample.engine import slots as engine_slots
 from foresample.engine.slots import FixedSlots, Round
 from foresample.faults import NO_FAULT
-from foresample.selftest import Recorder, law_tests
 from foresample.targets import ChainTarget
 from tests.kernels.fused import (
     assert_agree_along,

@@ -24,10 +24,10 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import scheduler_chain
+from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations import turns
 from foresample.integrations.pipelines import _undisturbed
 from foresample.integrations.turns import Step
-from foresample.selftest import ks_two_sample
 
 
 @dataclass(frozen=True)

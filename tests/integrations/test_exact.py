@@ -11,10 +11,10 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import Chain
+from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations import turns
 from foresample.integrations.again import AskAgain
 from foresample.integrations.refusal import Refused
-from foresample.selftest import ks_two_sample
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
+from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations import packages
-from foresample.selftest import ks_two_sample
 from foresample.targets.atoms import rotations
 from tests.packages import load
 

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.checks.adaptedness import drafter_is_adapted
+from foresample.checks.distribution import Recorder, law_tests
+from foresample.checks.kolmogorov import ks_normal
 from foresample.contracts import earlier_predictions
 from foresample.core import noise
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Rows
 from foresample.core.verify import verify
-from foresample.selftest import Recorder, drafter_is_adapted, ks_normal, law_tests
 from tests import reference
 from tests.small_chains import (
     CHAINS,

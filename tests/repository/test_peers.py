@@ -43,7 +43,7 @@ from benchmarks.peers import (
 )
 from benchmarks.published import gain, measure
 from benchmarks.results import Claim, Setting
-from foresample.selftest import Recorder, law_tests
+from foresample.checks.distribution import Recorder, law_tests
 from tests.small_chains import CHAINS, flow, mixture
 
 SUITE_LEVEL = 1e-3

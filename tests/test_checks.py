@@ -16,15 +16,10 @@ from scipy import stats
 from torch import Tensor
 
 import foresample as fs
-from foresample.core.noise import seeds_of
-from foresample.selftest import (
-    KolmogorovSmirnov,
-    ks_normal,
-    ks_two_sample,
-    rows_are_independent,
-    samples_law,
-    smallest_shift,
-)
+from foresample.checks.kolmogorov import KolmogorovSmirnov, ks_normal, ks_two_sample, smallest_shift
+from foresample.checks.rows import rows_are_independent
+from foresample.checks.samples import samples_law
+from foresample.engine.tuning import Trial, Tuning
 from foresample.targets import Chain, ChainTarget
 from tests.small_chains import CHAINS, LooksAhead, flow, mixture, single_precision
 
@@ -132,7 +127,7 @@ def test_a_level_that_is_no_probability_is_refused(level: float) -> None:
     sentence = f"level is a probability between 0 and 1, not {level}"
     for judge in (
         lambda: fs.check(flow(), window=6, samples=20, level=level),
-        lambda: samples_law(flow(), [], seeds_of(0, 5), 5, level=level),
+        lambda: samples_law(torch.randn(5, 2), [], level),
     ):
         with pytest.raises(ValueError, match=sentence):
             judge()
@@ -147,8 +142,9 @@ def test_progress_counts_every_transition() -> None:
 def test_a_chain_without_noise_is_refused() -> None:
     base = flow()
     quiet = replace(base, chain=replace(base.chain, std=torch.zeros_like(base.std)))
-    with pytest.raises(ValueError, match="nothing to speculate on"):
-        fs.check(quiet, window=3)
+    for window in (3, "auto"):
+        with pytest.raises(ValueError, match="nothing to speculate on"):
+            fs.check(quiet, window=window)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.05, 0.2])
@@ -303,10 +299,36 @@ def test_every_drafter_is_fitted_to_the_target_before_it_is_tested() -> None:
     assert fs.check(single_precision(), window=4, samples=20, drafter=Held(fs.Replay(prior=prior))).passed
 
 
-@pytest.mark.parametrize("window", [0, -1, 2.5, "auto"])
+@pytest.mark.parametrize("window", [0, -1, 2.5, "wide"])
 def test_a_window_that_is_none_is_refused(window: Any) -> None:
-    with pytest.raises(ValueError, match="window must be a whole number of at least 1, not"):
+    with pytest.raises(ValueError, match="window must be a whole number of at least 1"):
         fs.check(flow(), window=window, samples=10)
+
+
+def test_a_tuning_s_window_is_checked_and_a_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = Tuning(16, 10, 1e-3, [Trial(6, 70, 1e-3, 1e-3, 5.0, 2.0)], 6, 1.9)
+    given = fs.check(flow(), window=6, samples=20, batch=10)
+    assert fs.check(flow(), window=tuned, samples=20, batch=10) == given
+    monkeypatch.setattr("foresample.checks.exactness.tune", lambda target, **how: tuned)
+    assert fs.check(flow(), window="auto", samples=20, batch=10) == given
+    with pytest.raises(ValueError, match="this tuning is of 16 steps with 10 samples at a time"):
+        fs.check(flow(), window=tuned, samples=20)
+
+
+def test_a_tuning_without_a_gain_leaves_nothing_to_check() -> None:
+    sequential = Tuning(16, 20, 1e-3, [Trial(6, 140, 1e-3, 1e-3, 5.0, 0.5)], None, None)
+    with pytest.raises(ValueError, match="no speculation to check, since no window gains with 20 samples"):
+        fs.check(flow(), window=sequential, samples=20)
+
+
+def test_the_default_window_is_that_of_every_run() -> None:
+    assert fs.check(flow(), samples=20) == fs.check(flow(), window=16, samples=20)
+
+
+@pytest.mark.parametrize("name", ["slots", "graph", "look", "windows"])
+def test_settings_that_a_check_does_not_have_are_refused_by_name(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} is not a setting here"):
+        fs.check(flow(), samples=20, **{name: 1})  # type: ignore[arg-type]
 
 
 def test_a_window_beyond_the_chain_is_cut() -> None:
@@ -362,7 +384,7 @@ def test_a_network_with_coarse_rounding_is_doubted_and_forgiven() -> None:
 
 
 def test_a_long_chain_of_large_states_is_walked_without_holding_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresample.selftest._HELD", 1000)
+    monkeypatch.setattr("foresample.checks.rows._HELD", 1000)
     base = mixture().langevin(200, 0.01)
     assert rows_are_independent(base).passed
 
