@@ -24,9 +24,9 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import scheduler_chain
-from foresample.integrations import turns
-from foresample.integrations.pipelines import _undisturbed
-from foresample.integrations.turns import Step
+from foresample.integrations.diffusers import turns
+from foresample.integrations.diffusers.pipelines import _undisturbed
+from foresample.integrations.diffusers.turns import Step
 from foresample.selftest import ks_two_sample
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import Chain
-from foresample.integrations import turns
-from foresample.integrations.again import AskAgain
+from foresample.integrations.diffusers import turns
+from foresample.integrations.diffusers.again import AskAgain
 from foresample.integrations.refusal import Refused
 from foresample.selftest import ks_two_sample
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.integrations import turns
+from foresample.integrations.diffusers import turns
 from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.integrations.pipelines import AcceleratedPipeline
+from foresample.integrations.diffusers.pipelines import AcceleratedPipeline
 from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")

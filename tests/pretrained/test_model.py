@@ -14,7 +14,7 @@ import torch
 
 import foresample as fs
 from foresample import pretrained
-from foresample.integrations.pipelines import _stream_seeds
+from foresample.integrations.diffusers.pipelines import _stream_seeds
 from foresample.selftest import rows_are_independent
 from tests.tiny_model import copy_model, save_tiny_model
 

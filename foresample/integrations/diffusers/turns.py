@@ -41,9 +41,9 @@ from foresample.core.look import STATES
 from foresample.core.report import Commit, Report, Tally
 from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
 from foresample.engine.slots import HandedRounds
-from foresample.integrations.again import MATES, Answered, AskAgain, Kept
+from foresample.integrations.diffusers.again import MATES, Answered, AskAgain, Kept
+from foresample.integrations.diffusers.unchanged import Unchanged
 from foresample.integrations.refusal import REMEDY, Refused
-from foresample.integrations.unchanged import Unchanged
 from foresample.targets import ChainTarget
 
 TIMES = ("timestep", "timesteps", "t")

@@ -33,12 +33,16 @@ from foresample.contracts import Drafter, require_drafter
 from foresample.core.look import DIFFERS
 from foresample.core.noise import seeds_of
 from foresample.drafters import Replay
-from foresample.integrations.again import Answered
-from foresample.integrations.caches import require_no_cache
-from foresample.integrations.calls import by_name, signature_of, take_callback, to_drop, wanted_tensors
-from foresample.integrations.refusal import REMEDY, Refused
-from foresample.integrations.sequential import Untouched
-from foresample.integrations.stand_ins import (
+from foresample.integrations.diffusers.again import Answered
+from foresample.integrations.diffusers.caches import require_no_cache
+from foresample.integrations.diffusers.calls import (
+    by_name,
+    signature_of,
+    take_callback,
+    to_drop,
+    wanted_tensors,
+)
+from foresample.integrations.diffusers.stand_ins import (
     SENTENCES,
     Guard,
     disguised,
@@ -50,9 +54,11 @@ from foresample.integrations.stand_ins import (
     taken,
     timesteps_class,
 )
+from foresample.integrations.diffusers.turns import Session, Settings
+from foresample.integrations.diffusers.unchanged import alike, values_of
+from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.sequential import Untouched
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
-from foresample.integrations.turns import Session, Settings
-from foresample.integrations.unchanged import alike, values_of
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
 """Methods of the scheduler that are overridden while the pipeline draws."""

@@ -23,7 +23,7 @@ from foresample.core.look import DIFFERS, dependence
 from foresample.integrations.refusal import REMEDY, Refused
 
 if TYPE_CHECKING:
-    from foresample.integrations.turns import Recorded, Session
+    from foresample.integrations.diffusers.turns import Recorded, Session
 
 Path = tuple[Any, ...]
 """Where a tensor is in the arguments or in the answer of a network."""
