@@ -24,7 +24,7 @@ from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
 from foresample.integrations.diffusers.again import Answered
 from foresample.integrations.diffusers.calls import signature_of
-from foresample.integrations.diffusers.turns import read_chain, require_shape
+from foresample.integrations.diffusers.session import read_chain, require_shape
 from foresample.integrations.diffusers.unchanged import Unchanged
 from foresample.integrations.refusal import REMEDY, Refused
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import scheduler_chain
-from foresample.integrations.diffusers import turns
+from foresample.integrations.diffusers.callbacks import InOrder
 from foresample.integrations.diffusers.pipelines import _undisturbed
-from foresample.integrations.diffusers.turns import Step
+from foresample.integrations.diffusers.session import Step
 from foresample.selftest import ks_two_sample
 
 
@@ -81,7 +81,7 @@ def walk(
     pipeline then, both times. `callback` is the pipeline's `callback_on_step_end`.
     """
     path: dict[int, Tensor] = {}
-    report = turns._InOrder._report
+    report = InOrder._report
 
     def keep(self: Any, step: int, latents: Tensor) -> None:
         path[step] = latents.clone()
@@ -105,7 +105,7 @@ def walk(
                 with _undisturbed(pipe, bound) as others:
                     handle._draw(others, window, None, None)
                 between()
-            with mock.patch.object(turns._InOrder, "_report", keep):
+            with mock.patch.object(InOrder, "_report", keep):
                 return handle._draw(bound, window, callback or (lambda *told: None), None)
 
         ours = draw(observed)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foresample.integrations.diffusers.turns import mapped
+from foresample.integrations.diffusers.trees import mapped
 from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.trace import Enough
 
