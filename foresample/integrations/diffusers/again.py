@@ -90,7 +90,10 @@ class AskAgain:
         states = recorded.states.unflatten(0, (recorded.copies, recorded.images))
         step = torch.zeros(recorded.images, dtype=torch.int64, device=states.device)
         kept = Kept(0, 0, states[:, :1], step[:1], step[:1], recorded.images, 0)
-        self._latest[recorded] = states.flip(-1), step  # as likely as the first states, before there are others
+        self._latest[recorded] = (
+            -states,
+            step,
+        )  # noise of the other sign is as likely; drafted states come later
         self._kept[recorded] = kept
         self._keep(recorded, kept, recorded.output)
         found = self._since_watched.pop(recorded.name, 0.0)
