@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from foresample.contracts import Drafter, at_least_one
 from foresample.drafters import Prior
+from foresample.integrations.diffusers.pipelines import (
+    AcceleratedPipeline,
+    accelerate_pipeline,
+    is_pipeline,
+    restore_pipeline,
+)
 from foresample.integrations.packages import (
     AcceleratedPackage,
     accelerate_package,
     is_package,
     restore_package,
-)
-from foresample.integrations.pipelines import (
-    AcceleratedPipeline,
-    accelerate_pipeline,
-    is_pipeline,
-    restore_pipeline,
 )
 from foresample.integrations.policies import (
     AcceleratedPolicy,

@@ -22,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 from foresample.chains import Chain
 from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
-from foresample.integrations.again import Answered
-from foresample.integrations.calls import signature_of
+from foresample.integrations.diffusers.again import Answered
+from foresample.integrations.diffusers.calls import signature_of
+from foresample.integrations.diffusers.session import read_chain, require_shape
+from foresample.integrations.diffusers.unchanged import Unchanged
 from foresample.integrations.refusal import REMEDY, Refused
-from foresample.integrations.turns import read_chain, require_shape
-from foresample.integrations.unchanged import Unchanged
 
 STEPS = 3
 

@@ -25,9 +25,9 @@ from torch import Tensor
 import foresample as fs
 from foresample.chains import scheduler_chain
 from foresample.checks.kolmogorov import ks_two_sample
-from foresample.integrations import turns
-from foresample.integrations.pipelines import _undisturbed
-from foresample.integrations.turns import Step
+from foresample.integrations.diffusers.callbacks import InOrder
+from foresample.integrations.diffusers.pipelines import _undisturbed
+from foresample.integrations.diffusers.session import Step
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def walk(
     pipeline then, both times. `callback` is the pipeline's `callback_on_step_end`.
     """
     path: dict[int, Tensor] = {}
-    report = turns._InOrder._report
+    report = InOrder._report
 
     def keep(self: Any, step: int, latents: Tensor) -> None:
         path[step] = latents.clone()
@@ -105,7 +105,7 @@ def walk(
                 with _undisturbed(pipe, bound) as others:
                     handle._draw(others, window, None, None)
                 between()
-            with mock.patch.object(turns._InOrder, "_report", keep):
+            with mock.patch.object(InOrder, "_report", keep):
                 return handle._draw(bound, window, callback or (lambda *told: None), None)
 
         ours = draw(observed)

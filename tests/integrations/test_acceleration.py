@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import foresample as fs
-from foresample.integrations.pipelines import AcceleratedPipeline
+from foresample.integrations.diffusers.pipelines import AcceleratedPipeline
 from foresample.integrations.policies import AcceleratedPolicy
 
 pytest.importorskip("diffusers")

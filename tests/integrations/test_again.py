@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
+from foresample.integrations.diffusers.unchanged import Snapshot
 from foresample.integrations.refusal import Refused
-from foresample.integrations.unchanged import Snapshot
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.integrations.again import AskAgain
+from foresample.integrations.diffusers.again import AskAgain
+from foresample.integrations.diffusers.unchanged import Unchanged
 from foresample.integrations.refusal import Refused
-from foresample.integrations.unchanged import Unchanged
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

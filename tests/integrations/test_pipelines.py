@@ -15,7 +15,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample import pretrained
-from foresample.integrations.pipelines import _stream_seeds
+from foresample.integrations.diffusers.pipelines import _stream_seeds
 from foresample.targets import from_scheduler
 
 diffusers = pytest.importorskip("diffusers")

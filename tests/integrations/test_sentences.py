@@ -168,7 +168,7 @@ def test_every_pipeline_has_a_sequential_report(
 ) -> None:
     """Schedulers take the latents in other places. The pipeline's own loop needs no evidence, and claims none."""
     monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
-    monkeypatch.setattr("foresample.integrations.pipelines.WINDOWS", (2,))
+    monkeypatch.setattr("foresample.integrations.diffusers.pipelines.WINDOWS", (2,))
     pipe = case.build(tmp_path)
     with fs.accelerate(pipe, window="auto"):
         pipe(**case.arguments(2), generator=generators(2))

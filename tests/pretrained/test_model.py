@@ -15,7 +15,7 @@ import torch
 import foresample as fs
 from foresample import pretrained
 from foresample.checks.rows import rows_are_independent
-from foresample.integrations.pipelines import _stream_seeds
+from foresample.integrations.diffusers.pipelines import _stream_seeds
 from tests.tiny_model import copy_model, save_tiny_model
 
 diffusers = pytest.importorskip("diffusers")

@@ -1,12 +1,11 @@
-"""Arguments: a pipeline's callback, those that change its loop, and the names of those that its parts are given."""
+"""Arguments of a pipeline and of its parts, by their names; those that change its loop."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-TENSORS = "callback_on_step_end_tensor_inputs"
 NEUTRAL: dict[str, Any] = {
     "control_guidance_start": 0.0,
     "control_guidance_end": 1.0,
@@ -16,25 +15,6 @@ NEUTRAL: dict[str, Any] = {
     "skip_guidance_layers": None,
 }
 """Arguments that change a pipeline's loop, or a part of its steps, and the value that turns each off."""
-
-
-def take_callback(bound: inspect.BoundArguments) -> Callable[..., Any] | None:
-    """Remove the callback from a pipeline's arguments; ask for the tensors that it names itself, as pipelines do."""
-    arguments = bound.arguments
-    more = arguments.get("kwargs", {})
-    if arguments.pop("callback", None) is not None or more.pop("callback", None) is not None:
-        raise ValueError("the deprecated `callback` is not supported: use callback_on_step_end")
-    callback = arguments.pop("callback_on_step_end", None)
-    if hasattr(callback, "tensor_inputs"):
-        arguments[TENSORS] = list(callback.tensor_inputs)
-    return callback
-
-
-def wanted_tensors(bound: inspect.BoundArguments) -> list[str]:
-    """Names of the tensors that the callback gets."""
-    default = bound.signature.parameters[TENSORS].default if TENSORS in bound.signature.parameters else None
-    wanted = bound.arguments.get(TENSORS, default)
-    return ["latents"] if wanted is None or wanted is inspect.Parameter.empty else list(wanted)
 
 
 def signature_of(thing: Any, method: str) -> inspect.Signature:

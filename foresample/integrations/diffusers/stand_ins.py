@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foresample.integrations.diffusers.trees import mapped
 from foresample.integrations.refusal import REMEDY, Refused
 from foresample.integrations.trace import Enough
-from foresample.integrations.turns import mapped
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
 """Exceptions that already say what they mean."""

@@ -10,7 +10,7 @@ way in each. So the loop itself is put to work. It keeps running as written, but
         latents = scheduler.step(...)        # ours: verify, commit, and hand out the next states to evaluate
 
 `latents` is then a batch of drafted states instead of one state an image, which the loop cannot tell as long as all
-it does is row by row and the same in every turn. `turns` checks that it is, in every turn, and `trace` watches the
+it does is row by row and the same in every turn. `session` checks that it is, in every turn, and `trace` watches the
 untouched loop first. Text encoders, initial latents, the decoder and everything else stay as they are.
 No pipeline has a class of its own here. The stand-ins sit on the instances, while the pipeline draws (`stand_ins`).
 """
@@ -29,16 +29,15 @@ import torch
 from torch import Tensor
 
 from foresample.chains import scheduler_chain
-from foresample.contracts import Drafter, require_drafter
+from foresample.contracts import Drafter
 from foresample.core.look import DIFFERS
 from foresample.core.noise import seeds_of
-from foresample.drafters import Replay
-from foresample.integrations.again import Answered
-from foresample.integrations.caches import require_no_cache
-from foresample.integrations.calls import by_name, signature_of, take_callback, to_drop, wanted_tensors
-from foresample.integrations.refusal import REMEDY, Refused
-from foresample.integrations.sequential import Untouched
-from foresample.integrations.stand_ins import (
+from foresample.integrations.diffusers.again import Answered
+from foresample.integrations.diffusers.caches import require_no_cache
+from foresample.integrations.diffusers.callbacks import CALLBACK, take_callback, wanted_tensors
+from foresample.integrations.diffusers.calls import by_name, signature_of, to_drop
+from foresample.integrations.diffusers.session import Session
+from foresample.integrations.diffusers.stand_ins import (
     SENTENCES,
     Guard,
     disguised,
@@ -50,9 +49,11 @@ from foresample.integrations.stand_ins import (
     taken,
     timesteps_class,
 )
+from foresample.integrations.diffusers.unchanged import alike, values_of
+from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.sequential import Untouched
 from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
-from foresample.integrations.turns import Session, Settings
-from foresample.integrations.unchanged import alike, values_of
+from foresample.settings import Settings
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
 """Methods of the scheduler that are overridden while the pipeline draws."""
@@ -79,11 +80,12 @@ def accelerate_pipeline(
     look: bool,
 ) -> AcceleratedPipeline:
     """See `foresample.accelerate`."""
-    drafter = Replay() if drafter is None else drafter
-    require_drafter(drafter)
+    settings = Settings.of(
+        {"window": window, "drafter": drafter, "block": block, "recycle": recycle, "look": look}
+    )
     _require_supported(pipe.scheduler)
     restore_pipeline(pipe)
-    handle = AcceleratedPipeline(pipe, window, drafter, block, recycle, trace, look)
+    handle = AcceleratedPipeline(pipe, settings, trace)
     pipe._foresample = handle
     return handle
 
@@ -102,19 +104,9 @@ class AcceleratedPipeline:
     it draws.
     """
 
-    def __init__(
-        self,
-        pipe: Any,
-        window: int | Literal["auto"],
-        drafter: Drafter,
-        block: int | None,
-        recycle: bool,
-        trace: bool,
-        look: bool,
-    ) -> None:
+    def __init__(self, pipe: Any, settings: Settings, trace: bool) -> None:
         self.pipe, self.scheduler, self.networks = pipe, pipe.scheduler, _networks(pipe)
-        self.window, self.drafter, self.block, self.recycle = window, drafter, block, recycle
-        self.trace, self.look = trace, look
+        self.settings, self.trace = settings, trace
         self.session: Session | Watch | Untouched | None = None
         self.traces: dict[Any, Trace] = {}
         """What was watched, for each configuration."""
@@ -274,7 +266,8 @@ class AcceleratedPipeline:
         key = _configuration(self.scheduler, self.networks, arguments)
         if self.trace and key not in self.traces:
             self.traces[key] = self._watch(bound)
-        window = self.window if self.window != "auto" else self._fastest(key, bound)
+        asked = self.settings.window
+        window = asked if isinstance(asked, int) else self._fastest(key, bound)
         if window is None:
             return self._sequential(whole, key)
         return self._draw(bound, window, callback, key)
@@ -282,21 +275,17 @@ class AcceleratedPipeline:
     def _draw(
         self, bound: inspect.BoundArguments, window: int, callback: Callable[..., Any] | None, key: Any
     ) -> Any:
-        settings = Settings(window, self.drafter, self.block, self.recycle)
         seeds = _stream_seeds(bound.arguments.get("generator"))
         new, rounding = key not in self.rounding, dict(self.rounding.get(key, {}))
-        networks = {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
-        session = Session(
-            self.pipe, settings, seeds, callback, self._states_class, networks, self.look, rounding, new
-        )
+        callers = {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
+        settings, heard = self.settings.replace(window=window), (callback, wanted_tensors(bound))
+        session = Session(self.pipe, settings, seeds, heard, self._states_class, callers, rounding, new)
         session.watched, self._answered = self._answered, {}
         if self.trace:
             session.explain = functools.partial(self._explain, session, key)
-        if callback is not None:
-            session.wanted = wanted_tensors(bound)
-            if session.wanted != ["latents"]:  # the others are the loop's, which hands them to its callback
-                bound = _copied_arguments(bound)
-                bound.arguments["callback_on_step_end"], session.tensors = session.end_of_turn, None
+        if session.in_order.needs_loop:
+            bound = _copied_arguments(bound)
+            bound.arguments[CALLBACK] = session.in_order.end_of_turn
         try:
             with self._serving(session):
                 result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
@@ -305,7 +294,7 @@ class AcceleratedPipeline:
         except SENTENCES:
             raise
         except Exception as error:
-            if session.calling_back or session.handed is None or session.over:
+            if session.calling_back or session.batch is None or session.over:
                 raise
             whose = self._guard.whose if error is self._guard.foreign else "loop"
             raise Refused(
@@ -322,7 +311,7 @@ class AcceleratedPipeline:
 
     def _watch(self, bound: inspect.BoundArguments) -> Trace:
         """Three steps of the untouched loop, with copies of the generators."""
-        watch = Watch(self.pipe, self.look)
+        watch = Watch(self.pipe, self.settings.look)
         with _undisturbed(self.pipe, bound) as arguments:
             try:
                 with self._serving(watch):
@@ -428,8 +417,10 @@ class AcceleratedPipeline:
         """What the run checked, and what it took on trust."""
         evidence = session.report.evidence
         if key in self.traces:
-            evidence.steps_replayed = self.traces[key].steps + self.trace * session.turns_expected
-        trusted = [name for name, on in (("look=False", self.look), ("trace=False", self.trace)) if not on]
+            evidence.steps_replayed = self.traces[key].steps + self.trace * session.clock.steps
+        trusted = [
+            name for name, on in (("look=False", self.settings.look), ("trace=False", self.trace)) if not on
+        ]
         if evidence.largest_change > DIFFERS:
             trusted.append("differences of the network's rounding")
         evidence.trusted = [*trusted, "answers at states that were not asked again"]
@@ -440,8 +431,8 @@ class AcceleratedPipeline:
         now = [values_of(self.scheduler), self._code, told]
         if key in self.replayed and alike(self.replayed[key], now):
             return
-        names = session.step_names
-        replay_scheduler(self.scheduler, self._methods, chain, session.timesteps, x, told, session.start, names)
+        clock, names = session.clock, session.step_names
+        replay_scheduler(self.scheduler, self._methods, chain, clock.timesteps, x, told, clock.start, names)
         self.replayed[key] = now
 
 

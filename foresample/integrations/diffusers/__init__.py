@@ -1,0 +1,1 @@
+"""diffusers pipelines, drawn speculatively inside their own loop."""
