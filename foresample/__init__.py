@@ -1,7 +1,7 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
-from foresample import chains, pretrained, samplers, targets
-from foresample.contracts import Drafter, DrafterMemory, DraftPath, PreviousDraft, Target
+from foresample import chains, drafters, pretrained, samplers, targets
+from foresample.contracts import Drafter, Target
 from foresample.core.baseline import sequential
 from foresample.core.report import Commit, Report, Run
 from foresample.datasets import Dataset, generate, inspect_dataset
@@ -16,13 +16,10 @@ __all__ = [
     "Commit",
     "Dataset",
     "DraftModel",
-    "DraftPath",
     "Drafter",
-    "DrafterMemory",
     "Engine",
     "Frozen",
     "GaussianMixture",
-    "PreviousDraft",
     "Prior",
     "Replay",
     "Report",
@@ -34,6 +31,7 @@ __all__ = [
     "accelerate",
     "chains",
     "check",
+    "drafters",
     "fit_prior",
     "frontier",
     "generate",

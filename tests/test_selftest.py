@@ -16,6 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.core.noise import seeds_of
 from foresample.selftest import (
     KolmogorovSmirnov,
@@ -25,7 +26,7 @@ from foresample.selftest import (
     samples_law,
     smallest_shift,
 )
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 from tests.small_chains import CHAINS, LooksAhead, flow, mixture, single_precision
 
 
