@@ -28,9 +28,9 @@ from benchmarks.results import (
     save,
 )
 from foresample import pretrained
+from foresample.chains import Kind
 from foresample.core.noise import seeds_of
 from foresample.pretrained.classifier import load_classifier
-from foresample.targets import Kind
 
 app = typer.Typer(add_completion=False, help=__doc__)
 

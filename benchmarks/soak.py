@@ -26,10 +26,11 @@ from torch import Tensor
 import foresample as fs
 from benchmarks.results import RESULTS, SanitizerRow, SanitizerSettings, SoakRow, SoakSettings, save
 from foresample import kernels
+from foresample.chains import Chain
 from foresample.core.noise import seeds_of
 from foresample.core.round import Padded
 from foresample.faults import NO_FAULT
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 from tests.kernels.fused import assert_agree_along
 
 app = typer.Typer(add_completion=False, help=__doc__)

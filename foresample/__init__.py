@@ -1,8 +1,8 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
-from foresample import chains, pretrained, samplers, targets
+from foresample import chains, drafters, pretrained, samplers, targets
 from foresample.checks.exactness import check
-from foresample.contracts import Drafter, DrafterMemory, DraftPath, PreviousDraft, Target
+from foresample.contracts import Drafter, Target
 from foresample.core.baseline import sequential
 from foresample.core.report import Commit, Report, Run
 from foresample.datasets import Dataset, generate, inspect_dataset
@@ -16,14 +16,11 @@ __all__ = [
     "Commit",
     "Dataset",
     "DraftModel",
-    "DraftPath",
     "Drafter",
-    "DrafterMemory",
     "Engine",
     "Frontier",
     "Frozen",
     "GaussianMixture",
-    "PreviousDraft",
     "Prior",
     "Replay",
     "Report",
@@ -35,6 +32,7 @@ __all__ = [
     "accelerate",
     "chains",
     "check",
+    "drafters",
     "fit_prior",
     "generate",
     "inspect_dataset",

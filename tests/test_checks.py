@@ -16,11 +16,12 @@ from scipy import stats
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.checks.kolmogorov import KolmogorovSmirnov, ks_normal, ks_two_sample, smallest_shift
 from foresample.checks.rows import rows_are_independent
 from foresample.checks.samples import samples_law
 from foresample.engine.tuning import Trial, Tuning
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 from tests.small_chains import CHAINS, LooksAhead, flow, mixture, single_precision
 
 

@@ -182,7 +182,7 @@ class Long:
     def __init__(self, leaves, dtype=torch.float64):
         ones = torch.ones(100, dtype=dtype)
         self.std, self.leaves = 0.1 * ones, leaves
-        self.chain = fs.targets.Chain(self.std, 0.5 * ones, 0.5 * ones)
+        self.chain = fs.chains.Chain(self.std, 0.5 * ones, 0.5 * ones)
 
     def start(self, noise, row):
         return noise
@@ -251,7 +251,7 @@ def test_only_the_mean_of_a_chain_itself_is_taken_on_trust():
     def other(x, prediction, step, previous=None, extra=None):
         return x
 
-    class Another(fs.targets.Chain):
+    class Another(fs.chains.Chain):
         mean = staticmethod(other)
 
     fields = {name: value for name, value in vars(make().chain).items() if name != "mean"}

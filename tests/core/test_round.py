@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.contracts import predict
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
 from foresample.core.verify import Verdict, verify
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 from tests.small_chains import CHAINS, NOISIER, Zero, flow, interrupted
 
 
@@ -136,11 +137,13 @@ class Astray(Zero):
     primed: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
 
-    def prime(self, memory: fs.DrafterMemory, row: torch.Tensor) -> fs.DrafterMemory:
+    def prime(self, memory: fs.drafters.DrafterMemory, row: torch.Tensor) -> fs.drafters.DrafterMemory:
         self.primed.extend(row.tolist())
         return memory
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: torch.Tensor
+    ) -> fs.drafters.DrafterMemory:
         for row, length in enumerate(path.length.tolist()):
             assert path.predictions[row, : length + 1].isfinite().all()
             self.lengths.append(length)
@@ -150,7 +153,9 @@ class Astray(Zero):
 class Listening(fs.Replay):
     """Remembers what it was told last."""
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: torch.Tensor
+    ) -> fs.drafters.DrafterMemory:
         object.__setattr__(self, "path", path)
         return super().learn(memory, path, committed)
 
@@ -164,7 +169,7 @@ def test_a_drafter_is_told_what_was_drafted_and_what_came_of_it() -> None:
         width = draft.mean.shape[1]
         said = draft.call.spread(target.predict(draft.call.x, draft.call.step, draft.call.row), draft.states)
         after, _ = settle(target, rows, draft, said[draft.call.needed], how)
-        path: fs.DraftPath = vars(drafter)["path"]
+        path: fs.drafters.DraftPath = vars(drafter)["path"]
         assert path.length.tolist() == [0 if k == 0 else 4] * 7
         assert torch.equal(path.step, rows.step)
         assert torch.equal(path.states, draft.states)

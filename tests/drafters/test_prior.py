@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.contracts import no_history, remember, transition_mean
 from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.round import Padded
 from foresample.engine.priors import prior_of_paths
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 from tests.kernels.fused import CPU, wide
 from tests.small_chains import CHAINS, NOISIER, ddpm, mixture
 
@@ -75,7 +76,7 @@ def test_slopes_are_not_measured_against_the_prior() -> None:
     memory = drafter.prime(drafter.begin(4, 6, torch.zeros(2).double()), row)
     assert memory["visited"].tolist() == [0] * 4
     assert memory["horizon"].tolist() == [7] * 4
-    path = fs.DraftPath(
+    path = fs.drafters.DraftPath(
         torch.randn(4, 7, 2).double(),
         torch.randn(4, 7, 2).double(),
         torch.randn(4, 6, 2).double(),

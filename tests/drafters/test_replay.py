@@ -107,16 +107,16 @@ def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
         again = torch.rand(rows, width + 1, generator=generator) < 0.3
         nudge = 1e-8 * torch.randn(rows, width + 1, 1, generator=generator, dtype=torch.float64)
         states = torch.where(again.unsqueeze(2), memory["states"][:, : width + 1] * (1 + nudge), states)
-        before: fs.PreviousDraft | None = None
+        before: fs.drafters.PreviousDraft | None = None
         for j in range(width + 1):
             guess = drafter.guess(memory, states[:, j], j, step + j, row, before)
             for r in range(rows):
                 row_before = None if before is None else (before.guess[r], before.innovation[r])
                 told = plain[r].guess(states[r, j], j, int(step[r]) + j, row_before)
                 torch.testing.assert_close(guess[r], told, rtol=1e-9, atol=1e-9)
-            before = fs.PreviousDraft(guess, innovations[:, j])
+            before = fs.drafters.PreviousDraft(guess, innovations[:, j])
         committed = torch.minimum(torch.randint(1, window + 2, (rows,), generator=generator), length + 1)
-        path = fs.DraftPath(states, predictions, innovations[:, :width], length, step)
+        path = fs.drafters.DraftPath(states, predictions, innovations[:, :width], length, step)
         memory = drafter.learn(memory, path, committed)
         for r in range(rows):
             n = int(length[r]) + 1
@@ -132,10 +132,14 @@ def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
     predictions = torch.randn(1, 5, 2, generator=generator, dtype=torch.float64)
     memory = drafter.begin(1, 4, states[0, 0])
     length, one = torch.tensor([4]), torch.tensor([1])
-    memory = drafter.learn(memory, fs.DraftPath(states, predictions, states[:, 1:], length, 0 * length), one)
+    memory = drafter.learn(
+        memory, fs.drafters.DraftPath(states, predictions, states[:, 1:], length, 0 * length), one
+    )
     nudged = memory["states"] * (1 + 1e-15)
     memory = drafter.learn(
-        memory, fs.DraftPath(nudged, memory["predictions"] + 1e-3, states[:, 1:], length, 0 * length), one
+        memory,
+        fs.drafters.DraftPath(nudged, memory["predictions"] + 1e-3, states[:, 1:], length, 0 * length),
+        one,
     )
     assert memory["gain"].abs().max() == 0
 
@@ -145,14 +149,16 @@ def test_replay_forgets_where_sweeps_diverge() -> None:
     drafter, ones = fs.Replay(), torch.ones(3, dtype=torch.int64)
     line = torch.arange(6.0, dtype=torch.float64).expand(3, 6).unsqueeze(2)
     memory = drafter.begin(3, 5, line[0, 0])
-    memory = drafter.learn(memory, fs.DraftPath(line, line + 100, line[:, 1:], 5 * ones, 0 * ones), ones)
+    memory = drafter.learn(
+        memory, fs.drafters.DraftPath(line, line + 100, line[:, 1:], 5 * ones, 0 * ones), ones
+    )
     assert memory["visited"].tolist() == [5, 5, 5]  # seen once only
 
     again = line + 101  # at the same steps, the same predictions
     memory["predictions"][1, 4] += 6.1 * 4  # the sweep moves it so far, and it is 4 away from the first
     memory["predictions"][1, 3] += 5.9 * 3
     memory["predictions"][2, :3] += 1000
-    memory = drafter.learn(memory, fs.DraftPath(line, again, line[:, 1:], 5 * ones, ones), 2 * ones)
+    memory = drafter.learn(memory, fs.drafters.DraftPath(line, again, line[:, 1:], 5 * ones, ones), 2 * ones)
     assert memory["visited"].tolist() == [4, 2, 4]
     assert memory["predictions"][1].flatten().tolist() == [103, 104, 104, 104, 104, 104]
 
@@ -180,7 +186,9 @@ class Careful(fs.Replay):
 
     spared: list[int] = field(default_factory=list)
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: Tensor
+    ) -> fs.drafters.DrafterMemory:
         inside = torch.arange(path.states.shape[1]) <= path.length.unsqueeze(1)
         broken = ~(path.predictions.isfinite() & path.states.isfinite()).flatten(2).all(2)
         assert not (broken & inside).any()

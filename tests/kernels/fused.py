@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.core import coupling
 from foresample.core import noise as streams
 from foresample.core.baseline import Sequential
 from foresample.core.report import Tally
 from foresample.core.round import Layout, Padded, Speculation, begin, last_draftable
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 from tests.agreement import assert_rows_agree, fused_round, near, plain_round
 from tests.small_chains import CHAINS, strays
 

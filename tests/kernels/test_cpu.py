@@ -17,6 +17,7 @@ from torch import Tensor
 pytest.importorskip("numba", reason="numba is not installed: pip install 'foresample[fast]'")
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.contracts import affine_chain
 from foresample.core import coupling as plain_coupling
 from foresample.core import noise as streams
@@ -27,7 +28,7 @@ from foresample.drafters import Prior
 from foresample.engine.slots import round_for
 from foresample.kernels.cpu import compiling, coupling
 from foresample.kernels.cpu import round as compiled
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 from tests.agreement import assert_rows_agree, compiled_round, near, plain_round
 from tests.core.test_coupling import (
     COORDINATES,

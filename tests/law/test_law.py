@@ -189,12 +189,12 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
 
             def guess(
                 self,
-                memory: fs.DrafterMemory,
+                memory: fs.drafters.DrafterMemory,
                 x: Tensor,
                 position: int,
                 step: Tensor,
                 row: Tensor,
-                before: fs.PreviousDraft | None,
+                before: fs.drafters.PreviousDraft | None,
             ) -> Tensor:
                 return drafter.guess(memory, x, position, step, row, before) + 0.5 * rows.noise[:, position]
 

@@ -193,7 +193,7 @@ LEFT: dict[str, Callable[[dict[str, Any]], None]] = {
 
 # ------------------------------------------------------------------ every public name is documented, with an example
 
-MODULES = (fs, fs.targets, fs.chains, fs.samplers, fs.pretrained)
+MODULES = (fs, fs.targets, fs.chains, fs.drafters, fs.samplers, fs.pretrained)
 PUBLIC = sorted(
     {f"{module.__name__}.{name}" for module in MODULES for name in module.__all__}
     - {m.__name__ for m in MODULES}

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.checks.kolmogorov import ks_two_sample
 from foresample.contracts import affine_chain
-from foresample.targets import Chain, ChainTarget, FrequencyTarget, in_frequencies, replicated
+from foresample.targets import ChainTarget, FrequencyTarget, in_frequencies, replicated
 from foresample.targets.frequencies import bands, cosines
 from tests.law.test_law import SHARES, SUITE_LEVEL
 from tests.small_chains import CHAINS, ddpm, multistep, turned, wells
