@@ -114,7 +114,7 @@ def generate(
     count, shard = at_least_one("count", count), at_least_one("shard", shard)
     ray, cpus = settings.get("ray"), settings.get("cpus")
     how = Settings.of({"window": "auto", **{k: v for k, v in settings.items() if k not in ("ray", "cpus")}})
-    how = how.replace(slots=min(how.slots or SLOTS, count))
+    how = replace(how, slots=min(how.slots or SLOTS, count))
     files = -(-count // shard)
     if files > MOST_SHARDS:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, Protocol
 
@@ -107,7 +107,7 @@ class LocalWorker:
         self._require_memory(min(window, max(1, len(self.target.std) - 1)))
         if not window:
             return SequentialDraws(self.target, self.slots, graph=self.how.graph, look=self.how.look)
-        return Engine(self.target, self.how.replace(window=window, slots=self.slots))
+        return Engine(self.target, replace(self.how, window=window, slots=self.slots))
 
     def _require_memory(self, window: int) -> None:
         std = self.target.std

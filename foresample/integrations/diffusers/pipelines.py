@@ -23,6 +23,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -278,7 +279,7 @@ class AcceleratedPipeline:
         seeds = _stream_seeds(bound.arguments.get("generator"))
         new, rounding = key not in self.rounding, dict(self.rounding.get(key, {}))
         callers = {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
-        settings, heard = self.settings.replace(window=window), (callback, wanted_tensors(bound))
+        settings, heard = replace(self.settings, window=window), (callback, wanted_tensors(bound))
         session = Session(self.pipe, settings, seeds, heard, self._states_class, callers, rounding, new)
         session.watched, self._answered = self._answered, {}
         if self.trace:
