@@ -52,10 +52,10 @@ from benchmarks.results import (
     save,
 )
 from foresample import pretrained
-from foresample.core.baseline import Sequential
+from foresample.backends.graphs import capture
+from foresample.baseline import Sequential
 from foresample.core.noise import seeds_of
 from foresample.engine.slots import FixedSlots
-from foresample.kernels.graphs import capture
 from foresample.pretrained import Pretrained
 from foresample.targets import ChainTarget
 

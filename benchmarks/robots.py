@@ -29,7 +29,7 @@ from torch import Tensor
 import foresample as fs
 from benchmarks.policies import draw
 from benchmarks.results import RESULTS, PolicyWarmRow, RobotClockRow, Spread, SuccessRow, save
-from foresample.core.baseline import Sequential
+from foresample.baseline import Sequential
 from foresample.engine.tuning import call_seconds
 from foresample.integrations.plans import Planner
 from recipes import lasa, metaworld

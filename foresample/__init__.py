@@ -1,9 +1,9 @@
 """Exact speculative sampling for diffusion models: fewer network calls, the same distribution."""
 
 from foresample import chains, drafters, pretrained, samplers, targets
+from foresample.baseline import sequential
 from foresample.checks.exactness import check
 from foresample.contracts import Drafter, Target
-from foresample.core.baseline import sequential
 from foresample.core.report import Commit, Report, Run
 from foresample.datasets import Dataset, generate, inspect_dataset
 from foresample.drafters import DraftModel, Frozen, Prior, Replay

@@ -7,7 +7,7 @@ import subprocess
 from benchmarks.result_files import Result
 from benchmarks.results import RESULTS, read
 
-ROOMS = ("kernels", "core", "engine", "drafters")
+ROOMS = ("backends", "core", "engine", "drafters")
 """Where a change can move what a GPU measures or tests."""
 SHOWN = 3
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foresample.backends import extra_noise
 from foresample.checks.findings import Finding
 from foresample.checks.kolmogorov import critical_distance, ks_normal, ks_two_sample, smallest_shift
 from foresample.contracts import Target, earlier_predictions, no_history, predict, remember, transition_mean
-from foresample.core.noise import extra_noise
 from foresample.core.report import Commit
 
 _TESTS = 18  # of each step

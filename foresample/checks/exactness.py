@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Unpack
 
+from foresample.baseline import sequential
 from foresample.checks.adaptedness import drafter_is_adapted
 from foresample.checks.distribution import Recorder, same_law, steps_to_test
 from foresample.checks.findings import LEVEL, Check, Finding, require_level
 from foresample.checks.network import network_is_doubtful, variance_is_above_its_base
 from foresample.checks.rows import rows_are_independent
 from foresample.contracts import Target, at_least_one, require_target
-from foresample.core.baseline import sequential
 from foresample.core.noise import seeds_of
 from foresample.engine.sampling import sample
 from foresample.engine.tuning import tune

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresample.backends import extra_noise
 from foresample.checks.distribution import Recorder
 from foresample.checks.findings import Finding
 from foresample.contracts import Wrapper, predict
-from foresample.core.noise import extra_noise
 
 _NEAR = 1.05  # of its base: a learned variance that low came near it
 _FOUND = 0.5  # of the noise put into samples: a network that finds less of it is doubted

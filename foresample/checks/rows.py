@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresample.backends import extra_noise, normal
 from foresample.checks.findings import Finding
 from foresample.contracts import Target, no_history, predict, remember, start_states, transition_mean
 from foresample.core.look import (
@@ -24,7 +25,7 @@ from foresample.core.look import (
     require_unedited,
     shift_at,
 )
-from foresample.core.noise import START, extra_noise, normal, seeds_of
+from foresample.core.noise import START, seeds_of
 
 _AT_ONCE = 64  # states of many steps in one call
 _DOUBTED = 64  # answers that are asked for twice more, at most

@@ -20,15 +20,15 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from foresample.backends.rounds import round_for
+from foresample.baseline import sequential
 from foresample.checks.exactness import check
 from foresample.checks.findings import LEVEL, Finding
 from foresample.checks.samples import samples_law
 from foresample.cli import options
 from foresample.cli.console import echo, plain_table, show, wait_line
 from foresample.contracts import Target
-from foresample.core.baseline import sequential
 from foresample.engine import Engine, sample
-from foresample.engine.slots import round_for
 from foresample.provenance import __version__
 from foresample.targets import GaussianMixture, vp
 
@@ -36,8 +36,8 @@ WINDOW = 6
 NOT_ASKED_FOR = ("test", "docs", "all")  # extras that add nothing to what the package can do
 ROUNDS = {
     "foresample.core.round": "plain",
-    "foresample.kernels.round": "Triton",
-    "foresample.kernels.cpu.round": "Numba",
+    "foresample.backends.triton.round": "Triton",
+    "foresample.backends.numba.round": "Numba",
 }
 
 

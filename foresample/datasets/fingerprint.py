@@ -27,6 +27,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from foresample.backends import extra_noise, normal
 from foresample.contracts import (
     Target,
     expand,
@@ -36,7 +37,7 @@ from foresample.contracts import (
     start_states,
     transition_mean,
 )
-from foresample.core.noise import START, extra_noise, normal
+from foresample.core.noise import START
 from foresample.schema import Rule
 from foresample.text import printable
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from foresample.baseline import sequential
 from foresample.checks.samples import SamplesLaw, samples_law
 from foresample.contracts import Target, require_target
-from foresample.core.baseline import sequential
 from foresample.core.noise import seeds_of
 from foresample.core.round import can_draft
 from foresample.datasets.dataset import read_sound

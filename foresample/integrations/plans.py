@@ -198,7 +198,7 @@ class Planner:
             self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
         if drafter is None and how.warm:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
-            slopes = {} if self.table is None else {"gain": self.table.gain, "response": self.table.response}
+            slopes = {} if self.table is None else {"slope": self.table.slope, "jacobian": self.table.jacobian}
             if slopes.get("gain") is not None:
                 slopes["gain"] = self.table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]  # type: ignore[union-attr]
             self.last = Prior(empty, empty.clone(), **slopes)
@@ -347,7 +347,7 @@ def _shift(free: Tensor, executed: int) -> Tensor:
 
 def _fitting(prior: Prior, target: ChainTarget) -> Prior:
     """The prior, if it is one of such plans."""
-    steps = len(target.std) if prior.response is None else len(prior.response)
+    steps = len(target.std) if prior.jacobian is None else len(prior.jacobian)
     if prior.states.shape[2:] != target.shape or steps != len(target.std):
         raise ValueError(
             f"the prior was fitted on plans of {prior.states.shape[2:].numel()} numbers in {steps} steps, this "

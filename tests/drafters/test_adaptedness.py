@@ -22,7 +22,7 @@ def test_every_drafter_is_adapted(name: str, window: int) -> None:
 
 
 class FutureAverage(fs.Replay):
-    """A gain from sums over the whole window: the tempting mistake."""
+    """A slope from sums over the whole window: the tempting mistake."""
 
     def guess(
         self,

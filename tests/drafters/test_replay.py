@@ -23,22 +23,22 @@ class Plain:
     """What Replay says of itself, once more: one row, by lists."""
 
     def __init__(self, prior: fs.Prior | None, row: int) -> None:
-        self.jacobian = None if prior is None else prior.response
+        self.jacobian = None if prior is None else prior.jacobian
         self.states: list[Tensor] = []
         self.predictions: list[Tensor] = []
-        self.gains: list[Tensor] = []
+        self.slopes: list[Tensor] = []
         self.visited, self.response = 0, torch.tensor(0.0)
         self.last = (torch.zeros(2, dtype=torch.float64),) * 2
         if prior is not None:
             which = row % len(prior.states)
             self.states, self.predictions = [*prior.states[which]], [*prior.predictions[which]]
-            assert prior.gain is not None
-            self.gains = [*prior.gain, *prior.gain[-1:].expand(9)]  # the last one goes on
+            assert prior.slope is not None
+            self.slopes = [*prior.slope, *prior.slope[-1:].expand(9)]  # the last one goes on
 
     def guess(self, x: Tensor, position: int, step: int, before: tuple[Tensor, Tensor] | None) -> Tensor:
         if position < len(self.states):
             apart = x - self.states[position]
-            known = self.predictions[position] + self.gains[position] * apart
+            known = self.predictions[position] + self.slopes[position] * apart
             return known if self.jacobian is None else known + self.jacobian[step] @ apart
         if before is None:  # all was committed: from where the path ended
             x_last, prediction = self.last
@@ -57,7 +57,7 @@ class Plain:
             if swept > 6 * (predictions[j] - predictions[0]).norm():
                 length = j - 1
                 break
-        gains: list[Tensor] = []
+        slopes: list[Tensor] = []
         slope = None
         for j in range(length + 1):
             if j < self.visited:
@@ -66,8 +66,8 @@ class Plain:
                     dp = dp - self.jacobian[step + j] @ dx
                 if dx @ dx > torch.finfo(torch.float64).eps * (states[j] @ states[j]):
                     slope = (dx @ dp) / (dx @ dx)
-            earlier = self.gains[j] if j < len(self.gains) else torch.tensor(0.0)
-            gains.append(earlier if slope is None else slope)
+            earlier = self.slopes[j] if j < len(self.slopes) else torch.tensor(0.0)
+            slopes.append(earlier if slope is None else slope)
         self.response = torch.tensor(0.0)
         if length:
             z = innovations[:length]
@@ -76,17 +76,17 @@ class Plain:
             [*states[committed : length + 1]],
             [*predictions[committed : length + 1]],
         )
-        self.gains, self.visited = gains[committed:], length + 1 - committed
+        self.slopes, self.visited = slopes[committed:], length + 1 - committed
         self.last = states[length], predictions[length]
 
 
 OTHERS = torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-PRIOR = fs.Prior(OTHERS[0], OTHERS[1], gain=torch.linspace(0.5, 1, 4, dtype=torch.float64))
+PRIOR = fs.Prior(OTHERS[0], OTHERS[1], slope=torch.linspace(0.5, 1, 4, dtype=torch.float64))
 JACOBIAN = torch.randn(40, 2, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    "prior", [None, PRIOR, replace(PRIOR, response=JACOBIAN)], ids=["cold", "warm", "with a response"]
+    "prior", [None, PRIOR, replace(PRIOR, jacobian=JACOBIAN)], ids=["cold", "warm", "with a Jacobian"]
 )
 def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
     """Any paths, of any lengths, with states seen twice to rounding, in windows of any width."""
@@ -125,7 +125,7 @@ def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
         assert memory["visited"].tolist() == [p.visited for p in plain]
 
 
-def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
+def test_secant_slopes_ignore_paths_that_agree_to_rounding() -> None:
     """Else g is rounding over rounding, and a draft can run away."""
     drafter, generator = fs.Replay(), torch.Generator().manual_seed(0)
     states = torch.randn(1, 5, 2, generator=generator, dtype=torch.float64)
@@ -141,7 +141,7 @@ def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
         fs.drafters.DraftPath(nudged, memory["predictions"] + 1e-3, states[:, 1:], length, 0 * length),
         one,
     )
-    assert memory["gain"].abs().max() == 0
+    assert memory["slope"].abs().max() == 0
 
 
 def test_replay_forgets_where_sweeps_diverge() -> None:
@@ -239,7 +239,7 @@ def instance_with(method: str, **fields: Any) -> fs.Replay:
     return drafter
 
 
-METHODS = ("begin", "prime", "reach", "guess", "learn", "_gain")
+METHODS = ("begin", "prime", "reach", "guess", "learn", "_slope")
 OWN: dict[str, Callable[[], fs.Drafter]] = {
     **{f"subclass with {name}": partial(lambda name: subclass_with(name)(), name) for name in METHODS},
     **{f"instance with {name}": partial(instance_with, name) for name in METHODS},
@@ -255,13 +255,13 @@ def takes_its_place(drafter: Any) -> dict[str, bool]:
     how = Speculation(drafter, 4, None, True, last_draftable(target.std), Packed())
     found = {"rule": is_replay(drafter)}
     if find_spec("numba"):
-        from foresample.kernels.cpu import round as compiled
+        from foresample.backends.numba import round as compiled
 
         found["numba"] = compiled.serves(target, how)
     if find_spec("triton"):
-        from foresample.kernels import round as fused
+        from foresample.backends.triton import round as fused
 
-        found["triton"] = fused.serves(drafter, target.shape.numel())
+        found["triton"] = fused.serves(target, how)
     return found
 
 

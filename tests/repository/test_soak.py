@@ -40,8 +40,8 @@ def test_variants_are_what_their_names_say() -> None:
         prior = variant.drafter(target, 4).prior
         assert prior is not None
         assert prior.steps == min(variant.table or 0, soak.STEPS - 1) + 1
-        assert prior.response is not None
-        return tuple(prior.response.shape)
+        assert prior.jacobian is not None
+        return tuple(prior.jacobian.shape)
 
     assert response("matrix") == (soak.STEPS, 3, 3)
     assert response("diagonal") == (soak.STEPS, 1, 16)

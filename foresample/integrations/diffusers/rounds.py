@@ -8,9 +8,9 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from foresample.backends import backend_of, normal
 from foresample.chains import Chain
 from foresample.contracts import drafter_for, no_history
-from foresample.core import noise as streams
 from foresample.core.report import Commit, Report, Tally
 from foresample.core.round import Call, Packed, Speculation, begin, last_draftable
 from foresample.engine.slots import HandedRounds
@@ -30,12 +30,19 @@ class Rounds:
         target = ChainTarget(chain, x.shape[1:], _unreachable)
         drafter, window = drafter_for(settings.drafter, target), settings.window
         assert isinstance(window, int)
+        backend = backend_of(target)
         plan = Speculation(
-            drafter, window, settings.block, settings.recycle, last_draftable(chain.std), Packed()
+            drafter,
+            window,
+            settings.block,
+            settings.recycle,
+            last_draftable(chain.std),
+            Packed(),
+            backend.normal,
         )
         self.report = Report(f"{drafter}", len(chain.std), len(x), window, slots=len(x))
-        self._tally, self._started = Tally(window, len(chain.std), x.device), perf_counter()
-        rows = begin(target, drafter, window, seed, x=self.x)
+        self._tally, self._started = Tally(window, len(chain.std), x.device, backend.count), perf_counter()
+        rows = begin(target, plan, seed, x=self.x)
         self._rounds = HandedRounds(target, rows, plan, self._tally, observe)
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}  # each image's last state and prediction
 
@@ -87,7 +94,7 @@ class Rounds:
         x = x.clone()
         for image, (state, prediction) in self._ends.items():
             mean, seed = chain.mean(state[None], prediction[None], last), self.seed[image : image + 1]
-            unit = streams.normal(seed, x.shape[1:], x.dtype, step=last, draw=last + 2**31)
+            unit = normal(seed, x.shape[1:], x.dtype, step=last, draw=last + 2**31)
             x[image] = torch.where(known[image], (mean + chain.std[-1] * unit)[0], x[image])
         return x
 

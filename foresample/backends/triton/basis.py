@@ -37,13 +37,18 @@ def _turn(
 # fmt: on
 
 
-def serves(x: Tensor) -> bool:
+def change(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
+    """left · x · right for each of the pictures, [B, rows, columns]; the matrices are contiguous."""
+    return turn(left, x, right) if _serves(x) else left @ x @ right
+
+
+def _serves(x: Tensor) -> bool:
     """Whether such pictures are small enough, [B, rows, columns], and of single precision."""
     return x.dtype == torch.float32 and _padded(x.shape[1]) * _padded(x.shape[2]) <= _MOST
 
 
 def turn(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
-    """left · x · right for each of the pictures, [B, rows, columns]; the matrices are contiguous."""
+    """The same in one kernel."""
     (count, rows, columns), x = x.shape, x.contiguous()
     out = torch.empty_like(x)
     with torch.cuda.device_of(x):

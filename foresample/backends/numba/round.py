@@ -7,8 +7,8 @@ In plain PyTorch a round is several hundred small operations, more time than a s
               decide    every number of a row, in float64
               commit    noise, memory and state after the round
 
-the same four as for CUDA (`kernels.round`), which has more to say of them. Rows are walked one after the other, so a
-row does not depend on its batch-mates.
+the same four as for CUDA (`backends.triton.round`), which has more to say of them. Rows are walked one after the
+other, so a row does not depend on its batch-mates.
 
 The rows are changed in place, but for `x` and `step`, which a `Commit` shows to those who watch.
 
@@ -28,16 +28,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foresample.backends.numba.compiling import compiled, summing
+from foresample.backends.numba.coupling import acceptance, ndtri, residual, tilted_cdf
+from foresample.backends.numba.noise import fill_normal, normal, philox, unit
+from foresample.backends.numba.tally import count
 from foresample.contracts import AffineChain, Target, affine_chain
 from foresample.core import noise as streams
 from foresample.core import verify
 from foresample.core.report import Commit, Tally
 from foresample.core.round import Call, Packed, Rows, Speculation, begin, last_draftable
-from foresample.drafters.replay import DIVERGED, Replay, is_replay
+from foresample.drafters.replay import DIVERGED, Replay, ReplayMemory, is_replay
 from foresample.faults import BROKEN_STATE, NO_FAULT
-from foresample.kernels.cpu.compiling import compiled, summing
-from foresample.kernels.cpu.coupling import acceptance, ndtri, residual, tilted_cdf
-from foresample.kernels.cpu.noise import fill_normal, philox, unit
 
 _GAP, _DOT, _SQUARE, _CROSS, _SIZE, _MOVED, _SPREAD, _SWEPT, _AWAY, _BROKEN, _SUMS = range(11)
 _STEP, _TEST = streams.STEP, streams.TEST
@@ -456,27 +457,28 @@ def serves(target: Target, how: Speculation) -> bool:
         return False
     if not how.recycle or not isinstance(how.layout, Packed):
         return False
-    response = None if drafter.prior is None else drafter.prior.response
+    jacobian = None if drafter.prior is None else drafter.prior.jacobian
     like = target.std
-    return response is None or (
-        response.shape in ((len(like), size, size), (len(like), 1, size))
-        and (response.dtype, response.device) == (like.dtype, like.device)
+    return jacobian is None or (
+        jacobian.shape in ((len(like), size, size), (len(like), 1, size))
+        and (jacobian.dtype, jacobian.device) == (like.dtype, like.device)
     )
 
 
 def propose(target: Target, rows: Rows, how: Speculation) -> CompiledDraft:
     """See `core.round.propose`."""
-    memory, shape, count = rows.memory, target.shape, len(rows.x)
+    memory, shape = ReplayMemory.of(rows.memory), target.shape
     length, offset = torch.empty_like(rows.step), torch.empty_like(rows.step)
-    ready, last = memory["ready"].numpy(), how.last.numpy()
+    ready, last = memory.ready.numpy(), how.last.numpy()
     drafts, total = _lengths(rows.step.numpy(), ready, last, how.window, length.numpy(), offset.numpy())
-    states, guesses = rows.x.new_zeros((count, drafts + 1, *shape)), rows.x.new_empty((count, drafts, *shape))
+    states = rows.x.new_zeros((len(rows.x), drafts + 1, *shape))
+    guesses = rows.x.new_empty((len(rows.x), drafts, *shape))
     x = rows.x.new_empty((total, *shape))
     step, row = rows.step.new_empty(total), rows.step.new_empty(total)
     _draft(
         *_flat(1, rows.x, rows.previous), *_flat(2, rows.noise), *_arrays(rows.step, rows.sample),
-        *_arrays(memory["horizon"], memory["gain"], memory["response"]),
-        *_flat(2, memory["states"], memory["predictions"]), *_coefficients(target, how), length.numpy(),
+        *_arrays(memory.horizon, memory.slope, memory.response),
+        *_flat(2, memory.states, memory.predictions), *_coefficients(target, how), length.numpy(),
         *_flat(2, states, guesses), *_flat(1, x), step.numpy(), row.numpy(),
     )  # fmt: skip
     needed = how.layout.needed(length, drafts)
@@ -487,15 +489,15 @@ def settle(
     target: Target, rows: Rows, draft: CompiledDraft, predictions: Tensor, how: Speculation
 ) -> tuple[Rows, Commit]:
     """See `core.round.settle`; in place."""
-    memory = rows.memory
+    memory = ReplayMemory.of(rows.memory)
     x, step, committed = torch.empty_like(rows.x), torch.empty_like(rows.step), torch.empty_like(rows.step)
     mismatch = torch.zeros(draft.guesses.shape[:2], dtype=torch.float64)
     _settle(
         *_flat(2, draft.states, draft.guesses), *_flat(1, predictions.detach().contiguous()),
         *_arrays(draft.offset, draft.length, rows.seed, rows.step, rows.round, rows.evaluations, rows.fault),
         *_flat(1, rows.previous), *_flat(2, rows.noise),
-        *_arrays(*(memory[name] for name in ("visited", "horizon", "gain", "response", "ready"))),
-        *_flat(2, memory["states"], memory["predictions"]), *_coefficients(target, how),
+        *_arrays(memory.visited, memory.horizon, memory.slope, memory.response, memory.ready),
+        *_flat(2, memory.states, memory.predictions), *_coefficients(target, how),
         how.block or how.window, verify.FAR, torch.finfo(x.dtype).eps,
         *_flat(1, x), *_arrays(step, committed, mismatch),
     )  # fmt: skip
@@ -511,18 +513,18 @@ def prepare(dtype: torch.dtype) -> None:
         affine=True, std=ones, state_weight=ones, prediction_weight=ones, previous_weight=None
     )
     target = cast(Target, SimpleNamespace(chain=chain, std=ones, shape=shape, start=lambda noise, row: noise))
-    how = Speculation(Replay(), 1, None, True, last_draftable(ones), Packed())
-    rows = begin(target, how.drafter, how.window, torch.zeros(1, dtype=torch.int64))
+    how = Speculation(Replay(), 1, None, True, last_draftable(ones), Packed(), normal)
+    rows = begin(target, how, torch.zeros(1, dtype=torch.int64))
     draft = propose(target, rows, how)
     _, commit = settle(target, rows, draft, draft.call.x, how)
-    Tally(how.window, len(ones), ones.device).count(commit)
+    Tally(how.window, len(ones), ones.device, count).count(commit)
 
 
 def _coefficients(target: Target, how: Speculation) -> tuple[Any, ...]:
     """The prior's J, std, and the weights of state, prediction and previous prediction; empty where there is none."""
     chain, prior = cast(AffineChain, affine_chain(target)), cast(Replay, how.drafter).prior
     none = chain.std.new_empty(0)
-    jacobian = None if prior is None else prior.response
+    jacobian = None if prior is None else prior.jacobian
     previous = none if chain.previous_weight is None else chain.previous_weight
     weights = chain.std, chain.state_weight, chain.prediction_weight, previous
     return _arrays(none.view(0, 0, 0) if jacobian is None else jacobian, *weights)

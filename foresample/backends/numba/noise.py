@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresample.kernels.cpu.compiling import compiled
+from foresample.backends.numba.compiling import compiled
+from foresample.core.noise import STEP
 
 _MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -56,7 +57,7 @@ def _fill_normals(out, seed, step, draw, stream):
 
 
 def normal(
-    seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int, step: Tensor, draw: Tensor
+    seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int = STEP, step: Tensor, draw: Tensor
 ) -> Tensor:
     """See `foresample.core.noise.normal`."""
     out = torch.empty((len(seed), math.prod(shape)), dtype=dtype)

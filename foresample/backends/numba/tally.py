@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from foresample.kernels.cpu.compiling import compiled
+from foresample.backends.numba.compiling import compiled
 
 if TYPE_CHECKING:
     from foresample.core.report import Commit

@@ -12,8 +12,8 @@ import math
 import numpy as np
 import torch
 
+from foresample.backends.numba.compiling import compiled
 from foresample.core import coupling
-from foresample.kernels.cpu.compiling import compiled
 
 NODES, WEIGHTS = (values.numpy() for values in coupling.quadrature(torch.device("cpu")))
 SMALL, BEYOND, NEAR = coupling.SMALL, coupling.BEYOND, coupling.NEAR

@@ -26,19 +26,19 @@ from triton.runtime import interpreter
 
 import foresample as fs
 from benchmarks import soak
-from foresample import kernels
-from foresample.contracts import affine_chain
+from foresample import backends
+from foresample.backends import triton as kernels
 from foresample.core import coupling
 from foresample.core import noise as streams
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable
 from foresample.faults import BROKEN_STATE
 from foresample.targets import ChainTarget
 from tests.agreement import fused_round, plain_round
+from tests.backends import fused
+from tests.backends.fused import CPU, assert_agree_along, small, warm, wide
 from tests.core import test_coupling as oracle
-from tests.kernels import fused
-from tests.kernels.fused import CPU, assert_agree_along, small, warm, wide
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run tests/kernels/test_interpreted.py"
+assert os.environ.get("TRITON_INTERPRET") == "1", "run tests/backends/test_interpreted.py"
 assert os.environ.get("FORESAMPLE_PLAIN") == "1", "what kernels are held against is plain PyTorch"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in lanes that are masked later
 
@@ -47,7 +47,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, i
 interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
 interpreter._patch_lang = lambda fn: SimpleNamespace(restore=lambda: None)
 
-ROOM = [f"foresample.kernels.{name}" for name in ("basis", "noise", "transition", "coupling", "round", "tally")]
+ROOM = [
+    f"foresample.backends.triton.{name}"
+    for name in ("basis", "noise", "transition", "coupling", "round", "tally")
+]
 
 
 def _lifted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -75,7 +78,7 @@ LIBDEVICE = SimpleNamespace(
 
 def load() -> None:
     """The kernels as their files are now."""
-    for name in (*ROOM, "tests.kernels.scalars"):
+    for name in (*ROOM, "tests.backends.scalars"):
         sys.modules.pop(name, None)
     for name in ROOM:
         module: Any = importlib.import_module(name)
@@ -89,8 +92,15 @@ def load() -> None:
 
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that serve on a CPU."""
-    monkeypatch.setattr(kernels, "serve", lambda target: affine_chain(target) is not None)
+    """Rounds and transitions by Triton on a CPU; noise and tallies, which they are held against, stay plain."""
+
+    def transition(*given: Any, **named: Any) -> None:
+        from foresample.backends.triton.transition import transition as fused
+
+        fused(*given, **named)
+
+    here = replace(backends.PLAIN, name="Triton", transition=transition)
+    monkeypatch.setattr(backends, "backend_for", lambda device, dtype: here)
     load()
 
 
@@ -135,18 +145,18 @@ def test_rounds_of_the_soak_agree(name: str, monkeypatch: pytest.MonkeyPatch) ->
     variant = soak.VARIANTS[name]
     target = variant.target("cpu", torch.float32)
     with monkeypatch.context() as plainly:
-        plainly.setattr(kernels, "serve", lambda target: False)
+        plainly.setattr(backends, "backend_for", lambda device, dtype: backends.PLAIN)
         drafter = variant.drafter(target, 8)
     assert soak.difference(variant, target, drafter, 1) is None
 
 
 @pytest.mark.parametrize("layout", [Padded(2), Packed()], ids=["padded", "packed"])
 def test_a_target_may_write_into_its_states(layout: Layout) -> None:
-    from foresample.kernels import round as fused_rounds
+    from foresample.backends.triton import round as fused_rounds
 
     target = small("flow", CPU)
     how = Speculation(warm(target, "table"), 3, None, True, last_draftable(target.std), layout)
-    draft = fused_rounds.propose(target, begin(target, how.drafter, 3, streams.seeds_of(0, 2)), how)
+    draft = fused_rounds.propose(target, begin(target, how, streams.seeds_of(0, 2)), how)
     drafted = draft.states.clone()
     here = draft.call.needed if draft.call.needed is not None else torch.ones(2, 3, dtype=torch.bool)
     assert torch.equal(draft.call.x, drafted[here])
@@ -160,7 +170,7 @@ def test_scalars_agree() -> None:
 
 def test_a_fixed_number_of_newton_steps_comes_to_the_root() -> None:
     """Over the grid of the plain code's own test, and against the same oracle."""
-    from tests.kernels.scalars import every
+    from tests.backends.scalars import every
 
     grid = [
         (delta, log_p, level)
@@ -221,7 +231,7 @@ def test_faults_agree(where: str) -> None:
     target, code = broken(where)
     how = Speculation(fs.Replay(), 2, None, True, last_draftable(target.std), Padded())
     for settled in (plain_round, fused_round):
-        rows = begin(target, how.drafter, 2, streams.seeds_of(0, 1))
+        rows = begin(target, how, streams.seeds_of(0, 1))
         for _ in range(6):
             rows = settled(target, rows, how).after
         assert (rows.fault == code).all()

@@ -34,8 +34,8 @@ def test_interpreted_kernels(which: str) -> None:
 
     The interpreter is asked for in the environment, before Triton is imported; no other test may see it.
     """
-    run("-k", which, "tests/kernels/interpreted.py", TRITON_INTERPRET="1", FORESAMPLE_PLAIN="1")
+    run("-k", which, "tests/backends/interpreted.py", TRITON_INTERPRET="1", FORESAMPLE_PLAIN="1")
 
 
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    run("tests/kernels/compiled.py", TRITON_CACHE_DIR=str(tmp_path))
+    run("tests/backends/compiled.py", TRITON_CACHE_DIR=str(tmp_path))

@@ -17,6 +17,10 @@ from torch import Tensor
 pytest.importorskip("numba", reason="numba is not installed: pip install 'foresample[fast]'")
 
 import foresample as fs
+from foresample.backends import backend_of, normal
+from foresample.backends.numba import compiling, coupling
+from foresample.backends.numba import round as compiled
+from foresample.backends.rounds import round_for
 from foresample.chains import Chain
 from foresample.contracts import affine_chain
 from foresample.core import coupling as plain_coupling
@@ -25,9 +29,6 @@ from foresample.core import round as plain
 from foresample.core.report import Tally
 from foresample.core.round import Packed, Padded, Speculation, begin, last_draftable
 from foresample.drafters import Prior
-from foresample.engine.slots import round_for
-from foresample.kernels.cpu import compiling, coupling
-from foresample.kernels.cpu import round as compiled
 from foresample.targets import ChainTarget
 from tests.agreement import assert_rows_agree, compiled_round, near, plain_round
 from tests.core.test_coupling import (
@@ -66,7 +67,7 @@ def warm(target: ChainTarget, *, rows: int = 0) -> fs.Replay:
         size = target.shape.numel()
         generator = torch.Generator().manual_seed(1)
         response = 0.2 * torch.randn(len(target.std), rows, size, generator=generator, dtype=torch.float64)
-        prior = replace(prior, response=response.to(target.std))
+        prior = replace(prior, jacobian=response.to(target.std))
     return fs.Replay(prior=prior)
 
 
@@ -96,7 +97,7 @@ def test_rounds_agree_along_whole_chains(chain: str, drafter: str, block: int | 
     steps, window, count = len(target.std), *((10, 500) if chain == "strays" else (7, 40))
     how = Speculation(DRAFTERS[drafter](target), window, block, True, last_draftable(target.std), Packed())
     assert compiled.serves(target, how)
-    rows = begin(target, how.drafter, window, streams.seeds_of(1, count))
+    rows = begin(target, how, streams.seeds_of(1, count))
     rounding = near(target.std.dtype)
     settled = undecided = 0
     while (rows.step < steps).any():
@@ -183,8 +184,8 @@ def test_the_plain_round_serves_where_the_compiled_one_would_be_another() -> Non
     assert affine_chain(own_mean) is None
     size = target.shape.numel()
     states = torch.zeros(1, 3, *target.shape, dtype=torch.float64)
-    short = Prior(states, states, response=torch.zeros(len(last) - 1, size, size, dtype=torch.float64))
-    narrow = Prior(states, states, response=torch.zeros(len(last), size, size))
+    short = Prior(states, states, jacobian=torch.zeros(len(last) - 1, size, size, dtype=torch.float64))
+    narrow = Prior(states, states, jacobian=torch.zeros(len(last), size, size))
     others = {
         "a mean of its own": (own_mean, how),
         "half precision": (wide(torch.bfloat16), how),
@@ -233,7 +234,7 @@ def test_the_tally_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tallies = []
     for plainly in ("0", "1"):
         monkeypatch.setenv("FORESAMPLE_PLAIN", plainly)
-        tally = Tally(6, len(target.std), torch.device("cpu"))
+        tally = Tally(6, len(target.std), torch.device("cpu"), backend_of(target).count)
         for commit in commits:
             tally.count(commit)
         tallies.append(tally)
@@ -249,7 +250,7 @@ def test_noise_is_the_same_stream(size: int, monkeypatch: pytest.MonkeyPatch) ->
     drawn = []
     for plainly in ("0", "1"):
         monkeypatch.setenv("FORESAMPLE_PLAIN", plainly)
-        drawn.append(streams.normal(seed, torch.Size([size]), torch.float64, step=step, draw=draw))
+        drawn.append(normal(seed, torch.Size([size]), torch.float64, step=step, draw=draw))
     torch.testing.assert_close(drawn[0], drawn[1], rtol=1e-13, atol=1e-13)
 
 
@@ -334,7 +335,7 @@ def test_without_a_place_to_keep_it_everything_works(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     code = (
-        "import torch; from foresample.kernels.cpu import compiling, noise; assert compiling.cache_folder() is None;"
+        "import torch; from foresample.backends.numba import compiling, noise; assert compiling.cache_folder() is None;"
         "from foresample.core.noise import normal; z = torch.zeros(1, dtype=torch.int64);"
         "print(normal(z, torch.Size([3]), torch.float64, step=z, draw=z).isfinite().all())"
     )

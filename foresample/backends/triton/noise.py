@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from foresample.core.noise import STEP
+
 _BLOCK = 256
 
 
@@ -41,7 +43,7 @@ def _normal_kernel(seed, step, draw, out, size, stream, BLOCK: tl.constexpr):
 
 
 def normal(
-    seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int, step: Tensor, draw: Tensor
+    seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int = STEP, step: Tensor, draw: Tensor
 ) -> Tensor:
     """See `foresample.core.noise.normal`."""
     size = math.prod(shape)

@@ -33,6 +33,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foresample.backends.triton.coupling import acceptance, normcdfinv, residual, tilted_cdf
+from foresample.backends.triton.noise import normals, unit
+from foresample.backends.triton.transition import coefficients
 from foresample.contracts import AffineChain, Target, affine_chain
 from foresample.core import noise as streams
 from foresample.core.coupling import quadrature
@@ -40,11 +43,8 @@ from foresample.core.report import Commit
 from foresample.core.round import Call, Padded, Rows, Speculation
 from foresample.core.verify import FAR
 from foresample.drafters.prior import is_diagonal
-from foresample.drafters.replay import DIVERGED, Replay, is_replay
+from foresample.drafters.replay import DIVERGED, Replay, ReplayMemory, is_replay
 from foresample.faults import BROKEN_STATE, NO_FAULT
-from foresample.kernels.coupling import acceptance, normcdfinv, residual, tilted_cdf
-from foresample.kernels.noise import normals, unit
-from foresample.kernels.transition import coefficients
 
 _BLOCK, _WIDE = 256, 1024  # elements a program takes at a time
 _TILE = tl.constexpr(16)  # positions copied at a time
@@ -563,18 +563,19 @@ class FusedDraft:
     length: Tensor
 
 
-def serves(drafter: object, size: int) -> bool:
-    """Whether these kernels draft as this drafter does, for states of so many elements."""
-    if not is_replay(drafter) or not drafter.secant:
+def serves(target: Target, how: Speculation) -> bool:
+    """Whether this round is that of `core.round`, for this target and these settings."""
+    drafter = how.drafter
+    if affine_chain(target) is None or not how.recycle or not is_replay(drafter) or not drafter.secant:
         return False
-    response = None if drafter.prior is None else drafter.prior.response
-    return response is None or is_diagonal(response) or size <= MOST_ELEMENTS
+    jacobian = None if drafter.prior is None else drafter.prior.jacobian
+    return jacobian is None or is_diagonal(jacobian) or target.shape.numel() <= MOST_ELEMENTS
 
 
 def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
     """See `core.round.propose`."""
     chain = cast(AffineChain, affine_chain(target))
-    count, memory, jacobian = len(rows.x), rows.memory, _Jacobian.of(how, target)
+    count, memory, jacobian = len(rows.x), ReplayMemory.of(rows.memory), _Jacobian.of(how, target)
     sizes = _sizes(target, how)
     drafts, size = sizes["drafts"], sizes["size"]
     std, state_weight, *weights = coefficients(chain)
@@ -586,8 +587,8 @@ def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
     part = triton.next_power_of_2(size) if jacobian.is_matrix else _BLOCK
     with torch.cuda.device_of(states):
         _draft[(count, triton.cdiv(size, part), 1 + triton.cdiv(how.window + 1 - drafts, _TILE.value))](
-            rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory["ready"], memory["horizon"],
-            memory["gain"], memory["response"], memory["states"], memory["predictions"],
+            rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory.ready, memory.horizon,
+            memory.slope, memory.response, memory.states, memory.predictions,
             jacobian.values, std, state_weight, *weights, how.last,
             states, asked, guesses, spent, length, step, sample,
             **sizes, MULTISTEP=chain.previous_weight is not None, **jacobian.kind, BLOCK=part,
@@ -607,7 +608,7 @@ def settle(
 ) -> tuple[Rows, Commit]:
     """See `core.round.settle`; in place."""
     chain = cast(AffineChain, affine_chain(target))
-    count, memory, jacobian = len(rows.x), rows.memory, _Jacobian.of(how, target)
+    count, memory, jacobian = len(rows.x), ReplayMemory.of(rows.memory), _Jacobian.of(how, target)
     states, guesses, spent, step, length = draft.states, draft.guesses, draft.spent, draft.step, draft.length
     std, state_weight, *weights = coefficients(chain)
     sizes, multistep = _sizes(target, how), chain.previous_weight is not None
@@ -618,23 +619,23 @@ def settle(
     push, mismatch = (sums.new_empty((count, drafts)) for _ in range(2))
     with torch.cuda.device_of(states):
         _measure[(count * (drafts + 1),)](
-            states, predictions, guesses, spent, step, length, memory["states"], memory["predictions"],
+            states, predictions, guesses, spent, step, length, memory.states, memory.predictions,
             jacobian.values, std, *weights, sums, **sizes, MULTISTEP=multistep, **jacobian.kind,
             BLOCK=triton.next_power_of_2(size) if jacobian.is_matrix else _WIDE,
             enable_fp_fusion=not jacobian.is_matrix,
         )
         _decide[(count,)](
-            sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory["visited"],
-            memory["horizon"], memory["gain"], memory["response"], memory["ready"], std,
+            sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory.visited,
+            memory.horizon, memory.slope, memory.response, memory.ready, std,
             *quadrature(states.device), accepted, committed, push, mismatch,
             sizes["steps"], window, drafts, how.block or window, torch.finfo(states.dtype).eps,
             PADDED=isinstance(how.layout, Padded), LANES=triton.next_power_of_2(window + 1), num_warps=8,
             enable_fp_fusion=False,
         )
         _commit[(count * (window + 1), triton.cdiv(size, _BLOCK))](
-            states, predictions, guesses, spent, rows.seed, step, length, memory["visited"], accepted,
+            states, predictions, guesses, spent, rows.seed, step, length, memory.visited, accepted,
             committed, push, std, state_weight, *weights, rows.x, rows.previous, rows.noise,
-            memory["states"], memory["predictions"], rows.fault, **sizes, MULTISTEP=multistep, BLOCK=_BLOCK,
+            memory.states, memory.predictions, rows.fault, **sizes, MULTISTEP=multistep, BLOCK=_BLOCK,
         )
     return rows, Commit(rows.sample, step[:, 0], committed, states, rows.x, mismatch, length)
 
@@ -656,9 +657,9 @@ class _Jacobian:
     @staticmethod
     def of(how: Speculation, target: Target) -> _Jacobian:
         prior = cast(Replay, how.drafter).prior
-        if prior is None or prior.response is None:
+        if prior is None or prior.jacobian is None:
             return _Jacobian(target.std, {"JACOBIAN": False, "DIAGONAL": True})
-        values = prior.response.to(target.std).contiguous()
+        values = prior.jacobian.to(target.std).contiguous()
         return _Jacobian(values, {"JACOBIAN": True, "DIAGONAL": is_diagonal(values)})
 
     @property

@@ -1,4 +1,4 @@
-"""One transition of the sequential sampler as a kernel: `core.baseline` for affine chains, on CUDA."""
+"""One transition of the sequential sampler as a kernel: `baseline` for affine chains, on CUDA."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foresample.backends.triton.noise import normals
 from foresample.contracts import AffineChain
 from foresample.core import noise as streams
 from foresample.faults import BROKEN_STATE, NO_FAULT
-from foresample.kernels.noise import normals
 
 _BLOCK = 256  # elements a program takes at a time
 _STEP = tl.constexpr(streams.STEP)

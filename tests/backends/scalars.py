@@ -1,11 +1,11 @@
-"""Every scalar of `kernels.coupling` in one kernel; a module of its own, since Triton is not everywhere."""
+"""Every scalar of `backends.triton.coupling` in one kernel; a module of its own, since Triton is not everywhere."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from foresample.kernels import coupling
+from foresample.backends.triton import coupling
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""One transition of the sequential sampler, compiled: `core.baseline` for affine chains, on a CPU."""
+"""One transition of the sequential sampler, compiled: `baseline` for affine chains, on a CPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foresample.backends.numba.compiling import compiled
+from foresample.backends.numba.noise import fill_normal, normal
 from foresample.contracts import AffineChain
 from foresample.core import noise as streams
 from foresample.faults import BROKEN_STATE, NO_FAULT
-from foresample.kernels.cpu.compiling import compiled
-from foresample.kernels.cpu.noise import fill_normal
 
 _STEP = streams.STEP
 
@@ -78,4 +78,4 @@ def prepare(dtype: torch.dtype) -> None:
     chain = SimpleNamespace(std=ones, state_weight=ones, prediction_weight=ones, previous_weight=None)
     state, zero = torch.zeros(1, 1, dtype=dtype), torch.zeros(1, dtype=torch.int64)
     transition(cast(AffineChain, chain), state, state.clone(), state.clone(), zero, zero, zero.clone())
-    streams.normal(zero, torch.Size([1]), dtype, step=zero, draw=zero)
+    normal(zero, torch.Size([1]), dtype, step=zero, draw=zero)

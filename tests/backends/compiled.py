@@ -21,14 +21,14 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import foresample as fs
-from foresample import kernels
+from foresample.backends import triton as kernels
+from foresample.backends.triton import basis, noise, round, tally, transition
 from foresample.contracts import affine_chain
 from foresample.core import noise as streams
 from foresample.core.report import Tally
 from foresample.core.round import Padded, Speculation, begin, last_draftable
-from foresample.kernels import basis, noise, round, tally, transition
-from tests.kernels.fused import CPU, small, warm, wide
-from tests.kernels.lanes import fused_exchanges, lane_decisions
+from tests.backends.fused import CPU, small, warm, wide
+from tests.backends.lanes import fused_exchanges, lane_decisions
 
 H200 = GPUTarget("cuda", 90, 32)
 TYPES = {
@@ -78,7 +78,7 @@ def compile_round(case: str, round: ModuleType) -> None:
     prior = case.split()[-1]
     drafter = warm(target, prior) if prior in ("jacobian", "diagonal") else fs.Replay()
     how = Speculation(drafter, window, None, True, last_draftable(target.std), Padded(drafts))
-    rows = begin(target, how.drafter, window, streams.seeds_of(1, 2))
+    rows = begin(target, how, streams.seeds_of(1, 2))
     draft = round.propose(target, rows, how)
     _, commit = round.settle(target, rows, draft, torch.zeros_like(draft.call.x), how)
     counters = Tally(window, len(target.std), CPU)
@@ -214,9 +214,9 @@ def test_lanes_that_decide_for_themselves_are_caught(
     (tmp_path / f"{file}.py").write_text(source.replace(now, before))
     monkeypatch.setattr(kernels, "__path__", [str(tmp_path), home])
     for name in ("coupling", "round"):
-        monkeypatch.delitem(sys.modules, f"foresample.kernels.{name}")
+        monkeypatch.delitem(sys.modules, f"foresample.backends.triton.{name}")
         monkeypatch.delattr(kernels, name)
-    compile_round(case, importlib.import_module("foresample.kernels.round"))
+    compile_round(case, importlib.import_module("foresample.backends.triton.round"))
     assert shows(compiled)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.baseline import Sequential
 from foresample.chains import Chain
 from foresample.core import coupling
 from foresample.core import noise as streams
-from foresample.core.baseline import Sequential
 from foresample.core.report import Tally
 from foresample.core.round import Layout, Padded, Speculation, begin, last_draftable
 from foresample.targets import ChainTarget
@@ -55,7 +55,7 @@ def warm(target: ChainTarget, kind: str) -> fs.Replay:
     path = random(3, table, *target.shape), random(3, table, *target.shape)
     extra: dict[str, Callable[[], dict[str, Tensor]]] = {
         "table": dict,
-        "slopes": lambda: {"gain": random(table)},
+        "slopes": lambda: {"slope": random(table)},
         "jacobian": lambda: {"response": random(steps, size, size) / size},
         "diagonal": lambda: {"response": random(steps, 1, size)},
     }
@@ -64,17 +64,17 @@ def warm(target: ChainTarget, kind: str) -> fs.Replay:
 
 def assert_pictures_are_turned(device: torch.device) -> None:
     """Of any size that is served, and states whose memory is not in order."""
-    from foresample.kernels import basis
+    from foresample.backends.triton import basis
 
     generator = torch.Generator().manual_seed(3)
     for count, rows, columns in ((3, 96, 32), (2, 5, 7), (1, 28, 28)):
         sizes = (rows, rows), (columns, rows, count), (columns, columns)
         left, x, right = (torch.randn(size, generator=generator).to(device) for size in sizes)
         x = x.permute(2, 1, 0)
-        assert basis.serves(x)
+        assert basis._serves(x)
         torch.testing.assert_close(basis.turn(left, x, right), left @ x @ right, rtol=1e-4, atol=1e-3)
-    assert not basis.serves(x.double())
-    assert not basis.serves(x.new_empty(1, 192, 64))
+    assert not basis._serves(x.double())
+    assert not basis._serves(x.new_empty(1, 192, 64))
 
 
 def assert_agree_along(
@@ -90,13 +90,13 @@ def assert_agree_along(
     Row by row from the same rows: the same decision, and then the same numbers up to rounding. Rows may only part
     where a uniform lies between two roundings of its bar (`tests.agreement`), so few do.
     """
-    from foresample.kernels.tally import count as fused_count
+    from foresample.backends.triton.tally import count as fused_count
 
     steps, device = len(target.std), target.std.device
     last = last_draftable(target.std)
     how = Speculation(drafter, window, block, True, last, layout or Padded())
     tallies = Tally(window, steps, CPU), Tally(window, steps, device)
-    rows = begin(target, how.drafter, window, seeds.to(device))
+    rows = begin(target, how, seeds.to(device))
     rounding = near(target.std.dtype)
     settled = undecided = 0
     while (rows.step < steps).any():
@@ -121,7 +121,7 @@ def assert_agree_along(
 
 def assert_scalars_agree(device: torch.device, count: int, at_once: int) -> None:
     """δ from 1e-12 to 1e3, p from 1e-300 to 1, at random; a program takes so many at once."""
-    from tests.kernels.scalars import every
+    from tests.backends.scalars import every
 
     generator = torch.Generator().manual_seed(2)
     unit = torch.rand(4, count, generator=generator, dtype=torch.float64)
@@ -145,7 +145,7 @@ def assert_scalars_agree(device: torch.device, count: int, at_once: int) -> None
 
 
 def assert_noise_is_the_same_stream(device: torch.device, count: int) -> None:
-    from foresample.kernels.noise import normal
+    from foresample.backends.triton.noise import normal
 
     seed, step = streams.seeds_of(3, count), torch.arange(count) * 20
     draw = torch.arange(count) % 3
@@ -165,8 +165,7 @@ def assert_sequential_is_its_formula(target: ChainTarget, *, graph: bool = False
     key = streams.seeds_of(4, 3).to(target.std.device)
     row = torch.arange(3, device=key.device)
     sampler = Sequential(target, 3, graph=graph)
-    assert sampler.fused is not None
-    assert not sampler.compiled
+    assert (sampler.backend.name, sampler.chain) == ("Triton", target.chain)
     x = streams.normal(key, target.shape, target.std.dtype, stream=streams.START, step=key * 0, draw=key * 0)
     x, previous = target.start(x, torch.arange(len(x), device=x.device)), torch.zeros_like(x)
     for k in range(len(target.std)):

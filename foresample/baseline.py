@@ -11,7 +11,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foresample import kernels
+from foresample.backends import backend_of, extra_noise
+from foresample.backends.graphs import capture, require_cuda
 from foresample.contracts import (
     Target,
     affine_chain,
@@ -26,10 +27,9 @@ from foresample.contracts import (
     start_states,
     transition_mean,
 )
-from foresample.core import noise as streams
+from foresample.core.noise import START, resolve_seeds
 from foresample.core.report import Commit, Observer, Report, Run, Tally, TimedTarget
 from foresample.faults import NO_FAULT, broken, note_fault, note_state, raise_faults
-from foresample.kernels.graphs import capture, require_cuda
 
 _LOOK_EVERY = 64  # steps between looks for NaN and infinity, on a device where looking means waiting
 
@@ -44,18 +44,14 @@ class Sequential:
         if graph:
             require_cuda(target)
         self.target, self.slots, self.timed = target, slots, TimedTarget(target)
-        self.compiled = kernels.compiles(device, target.std.dtype)
-        self.fused = affine_chain(target) if self.compiled or kernels.serve(target) else None
+        self.chain, self.backend = affine_chain(target), backend_of(target)
         self.row, self.key, self.step, self.fault = (
             torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
         )
         self.used = torch.ones(slots, 1, dtype=torch.bool, device=device)
         self.x = target.std.new_zeros((slots, *target.shape))
         self.previous = no_history(target, self.x)
-        if self.compiled:
-            from foresample.kernels.cpu.transition import prepare
-
-            prepare(target.std.dtype)
+        self.backend.prepare(target.std.dtype)
         self.graph = capture(self._transition, device) if graph else None
 
     def sample(self, seeds: Tensor, observe: Observer | None = None, *, rows: Tensor | None = None) -> Run:
@@ -104,9 +100,7 @@ class Sequential:
         self.step.zero_()
         self.fault.fill_(NO_FAULT)
         zero = torch.zeros_like(self.key)
-        unit = streams.normal(
-            self.key, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero
-        )
+        unit = self.backend.normal(self.key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero)
         with torch.no_grad():
             self.x.copy_(start_states(target, unit, self.row))
         for k in range(len(target.std)):
@@ -115,24 +109,20 @@ class Sequential:
             yield k
 
     def _transition(self) -> None:
-        extra = streams.extra_noise(self.target, self.key, self.step)
+        extra = extra_noise(self.target, self.key, self.step)
         prediction = predict(self.timed, self.x.clone(), self.step, self.row, extra)
         self._move(prediction, extra)
         self.step.add_(1).clamp_(max=len(self.target.std) - 1)
 
     def _move(self, prediction: Tensor, extra: Tensor | None) -> None:
-        target, step = self.target, self.step
-        if self.fused is not None:
-            if self.compiled:
-                from foresample.kernels.cpu.transition import transition
-            else:
-                from foresample.kernels.transition import transition
-            return transition(self.fused, self.x, prediction, self.previous, self.key, step, self.fault)
+        target, step, transition = self.target, self.step, self.backend.transition
+        if transition is not None and self.chain is not None:
+            return transition(self.chain, self.x, prediction, self.previous, self.key, step, self.fault)
         network, state = (broken(v.unsqueeze(1)) for v in (prediction, self.x))
         self.fault.copy_(note_fault(self.fault, network, state, step.unsqueeze(1), self.used))
         mean = transition_mean(target, self.x, prediction, step, self.previous, extra)
         zero = torch.zeros_like(self.key)
-        noise = streams.normal(self.key, target.shape, self.x.dtype, step=step, draw=zero)
+        noise = self.backend.normal(self.key, target.shape, self.x.dtype, step=step, draw=zero)
         self.x.copy_(mean + expand(target.std[step], noise) * noise)
         self.previous.copy_(remember(target, prediction, self.previous))
 
@@ -154,5 +144,5 @@ def sequential(
 ) -> Run:
     """Draw samples one step after the other: N calls each. Arguments as for `sample`."""
     require_target(target)
-    key = streams.resolve_seeds(count, seed, seeds)
+    key = resolve_seeds(count, seed, seeds)
     return Sequential(target, resolve_slots(slots, len(key)), graph=graph).sample(key, observe)
