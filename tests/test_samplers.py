@@ -93,3 +93,22 @@ def test_the_seed_is_its_own_or_torch_s() -> None:
 def test_what_cannot_be_exact_is_refused(name: str, arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         getattr(samplers, name)(**{"model": denoise, "x": start(2, 0), "sigmas": LEVELS} | arguments)
+
+
+def test_settings_are_those_of_sample() -> None:
+    """Each is taken and passed on; a misspelt one is refused by its name."""
+    reports: list[fs.Report] = []
+    more: dict[str, Any] = {
+        "window": 3,
+        "slots": 2,
+        "block": 1,
+        "recycle": False,
+        "drafter": fs.Frozen("nearest"),
+    }
+    samplers.sample_heun(denoise, start(4, 0), LEVELS, s_churn=4.0, seed=1, report=reports.append, **more)
+    assert (reports[0].window, reports[0].slots) == (3, 2)
+    assert "block 1, fresh noise" in reports[0].method
+    assert "Frozen" in reports[0].method
+    wrong: dict[str, Any] = {"windw": 3}
+    with pytest.raises(TypeError, match="windw is not a setting here: did you mean window"):
+        samplers.sample_euler_ancestral(denoise, start(2, 0), LEVELS, **wrong)
