@@ -56,8 +56,8 @@ def warm(target: ChainTarget, kind: str) -> fs.Replay:
     extra: dict[str, Callable[[], dict[str, Tensor]]] = {
         "table": dict,
         "slopes": lambda: {"slope": random(table)},
-        "jacobian": lambda: {"response": random(steps, size, size) / size},
-        "diagonal": lambda: {"response": random(steps, 1, size)},
+        "jacobian": lambda: {"jacobian": random(steps, size, size) / size},
+        "diagonal": lambda: {"jacobian": random(steps, 1, size)},
     }
     return fs.Replay(prior=fs.Prior(*path, **extra[kind]()))
 

@@ -66,8 +66,8 @@ def warm(target: ChainTarget, *, rows: int = 0) -> fs.Replay:
     if rows:
         size = target.shape.numel()
         generator = torch.Generator().manual_seed(1)
-        response = 0.2 * torch.randn(len(target.std), rows, size, generator=generator, dtype=torch.float64)
-        prior = replace(prior, jacobian=response.to(target.std))
+        jacobian = 0.2 * torch.randn(len(target.std), rows, size, generator=generator, dtype=torch.float64)
+        prior = replace(prior, jacobian=jacobian.to(target.std))
     return fs.Replay(prior=prior)
 
 

@@ -38,8 +38,9 @@ def test_memory_is_bounded_by_the_window() -> None:
         assert value.numel() <= 3 * 5 * 2
 
 
-def test_the_first_call_has_nothing_to_draft_from() -> None:
+def test_the_first_call_has_nothing_to_draft_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """It evaluates where the rows stand, and a round is a step of the sequential sampler."""
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     target, seeds = flow(), seeds_of(2, 4)
     how = speculation(target, 5)
     rows = begin(target, how, seeds)

@@ -279,13 +279,13 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
         {"states": TABLE[..., 0], "predictions": TABLE[..., 0]},
         r"\[paths, steps, \*shape\] both",
     ),
-    "a short response": ({"response": torch.zeros(3, 3, 3)}, r"with N of at least 4, .*not \[3, 3, 3\]"),
-    "a response of others": (
-        {"response": torch.zeros(9, 2, 2)},
+    "a short jacobian": ({"jacobian": torch.zeros(3, 3, 3)}, r"with N of at least 4, .*not \[3, 3, 3\]"),
+    "a jacobian of others": (
+        {"jacobian": torch.zeros(9, 2, 2)},
         r"\[N, 3, 3\] or \[N, 1, 3\] .*not \[9, 2, 2\]",
     ),
-    "a response a step": ({"response": torch.zeros(9)}, r"matrix or its diagonal .*not \[9\]"),
-    "a response without rows": ({"response": torch.zeros(9, 3)}, r"matrix or its diagonal .*not \[9, 3\]"),
+    "a jacobian a step": ({"jacobian": torch.zeros(9)}, r"matrix or its diagonal .*not \[9\]"),
+    "a jacobian without rows": ({"jacobian": torch.zeros(9, 3)}, r"matrix or its diagonal .*not \[9, 3\]"),
     "integers": ({"states": TABLE.long()}, "a prior's states must be a tensor of floating-point numbers"),
 }
 
@@ -326,11 +326,11 @@ def test_a_prior_of_another_chain_is_refused_before_any_call(draw: str) -> None:
         "tune": lambda drafter: fs.tune(counted, drafter=drafter),
         "engine": lambda drafter: fs.Engine(counted, window=3, slots=2, drafter=drafter),
     }
-    for response, states, sentence in (
+    for jacobian, states, sentence in (
         (torch.zeros(13, 2, 2), table, "fit one for this number of steps"),
         (None, torch.zeros(1, 4, 3), "fit one for this target"),
     ):
-        drafter = fs.Replay(prior=fs.Prior(states, states, jacobian=response))
+        drafter = fs.Replay(prior=fs.Prior(states, states, jacobian=jacobian))
         with pytest.raises(ValueError, match=sentence):
             draws[draw](drafter)
         assert calls == 0
