@@ -1,8 +1,8 @@
 """A diffusers DDPM folder (`unet/`, `scheduler/`, `model_index.json`) as a target.
 
-The chain is the one `DDPMPipeline` walks, as the reader of schedulers sees it. Weights are read from safetensors
-only; nothing is unpickled. The numbers a folder gives are looked at before anything is built from them, and the
-network is sketched without memory before it is made: what does not fit together is refused in one sentence.
+The chain is the one `DDPMPipeline` walks, as the reader of schedulers sees it. diffusers reads the folder; here its
+answer is judged: weights that do not fill the network, a network that returns another shape than it takes, or a
+schedule without an exact chain are refused in one sentence. Weights are read from safetensors only; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from foresample.chains import Kind, scheduler_chain
-from foresample.schema import Rule, Some, Unfit, parse_json, read_object, read_plain
+from foresample.schema import Unfit, parse_json, read_plain
 from foresample.targets import ChainTarget, from_scheduler
 from foresample.text import printable
 
@@ -122,13 +122,12 @@ class Recipe:
 
     def names(self) -> list[str]:
         """The names of all classes, none for a network without."""
-        return _labels(self.path, _read_json(self.path / "unet" / "config.json", NetworkNumbers))
+        count = _config(self.path / "unet" / "config.json").get("num_class_embeds")
+        return _labels(self.path, count if isinstance(count, int) else 0)
 
     def about(self) -> dict[str, Any]:
         """What decides on the samples beside the chain: the network's weights and how they are used."""
-        weights = _weights(self.path)
-        _weight_shapes(weights)  # refuses what are none, of whatever size
-        with weights.open("rb") as file:
+        with _weights(self.path / "unet").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {
             "model": self.path.resolve().name,
@@ -140,7 +139,7 @@ class Recipe:
     def configurations(self) -> dict[str, dict[str, Any]]:
         """What the folder says of its scheduler and network: samples of one dataset have one of each."""
         files = {"scheduler": "scheduler_config.json", "unet": "config.json"}
-        return {part: _shallow(_read_json(self.path / part / file)) for part, file in files.items()}
+        return {part: _shallow(_config(self.path / part / file)) for part, file in files.items()}
 
     def _classes(self, names: list[str]) -> list[int] | None:
         if self.label is not None:
@@ -164,40 +163,12 @@ def load(
     except ImportError:
         raise ImportError("models need the diffusers extra: pip install 'foresample[models]'") from None
     path, device = Path(path), _require_device(device)
-    index = _read_json(path / "model_index.json")
-    parts = [index.get(name) for name in ("unet", "scheduler")]
-    parts = [part[-1] if isinstance(part, list) and part else part for part in parts]
-    if parts != ["UNet2DModel", "DDPMScheduler"]:
-        name, unet, other = (
-            part if isinstance(part, str) and part.isidentifier() and len(part) < 80 else shortened(part)
-            for part in (index.get("_class_name"), *parts)
-        )
-        raise ValueError(
-            f"{path} holds {name} with {unet} and {other}; this loader takes a UNet2DModel with a DDPMScheduler"
-        )
-    weights = _weights(path)
-    settings = path / "scheduler" / "scheduler_config.json"
-    scheduler = _made(DDPMScheduler, settings, _read_json(settings, SchedulerNumbers))
-    with _blamed_on(settings, but=ValueError):
-        scheduler.set_timesteps(scheduler.config.num_train_timesteps)
-        chain = scheduler_chain(scheduler)  # refuses what has no exact coupling, before the weights are read
-    if scheduler.config.variance_type == "learned_range":
-        raise ValueError(
-            f"{settings}: this loader's networks return as many channels as they take and have no learned variance: "
-            "use variance_type='fixed_small', or foresample.targets.from_scheduler with your own network"
-        )
-    if not torch.isfinite(chain.std).all():
-        raise ValueError(
-            f"{settings}: its betas give a noise that is NaN or infinite; they must be between 0 and 1"
-        )
-    settings = path / "unet" / "config.json"
-    config = _read_json(settings, NetworkNumbers)
-    labels = _labels(path, config)
-    with torch.device("meta"):
-        sketch = _made(UNet2DModel, settings, config)
-    shape = _require_fitting(sketch, settings, weights)
-    unet = _made(UNet2DModel, settings, config)
-    _load_weights(unet, weights)
+    _require_parts(path, _json(path / "model_index.json"))
+    scheduler = _read(DDPMScheduler, path / "scheduler")
+    _require_chain(scheduler, path / "scheduler")
+    unet = _read_network(UNet2DModel, path / "unet")
+    shape = _shape(unet.config, path / "unet")
+    labels = _labels(path, unet.config.num_class_embeds or 0)
     unet = torch.nn.Module.to(unet, device, dtype).eval().requires_grad_(False)  # diffusers' own warns of casts
     network = cast(torch.nn.Module, torch.compile(unet, dynamic=False)) if compiled else unet
     return Pretrained(network, scheduler, labels, shape, device, dtype)
@@ -213,54 +184,88 @@ def _require_device(device: str | torch.device) -> torch.device:
     return device
 
 
-# ---------------------------------------------------------------- what a folder may say
-
-_Few = Annotated[int, Rule("a whole number from 1 to 64", lambda value: 1 <= value <= 64)]
-_Many = Annotated[int, Rule("a whole number from 1 to 65536", lambda value: 1 <= value <= 2**16)]
-_Million = Annotated[int, Rule("a whole number from 1 to 1000000", lambda value: 1 <= value <= 10**6)]
-_Beta = Annotated[float, Rule("a number between 0 and 1", lambda value: 0 <= value <= 1)]
-
-
-@dataclass(frozen=True)
-class _Object:
-    """Any object."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkNumbers:
-    """Of unet/config.json, what decides on how much is built; diffusers judges the rest."""
-
-    sample_size: Any
-    in_channels: _Many
-    out_channels: _Many
-    layers_per_block: _Few = 1
-    block_out_channels: Some[_Many]
-    down_block_types: Some[str]
-    up_block_types: Some[str]
-    num_class_embeds: _Million | None = None
+def _require_parts(path: Path, index: Any) -> None:
+    """Refuse a folder of another pipeline, by its model_index.json."""
+    index = index if isinstance(index, dict) else {}
+    parts = [
+        part[-1] if isinstance(part, list) and part else part for part in map(index.get, ("unet", "scheduler"))
+    ]
+    if parts != ["UNet2DModel", "DDPMScheduler"]:
+        name, unet, other = (
+            part if isinstance(part, str) and part.isidentifier() and len(part) < 80 else shortened(part)
+            for part in (index.get("_class_name"), *parts)
+        )
+        raise ValueError(
+            f"{path} holds {name} with {unet} and {other}; this loader takes a UNet2DModel with a DDPMScheduler"
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchedulerNumbers:
-    """Of scheduler/scheduler_config.json, what decides on the chain; diffusers judges the rest."""
-
-    num_train_timesteps: _Million = 1000
-    beta_start: _Beta = 0.0
-    beta_end: _Beta = 0.0
-    beta_schedule: str = ""
-    trained_betas: Some[_Beta] | None = None
-    variance_type: str = ""
-    prediction_type: str = ""
-    clip_sample: bool = False
-    clip_sample_range: float = 0.0
-    thresholding: bool = False
-    timestep_spacing: str = ""
-    steps_offset: int = 0
+def _require_chain(scheduler: Any, folder: Path) -> None:
+    """Refuse a schedule that has no exact chain here, before any weights are read."""
+    with _blamed_on(folder, but=ValueError):
+        scheduler.set_timesteps(scheduler.config.num_train_timesteps)
+        chain = scheduler_chain(scheduler)
+    if scheduler.config.variance_type == "learned_range":
+        raise ValueError(
+            f"{folder}: this loader's networks return as many channels as they take and have no learned variance: "
+            "use variance_type='fixed_small', or foresample.targets.from_scheduler with your own network"
+        )
+    if not torch.isfinite(chain.std).all():
+        raise ValueError(
+            f"{folder}: its betas give a noise that is NaN or infinite; they must be between 0 and 1"
+        )
 
 
-def _labels(path: Path, config: dict[str, Any]) -> list[str]:
+def _read(kind: Any, folder: Path, **options: Any) -> Any:
+    """What diffusers makes of a folder."""
+    with _blamed_on(folder):
+        return kind.from_pretrained(folder, local_files_only=True, **options)
+
+
+def _read_network(kind: Any, folder: Path) -> Any:
+    """The network with exactly the weights it needs."""
+    _weights(folder)
+    options = {"use_safetensors": True, "low_cpu_mem_usage": False, "output_loading_info": True}
+    unet, info = _read(kind, folder, **options)
+    strange = [name for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in info[kind]]
+    if strange:
+        raise ValueError(
+            f"{folder}: its weights do not fit the network of config.json ({shortened(strange)}): copy or download the "
+            "folder again"
+        )
+    return unet.float()
+
+
+def _shape(config: Any, folder: Path) -> torch.Size:
+    """The shape of a state."""
+    size = config.sample_size
+    sides = [size, size] if isinstance(size, int) else size
+    if (
+        not isinstance(sides, (list, tuple))
+        or len(sides) != 2
+        or not all(type(n) is int and n > 0 for n in sides)
+    ):
+        raise ValueError(f"{folder}: sample_size is {shortened(size)}, not the pixels of a picture's sides")
+    if config.in_channels != config.out_channels:
+        raise ValueError(
+            f"{folder}: the network takes {config.in_channels} channels and returns {config.out_channels}; this loader "
+            "takes one that returns what it takes"
+        )
+    return torch.Size([config.in_channels, *sides])
+
+
+def _weights(folder: Path) -> Path:
+    weights = folder / "diffusion_pytorch_model.safetensors"
+    if not weights.is_file():
+        raise FileNotFoundError(
+            f"{weights} does not exist: weights are read from safetensors only (save_pretrained writes them)"
+        )
+    return weights
+
+
+def _labels(path: Path, count: int) -> list[str]:
     """The names of the classes, none for a network without."""
-    count, file = config.get("num_class_embeds") or 0, path / "labels.json"
+    file = path / "labels.json"
     if not file.exists():
         return [str(i) for i in range(count)]
     names = _json(file)
@@ -273,77 +278,19 @@ def _labels(path: Path, config: dict[str, Any]) -> list[str]:
     return names
 
 
-def _made(kind: Any, file: Path, config: dict[str, Any]) -> Any:
-    """What diffusers makes of a config."""
-    with _blamed_on(file):
-        return kind.from_config(config)
-
-
 @contextmanager
-def _blamed_on(file: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Errors of somebody else's code, of whatever kind, are about what this file says; but for our own."""
+def _blamed_on(folder: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Errors of somebody else's code, of whatever kind, are about what this folder holds; but for our own."""
     try:
         yield
     except but:
         raise
     except Exception as error:
-        first = printable((str(error).strip().splitlines() or ["without a word"])[0][:300])
-        raise ValueError(f"{file} makes no network or schedule ({type(error).__name__}: {first})") from None
-
-
-def _require_fitting(sketch: Any, file: Path, weights: Path) -> torch.Size:
-    """The shape of a state, if the network takes and returns states of one shape and these are its weights."""
-    size = sketch.config.sample_size
-    try:
-        height, width = (size, size) if isinstance(size, int) else size
-        shape = torch.Size([sketch.config.in_channels, height, width])
-        if not all(1 <= length <= 2**16 for length in shape):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise ValueError(f"{file}: sample_size is {size!r}, not the pixels of a picture's sides") from None
-    with _blamed_on(file), torch.no_grad(), torch.device("meta"):
-        classes = sketch.config.num_class_embeds
-        condition = {"class_labels": torch.zeros(1, dtype=torch.int64)} if classes else {}
-        returned = sketch(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64), **condition).sample.shape[
-            1:
-        ]
-    if returned != shape:
+        first = printable(" ".join(str(error).split())[:300]) or "without a word"
         raise ValueError(
-            f"{file}: the network takes states of {list(shape)} and returns {list(returned)}; "
-            "this loader takes one that returns what it takes"
-        )
-    wanted = {name: list(value.shape) for name, value in sketch.state_dict().items()}
-    found = _weight_shapes(weights)
-    for name in sorted({*wanted, *found}):
-        if wanted.get(name) != found.get(name):
-            told = f"{name} is {found.get(name)} there and {wanted.get(name)} here"
-            raise ValueError(f"{weights} does not fit the network of config.json beside it ({told})")
-    return shape
-
-
-def _weight_shapes(path: Path) -> dict[str, list[int]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is corrupt ({error}): copy or download it again") from None
-
-
-def _weights(path: Path) -> Path:
-    weights = path / "unet" / "diffusion_pytorch_model.safetensors"
-    if not weights.is_file():
-        raise FileNotFoundError(
-            f"{weights} does not exist: weights are read from safetensors only (save_pretrained writes them)"
-        )
-    return weights
-
-
-def _load_weights(unet: torch.nn.Module, path: Path) -> None:
-    from safetensors.torch import load_file
-
-    unet.load_state_dict({name: value.float() for name, value in load_file(path).items()})
+            f"diffusers cannot read {folder} ({type(error).__name__}: {first}): compare it with a folder that "
+            "save_pretrained has written"
+        ) from None
 
 
 def _json(path: Path) -> Any:
@@ -359,17 +306,15 @@ def _json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error})") from None
 
 
+def _config(path: Path) -> dict[str, Any]:
+    """A configuration that diffusers has saved."""
+    config = _json(path)
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is not a configuration: compare it with one that save_pretrained has written")
+    return config
+
+
 def _shallow(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration without its notes (_class_name, …); lists and objects in it as text."""
     kept = {name: value for name, value in config.items() if not name.startswith("_")}
     return {name: json.dumps(v) if isinstance(v, (dict, list)) else v for name, v in kept.items()}
-
-
-def _read_json(path: Path, kind: type = _Object) -> dict[str, Any]:
-    """An object with what this kind must have."""
-    data = _json(path)
-    try:
-        read_object(kind, data)
-    except Unfit as unfit:
-        raise ValueError(f"{path}: {unfit}; compare it with a folder that diffusers has saved") from None
-    return data
