@@ -41,7 +41,7 @@ test-package: $(STAMP)
 test-repository: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10 tests/repository
 
-quick: lint
+quick: lint  # with one case of the law and its broken twin (tests/law/test_quick.py)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not (slow or law or ray or browser or gpu)"
 
 mutants: $(STAMP)

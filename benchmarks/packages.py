@@ -72,7 +72,7 @@ def power_spectrum(device: str) -> Package:
         return run.samples, run.report
 
     def compare(count: int, window: int) -> Verdict:
-        result = fs.check(target, window=window, samples=count, batch=256)
+        result = fs.check(target, window=window, samples=count, slots=256)
         law = next(finding for finding in result.findings if finding.question == "law")
         print(result, flush=True)
         assert law.tests is not None

@@ -73,7 +73,7 @@ def test_rounding_that_changes_with_the_batch_is_not_mixing() -> None:
 
 @pytest.mark.law
 def test_a_drafter_that_looks_ahead_fails() -> None:
-    result = fs.check(flow("x0"), window=14, drafter=LooksAhead(), samples=3000, batch=3000)
+    result = fs.check(flow("x0"), window=14, drafter=LooksAhead(), samples=3000, slots=3000)
     assert [f.passed for f in result.findings] == [True, False, False]
     assert "moves when only later steps change" in str(result)
 
@@ -86,7 +86,7 @@ def test_a_row_keeps_its_condition_in_every_batch() -> None:
     def conditional(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         return base.predict(x, step, row) + shift[row].unsqueeze(1)
 
-    result = fs.check(with_network(base, conditional), window=6, samples=400, batch=150)
+    result = fs.check(with_network(base, conditional), window=6, samples=400, slots=150)
     assert result.passed, str(result)
 
 
@@ -136,7 +136,7 @@ def test_a_level_that_is_no_probability_is_refused(level: float) -> None:
 
 def test_progress_counts_every_transition() -> None:
     seen: list[int] = []
-    fs.check(flow(), window=6, samples=50, batch=20, progress=seen.append)
+    fs.check(flow(), window=6, samples=50, slots=20, progress=seen.append)
     assert sum(seen) == 2 * 50 * 16
 
 
@@ -241,7 +241,7 @@ def test_noise_that_the_chain_s_numbers_cannot_hold_is_no_wrong_distribution(std
     network = lambda x, step, row: torch.zeros_like(x)  # noqa: E731
     start = torch.ones(2000, 1)
     target = fs.targets.from_chain(network, Chain(std * one, one, 0 * one), (1,), start=start)
-    law = fs.check(target, window=4, samples=2000, batch=2000).findings[2]
+    law = fs.check(target, window=4, samples=2000, slots=2000).findings[2]
     if std < 4e-7:
         assert law.detail.startswith("not tested: float32 cannot hold the noise of steps 1, 3, 6, 9, 11")
         assert "use a chain in float64" in law.detail
@@ -308,10 +308,10 @@ def test_a_window_that_is_none_is_refused(window: Any) -> None:
 
 def test_a_tuning_s_window_is_checked_and_a_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = Tuning(16, 10, 1e-3, [Trial(6, 70, 1e-3, 1e-3, 5.0, 2.0)], 6, 1.9)
-    given = fs.check(flow(), window=6, samples=20, batch=10)
-    assert fs.check(flow(), window=tuned, samples=20, batch=10) == given
+    given = fs.check(flow(), window=6, samples=20, slots=10)
+    assert fs.check(flow(), window=tuned, samples=20, slots=10) == given
     monkeypatch.setattr("foresample.checks.exactness.tune", lambda target, **how: tuned)
-    assert fs.check(flow(), window="auto", samples=20, batch=10) == given
+    assert fs.check(flow(), window="auto", samples=20, slots=10) == given
     with pytest.raises(ValueError, match="this tuning is of 16 steps with 10 samples at a time"):
         fs.check(flow(), window=tuned, samples=20)
 
@@ -326,7 +326,7 @@ def test_the_default_window_is_that_of_every_run() -> None:
     assert fs.check(flow(), samples=20) == fs.check(flow(), window=16, samples=20)
 
 
-@pytest.mark.parametrize("name", ["slots", "graph", "look", "windows"])
+@pytest.mark.parametrize("name", ["graph", "look", "windows"])
 def test_settings_that_a_check_does_not_have_are_refused_by_name(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} is not a setting here"):
         fs.check(flow(), samples=20, **{name: 1})  # type: ignore[arg-type]

@@ -210,6 +210,7 @@ LEAVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.parametrize(
     "run",

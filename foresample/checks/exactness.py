@@ -23,7 +23,7 @@ def check(
     target: Target,
     *,
     samples: int = 2000,
-    batch: int = 500,
+    slots: int = 500,
     rows: int | None = None,
     seed: int = 0,
     level: float = LEVEL,
@@ -35,7 +35,7 @@ def check(
     Args:
         target: the chain.
         samples: speculative samples, and as many sequential ones.
-        batch: samples drawn at a time, at most.
+        slots: samples under way at a time, at most.
         rows: number of rows that the target has, if it looks something up by `row` (labels, prompts): only rows
             0 … rows − 1 are used. By default, as many as are drawn at a time.
         seed: fixes everything; two checks with one seed agree.
@@ -45,15 +45,15 @@ def check(
     """
     require_target(target)
     require_level(level)
-    how = Settings.of(settings, without=("slots", "graph", "look")).for_target(target)
-    batch = min(at_least_one("batch", batch), at_least_one("samples", samples))
-    rows = batch if rows is None else at_least_one("rows", rows)
-    batch = min(batch, rows)
+    given = Settings.of(settings, without=("slots", "graph", "look")).for_target(target)
+    slots = min(at_least_one("slots", slots), at_least_one("samples", samples))
+    rows = slots if rows is None else at_least_one("rows", rows)
+    slots = min(slots, rows)
     with _naming_rows(rows):
-        window = _window_to_check(target, how, batch)
+        window = _window_to_check(target, given, slots)
         findings = [
             rows_are_independent(target, seed, rows=rows),
-            drafter_is_adapted(how.drafter, target, window, seed, rows),
+            drafter_is_adapted(given.drafter, target, window, seed, rows),
         ]
         if not findings[0].passed:
             skipped = Finding("distribution", False, "not tested: such a target has no transition distribution")
@@ -62,16 +62,16 @@ def check(
         seeds = seeds_of(seed, 2 * samples)
         steps = steps_to_test(target)
         recorders = [Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples)]
-        for first in range(0, samples, batch):
-            last = min(first + batch, samples)
+        for first in range(0, samples, slots):
+            last = min(first + slots, samples)
             watch = [recorder.from_sample(first, progress) for recorder in recorders]
             sample(
                 target,
                 seeds=seeds[first:last],
                 window=window,
-                drafter=how.drafter,
-                block=how.block,
-                recycle=how.recycle,
+                drafter=given.drafter,
+                block=given.block,
+                recycle=given.recycle,
                 look=False,  # the first question has answered that
                 observe=watch[0],
             )
@@ -82,15 +82,20 @@ def check(
     return Check(findings, level)
 
 
-def _window_to_check(target: Target, how: Settings, slots: int) -> int:
+def _window_to_check(target: Target, settings: Settings, slots: int) -> int:
     """The window as a number; "auto" is measured with `slots` samples at a time."""
-    window = how.window
+    window = settings.window
     if isinstance(window, int):
         return window
     if window == "auto":
         steps_to_test(target)  # refuses a chain that adds no noise
         window = tune(
-            target, slots=slots, drafter=how.drafter, block=how.block, recycle=how.recycle, look=False
+            target,
+            slots=slots,
+            drafter=settings.drafter,
+            block=settings.block,
+            recycle=settings.recycle,
+            look=False,
         )
     found = window.window_for(len(target.std), slots)
     if found is None:

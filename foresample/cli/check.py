@@ -16,6 +16,7 @@ from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Drafter
 from foresample.drafters import Frozen, Replay
 from foresample.provenance import make_result, result_json, write_result
+from foresample.settings import WINDOW
 
 DRAFTERS: dict[str, Drafter] = {
     "replay": Replay(),
@@ -31,7 +32,7 @@ def check_command(
     model: options.Model = None,
     target: options.TargetName = None,
     steps: Annotated[int | None, options.steps_option(20)] = None,
-    window: options.Window = "16",
+    window: options.Window = str(WINDOW),
     drafter: Annotated[str, typer.Option(help=", ".join(DRAFTERS))] = "replay",
     block: Annotated[int | None, typer.Option(min=1, help="Block length; the whole window by default.")] = None,
     recycle: Annotated[bool, typer.Option(help="Recycle rejected noise, or draw fresh noise.")] = True,
@@ -76,9 +77,17 @@ def check_command(
     require_room(chain, samples=2 * samples, slots=slots)
     drafted = choose_window(window, chain, slots=slots, graph=False, quiet=as_json).number
     require_room(chain, samples=2 * samples, slots=slots, window=drafted)
-    how: dict[str, Any] = {"block": block, "recycle": recycle, "samples": samples, "seed": seed, "level": level}
+    more: dict[str, Any] = {
+        "block": block,
+        "recycle": recycle,
+        "samples": samples,
+        "seed": seed,
+        "level": level,
+    }
     with tqdm(total=2 * samples * len(chain.std), unit="step", disable=as_json or None, leave=False) as bar:
-        found = check(chain, window=drafted, drafter=DRAFTERS[drafter], batch=slots, progress=bar.update, **how)
+        found = check(
+            chain, window=drafted, drafter=DRAFTERS[drafter], slots=slots, progress=bar.update, **more
+        )
     settings = {
         **source.about(),
         "steps": len(chain.std),
@@ -88,7 +97,7 @@ def check_command(
         "label": label,
         "device": str(chain.std.device),
         "compiled": compiled,
-        **how,
+        **more,
     }
     result = make_result("check", settings, **json.loads(found.to_json()))
     if out is not None:

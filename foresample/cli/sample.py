@@ -36,6 +36,7 @@ from foresample.core.report import Commit, Report, Run, on_the_clock
 from foresample.engine.sampling import sample
 from foresample.engine.tuning import call_seconds
 from foresample.provenance import make_result, result_json, write_result
+from foresample.settings import WINDOW
 
 Progress = Callable[[str, Commit], None]
 
@@ -45,7 +46,7 @@ def sample_command(
     model: options.Model = None,
     target: options.TargetName = None,
     steps: Annotated[int | None, options.steps_option(100)] = None,
-    window: options.Window = "8",
+    window: options.Window = str(WINDOW),
     slots: Annotated[int | None, options.slots_option("all")] = None,
     label: options.Label = None,
     reuse: options.Reuse = None,

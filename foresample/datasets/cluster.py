@@ -60,8 +60,8 @@ class ShardQueue:
 class Worker:
     """A `LocalWorker` that takes its shards from the queue: an actor. It makes its target when it is first asked."""
 
-    def __init__(self, make: Factory, how: Settings, folder: Path) -> None:
-        self.make, self.how, self.folder = make, how, folder
+    def __init__(self, make: Factory, settings: Settings, folder: Path) -> None:
+        self.make, self.settings, self.folder = make, settings, folder
 
     @cached_property
     def local(self) -> LocalWorker:
@@ -69,7 +69,7 @@ class Worker:
             raise FileNotFoundError(
                 f"a worker does not see {printable(self.folder)}: choose a folder that all machines share"
             )
-        return LocalWorker(self.make, self.how)
+        return LocalWorker(self.make, self.settings)
 
     def ready(self) -> None:
         """It has a place and runs."""
@@ -96,7 +96,9 @@ class Worker:
 
 
 @contextmanager
-def cluster(address: str, make: Factory, how: Settings, cpus: int | None, folder: Path) -> Iterator[Cluster]:
+def cluster(
+    address: str, make: Factory, settings: Settings, cpus: int | None, folder: Path
+) -> Iterator[Cluster]:
     """Workers on Ray."""
     try:
         import ray
@@ -109,7 +111,7 @@ def cluster(address: str, make: Factory, how: Settings, cpus: int | None, folder
         ray.init(where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     workers = None
     try:
-        workers = Cluster(make, how, cpus, folder.resolve())
+        workers = Cluster(make, settings, cpus, folder.resolve())
         yield workers
     except ray.exceptions.RayError as error:
         raise RuntimeError(
@@ -144,7 +146,7 @@ def _require_someone(address: str) -> None:
 class Cluster:
     """Workers, and those that take the place of dead ones."""
 
-    def __init__(self, make: Factory, how: Settings, cpus: int | None, folder: Path) -> None:
+    def __init__(self, make: Factory, settings: Settings, cpus: int | None, folder: Path) -> None:
         import ray
 
         self.ray, errors = ray, ray.exceptions
@@ -163,7 +165,7 @@ class Cluster:
         if not places:
             raise ValueError(f"no machine of the cluster has {self._need} for a worker: ask for fewer")
         remote = ray.remote(**{f"num_{self.kind.lower()}s": self.each})(Worker)
-        self._start = lambda: remote.remote(make, how, folder)
+        self._start = lambda: remote.remote(make, settings, folder)
         self.workers = {number: self._start() for number in range(places)}
         self.started = places
 

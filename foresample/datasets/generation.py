@@ -113,21 +113,21 @@ def generate(
     """
     count, shard = at_least_one("count", count), at_least_one("shard", shard)
     ray, cpus = settings.get("ray"), settings.get("cpus")
-    how = Settings.of({"window": "auto", **{k: v for k, v in settings.items() if k not in ("ray", "cpus")}})
-    how = replace(how, slots=min(how.slots or SLOTS, count))
+    given = Settings.of({"window": "auto", **{k: v for k, v in settings.items() if k not in ("ray", "cpus")}})
+    given = replace(given, slots=min(given.slots or SLOTS, count))
     files = -(-count // shard)
     if files > MOST_SHARDS:
         raise ValueError(
             f"{count} samples in shards of {shard} are {files} files, and a folder takes {MOST_SHARDS}: "
             "give a larger shard, or ask for fewer samples"
         )
-    folder, window = Path(out), how.window
+    folder, window = Path(out), given.window
     if stop is not None and ray is not None:
         raise ValueError(
             "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
         )
     turns, own = None if labels is None else _labels(labels), _own_settings(about)
-    with claim_folder(folder) as claim, _workers(target, how, ray, cpus, folder) as workers:
+    with claim_folder(folder) as claim, _workers(target, given, ray, cpus, folder) as workers:
         begun, kept = begun_manifest(folder), None
         if window == "auto" and begun is not None:
             window = begun["settings"]["window"]  # 0 if it was begun sequentially
@@ -200,19 +200,19 @@ def _own_settings(about: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _workers(
-    target: Target | Factory, how: Settings, ray: str | None, cpus: int | None, folder: Path
+    target: Target | Factory, settings: Settings, ray: str | None, cpus: int | None, folder: Path
 ) -> AbstractContextManager[Workers]:
     if ray is None:
         if cpus is not None:
             raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
-        return nullcontext(LocalWorker(target, how))
+        return nullcontext(LocalWorker(target, settings))
     if isinstance(target, Target) or not callable(target):
         raise TypeError(
             "on Ray every worker makes its own target: pass a function that does, not the target itself"
         )
     from foresample.datasets.cluster import cluster
 
-    return cluster(ray, target, how, None if cpus is None else at_least_one("cpus", cpus), folder)
+    return cluster(ray, target, settings, None if cpus is None else at_least_one("cpus", cpus), folder)
 
 
 def _peak_mib() -> float:

@@ -60,11 +60,11 @@ class Workers(Protocol):
 class LocalWorker:
     """One process with one target: all there is in a plain run, and each worker of a cluster."""
 
-    def __init__(self, target: Target | Factory, how: Settings) -> None:
-        """The window of `how` does not count: a dataset's plan names it."""
+    def __init__(self, target: Target | Factory, settings: Settings) -> None:
+        """The window of `settings` does not count: a dataset's plan names it."""
         made = target if isinstance(target, Target) or not callable(target) else target()
         require_target(made)
-        self.target, self.how, self.slots = made, how, how.slots or 1
+        self.target, self.settings, self.slots = made, settings, settings.slots or 1
         self.fingerprint = cache(lambda count: fingerprint(made, count))
         self._draws = cache(self._made)
 
@@ -100,14 +100,14 @@ class LocalWorker:
             if not can_draft(self.target):
                 return 0, "Sample sequentially: this chain has no transition that can be drafted"
             self._require_memory(1)
-            window = measure(self.target, self.how, progress=say)
+            window = measure(self.target, self.settings, progress=say)
         return window.window_for(len(self.target.std), self.slots) or 0, window.advice
 
     def _made(self, window: int) -> Draws:
         self._require_memory(min(window, max(1, len(self.target.std) - 1)))
         if not window:
-            return SequentialDraws(self.target, self.slots, graph=self.how.graph, look=self.how.look)
-        return Engine(self.target, replace(self.how, window=window, slots=self.slots))
+            return SequentialDraws(self.target, self.slots, graph=self.settings.graph, look=self.settings.look)
+        return Engine(self.target, replace(self.settings, window=window, slots=self.slots))
 
     def _require_memory(self, window: int) -> None:
         std = self.target.std

@@ -58,14 +58,14 @@ def stream(
     `slots`; the arguments are those of `sample`.
     """
     require_target(target)
-    how = Settings.of(settings)
+    given = Settings.of(settings)
     if seeds is not None or count is None:
         key = resolve_seeds(count, seed, seeds)
-        return Engine(target, how.for_count(len(key))).stream(key)
+        return Engine(target, given.for_count(len(key))).stream(key)
     count, seed = at_least_one("count", count), seed_number(seed)
     parts = (
         (torch.arange(first, last), seeds_of(seed, last - first, first))
         for first in range(0, count, _PART)
         for last in [min(first + _PART, count)]
     )
-    return Engine(target, how.for_count(count)).stream(parts)
+    return Engine(target, given.for_count(count)).stream(parts)

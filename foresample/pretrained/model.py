@@ -2,7 +2,8 @@
 
 The chain is the one `DDPMPipeline` walks, as the reader of schedulers sees it. diffusers reads the folder; here its
 answer is judged: weights that do not fill the network, a network that returns another shape than it takes, or a
-schedule without an exact chain are refused in one sentence. Weights are read from safetensors only; nothing is unpickled.
+schedule without an exact chain are refused in one sentence. Weights are read from safetensors only; nothing is
+unpickled.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ TARGETS: dict[str, Callable[[], ChainTarget]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 1, 4])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("chain", TARGETS)

@@ -95,7 +95,7 @@ def test_karras_levels() -> None:
 @pytest.mark.parametrize("range_", [{}, {"s_min": 0.1, "s_max": 2.0}], ids=["all steps", "some steps"])
 def test_speculation_is_exact(range_: dict[str, Any]) -> None:
     target = from_edm(denoise, karras_sigmas(14, 0.05, 10), (2,), churn=4, dtype=f64, **range_)
-    result = fs.check(target, window=5, samples=3000, batch=3000)
+    result = fs.check(target, window=5, samples=3000, slots=3000)
     assert result.passed, str(result)
     assert fs.sample(target, 200, window=6).speedup > 1.3
 

@@ -92,7 +92,7 @@ def test_a_base_above_the_variance_that_is_clipped_is_caught() -> None:
 
 
 def test_the_self_test_passes_and_says_how_near_the_variance_came() -> None:
-    result = fs.check(learned(), window=5, samples=2000, batch=2000)
+    result = fs.check(learned(), window=5, samples=2000, slots=2000)
     assert result.passed, str(result)
     finding = result.findings[-1]
     assert finding.question == "variance is above its base"

@@ -220,7 +220,7 @@ def test_speculation_on_a_scheduler_s_chain_is_exact(name: str) -> None:
     scheduler = getattr(diffusers, name)(**config)
     scheduler.set_timesteps(12)
     target = from_scheduler(scheduler, lambda x, time, row: torch.tanh(x) - 0.1 * x, (2,), dtype=torch.float64)
-    result = fs.check(target, window=5, samples=3000, batch=3000)
+    result = fs.check(target, window=5, samples=3000, slots=3000)
     assert result.passed, str(result)
     assert fs.sample(target, 200, window=5).speedup > 1.2
 

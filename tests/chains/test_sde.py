@@ -90,7 +90,7 @@ def test_speculation_is_exact(name: str, predictor: Any) -> None:
         return (levels.alpha.unsqueeze(1) * x0 - x) / levels.sigma.unsqueeze(1) ** 2
 
     target = reverse_sde(network, process, 30, (2,), predictor=predictor, dtype=f64)
-    result = fs.check(target, window=8, samples=2000, batch=2000)
+    result = fs.check(target, window=8, samples=2000, slots=2000)
     assert result.passed, str(result)
     assert fs.sample(target, 100, window=8).speedup > 1.5
 

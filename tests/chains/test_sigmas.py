@@ -119,7 +119,7 @@ def test_speculation_is_exact(name: str) -> None:
     """At seed 0 the 3000 samples of 3M SDE are odd by chance (p of 2e-6 among 90); 100 000 of that seed, and of two
     others, are not (4e-3, 3e-3, 3e-2), where an error of that size could not be missed."""
     target = from_chain(denoise, SAMPLERS[name][0](LEVELS), (2,), dtype=f64)
-    result = fs.check(target, window=5, samples=3000, batch=3000, seed=1)
+    result = fs.check(target, window=5, samples=3000, slots=3000, seed=1)
     assert result.passed, str(result)
     assert fs.sample(target, 200, window=6).speedup > 1.2
 
@@ -128,7 +128,7 @@ def test_speculation_is_exact(name: str) -> None:
 @pytest.mark.parametrize("steps", ["heun", "midpoint"])
 def test_speculation_with_two_networks_a_step_is_exact(steps: Any) -> None:
     target = from_chain(denoise, chains.edm_chain(LEVELS, churn=4, steps=steps), (2,), dtype=f64)
-    result = fs.check(target, window=5, samples=3000, batch=3000)
+    result = fs.check(target, window=5, samples=3000, slots=3000)
     assert result.passed, str(result)
 
 

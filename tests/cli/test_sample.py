@@ -66,7 +66,7 @@ def test_samples_that_are_no_pictures(tmp_path: Path) -> None:
     assert files(tmp_path) == {"samples.safetensors", "report.json", "run.png"}
     saved = load_file(tmp_path / "samples.safetensors")
     target = fs.GaussianMixture.of_draft_trees(2).flow(16, 1.0)
-    assert torch.equal(saved["samples"], fs.sample(target, 5, window=8).samples)
+    assert torch.equal(saved["samples"], fs.sample(target, 5).samples)
     assert set(saved) == {"samples", "seeds"}
 
 

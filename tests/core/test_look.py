@@ -156,6 +156,7 @@ def test_a_report_says_when_nobody_looked() -> None:
     assert fs.sample(flow(), 2, window=4).report.evidence.trusted == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Packed(), Padded()], ids=["packed", "padded"])
 def test_a_report_is_of_its_own_run_whatever_else_the_engine_draws(layout: Any) -> None:
     """A stream around it, one after it, and other threads."""

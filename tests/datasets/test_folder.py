@@ -48,6 +48,7 @@ def renamed_and_drawn_anew(out: Path) -> None:
     draw(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
     [removed, removed_and_made_anew, renamed_and_made_anew, renamed_and_copied_back, renamed_and_drawn_anew],

@@ -112,6 +112,7 @@ def fix_tuning(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
     monkeypatch.setattr("foresample.datasets.workers.measure", measure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", ["auto, 6", "auto, sequential", 6])
 @pytest.mark.parametrize("conditions", [False, True], ids=["alike", "conditions"])
 @pytest.mark.parametrize("change", ["none", "drift", "table", "mean"])

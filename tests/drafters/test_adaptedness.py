@@ -110,6 +110,7 @@ def test_no_row_is_asked_for_that_there_is_not() -> None:
         assert len(seen) == min(rows, len(seen)) >= min(rows, 32)
 
 
+@pytest.mark.slow
 def test_states_too_large_to_hold_for_all_rows_are_looked_at_in_parts() -> None:
     target = fs.GaussianMixture.of_draft_trees(50_000).langevin(8, 0.01)
     widest = 0

@@ -63,6 +63,7 @@ def under_way(made: WatchedEngine) -> LooseSlots | FixedSlots:
 kinds = pytest.mark.parametrize("kind", ["loose", "fixed"])
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("chain", CHAINS)
 def test_results_do_not_depend_on_slots(chain: str, kind: str) -> None:

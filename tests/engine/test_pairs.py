@@ -205,6 +205,7 @@ def test_a_stream_gives_the_same_samples_in_every_way(draw: str, kind: str) -> N
         assert torch.equal(STREAMS[draw](engine), plain(case)), str(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", ["auto", "tuning", "a tuning without a gain"])
 def test_a_measured_window_gives_the_samples_of_that_window(
     window: str, kind: str, monkeypatch: pytest.MonkeyPatch

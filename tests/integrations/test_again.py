@@ -455,6 +455,7 @@ def test_a_scheduler_that_scales_otherwise_is_named(tmp_path: Path) -> None:
             draw(pipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in EXACT if case.draws == 400], ids=str)
 def test_autocast_is_rounding(case: Any, tmp_path: Path) -> None:
     """A scheduler that is given an output in bfloat16 rounds to it, also where its latents are float32."""
@@ -522,6 +523,7 @@ def test_what_is_left_out_is_taken_on_trust(pipe: Any) -> None:
     assert evidence.trusted == ["look=False", "trace=False", "answers at states that were not asked again"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in EXACT if case.draws == 400], ids=str)
 def test_every_pipeline_asks_again_in_every_run(case: Any, tmp_path: Path) -> None:
     pipe = case.build(tmp_path)

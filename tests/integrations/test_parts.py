@@ -381,6 +381,7 @@ OWN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", [True, False])
 @pytest.mark.parametrize(("kind", "name"), OWN)
 def test_an_exception_of_our_own_is_a_refusal(

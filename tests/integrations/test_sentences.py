@@ -162,6 +162,7 @@ def test_where_no_window_gains_the_callback_is_called_by_the_pipeline(
         assert pipe.foresample_report.count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in EXACT if case.draws == 400], ids=str)
 def test_every_pipeline_has_a_sequential_report(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -127,6 +127,7 @@ def run_page(page: Path, folder: Path) -> dict[str, Any]:
 RUN = [page for page in PAGES if blocks(page) or page.name in HAS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else []) for page in RUN],

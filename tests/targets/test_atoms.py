@@ -63,7 +63,7 @@ def test_speculation_is_exact(align: bool) -> None:
         return equivariant(x, sigma, row) + 0.5 * torch.tanh(x.roll(1, 2))
 
     target = structures(network, karras_sigmas(12, 0.1, 20.0), 4, gamma_min=0.3, align=align, dtype=f64)
-    result = fs.check(target, window=5, samples=2000, batch=2000)
+    result = fs.check(target, window=5, samples=2000, slots=2000)
     assert result.passed, str(result)
     assert fs.sample(target, 100, window=5).speedup > 1.1
 

@@ -183,7 +183,7 @@ def test_a_half_precision_network_leaves_the_chain_as_it_is() -> None:
 @pytest.mark.law
 def test_speculation_on_a_scheduler_and_a_network_is_exact() -> None:
     target = from_scheduler(scheduler_of("DPMSolverMultistepScheduler", 12, **DPM), network, (2,), dtype=f64)
-    result = fs.check(target, window=5, samples=2000, batch=2000)
+    result = fs.check(target, window=5, samples=2000, slots=2000)
     assert result.passed, str(result)
 
 
