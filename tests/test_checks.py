@@ -96,6 +96,7 @@ def labelled(labels: int) -> ChainTarget:
     return with_network(base, lambda x, step, row: base.predict(x, step, row) + shift[row].unsqueeze(1))
 
 
+@pytest.mark.slow
 def test_only_rows_the_target_has_are_asked_for() -> None:
     target = labelled(64)
     fs.sample(target, 64, window=6)
@@ -170,6 +171,7 @@ def test_a_sample_that_comes_in_parts_is_tested_like_a_whole_one(sizes: tuple[in
     assert test.p_value() == pytest.approx(ks_two_sample(held, other), abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["x0", "eps", "v", "score"])
 @pytest.mark.parametrize("returned", ["x0", "score"])
 def test_a_network_that_returns_something_else_is_doubted(said: Any, returned: str) -> None:

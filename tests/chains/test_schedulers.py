@@ -99,6 +99,7 @@ def output_of(x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Should have")  # of torchsde: the first σ is a rounding above the path's end
 @pytest.mark.parametrize("steps", [7, 20])
 @pytest.mark.parametrize(("name", "config", "arguments"), CASES, ids=lambda v: v if isinstance(v, str) else "")

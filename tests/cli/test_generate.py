@@ -79,6 +79,7 @@ def test_other_weights_are_other_settings(folder: Path, tmp_path: Path) -> None:
     refuses("holds a dataset with other settings (weights ", *dataset(path, tmp_path / "out"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "change", "sentence"),
     [

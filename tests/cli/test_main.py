@@ -50,6 +50,7 @@ def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "complet" in succeeds("--show-completion", "bash")
 
 
+@pytest.mark.slow
 def test_python_m_foresample() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "foresample", "sample", "--device", "abacus"], capture_output=True, text=True

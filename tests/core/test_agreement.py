@@ -62,6 +62,7 @@ def parted(found: list[tuple[Settled, Settled, Tensor]]) -> int:
     return sum(int((one.accepted != other.accepted).sum()) for one, other, _ in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 1, 4])
 @pytest.mark.parametrize("chain", [name for name in CHAINS if name != "single precision"])
 def test_rounds_that_round_otherwise_decide_alike(chain: str, block: int | None) -> None:

@@ -199,6 +199,7 @@ LOOKED = (1, 4, 16, 64, 192, 320, 448)
 """Calls of an engine after which a small call follows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Packed(), Padded()], ids=["packed", "padded"])
 @pytest.mark.parametrize(("count", "window"), [(1, 1), (1, 5), (3, 5), (9, 5), (90, 2)])
 def test_it_costs_calls_on_two_states_and_changes_no_sample(layout: Any, count: int, window: int) -> None:
@@ -242,6 +243,7 @@ def test_looks_are_rare_in_the_long_run() -> None:
     assert look.calls == 4 + (1000 - 64) // EVERY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Packed(), Padded()], ids=["packed", "padded"])
 def test_tuning_looks_with_one_window_and_not_while_its_clock_runs(
     monkeypatch: pytest.MonkeyPatch, layout: Any

@@ -14,6 +14,7 @@ from tests.law.test_law import SHARES, SUITE_LEVEL, smallest_p_value
 from tests.small_chains import DRAFTERS, LooksAhead, Zero, constant_drift, flow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("window", [1, 2, 6])
 def test_every_drafter_is_adapted(name: str, window: int) -> None:
@@ -88,12 +89,14 @@ class OneRowLooksAhead(LooksAhead):
         return torch.where((row % 20 == 7).unsqueeze(1), ahead, honest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [8, 64, 500, 100_000])
 def test_a_look_ahead_of_few_rows_is_found(rows: int) -> None:
     assert not drafter_is_adapted(OneRowLooksAhead(), flow(), 6, rows=rows).passed
     assert drafter_is_adapted(fs.Replay(), flow(), 6, rows=rows).passed
 
 
+@pytest.mark.slow
 def test_no_row_is_asked_for_that_there_is_not() -> None:
     seen: set[int] = set()
 

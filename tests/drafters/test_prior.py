@@ -189,6 +189,7 @@ def test_samples_take_their_paths_in_turn() -> None:
     assert slope.tolist() == [1.0, 2.0, 2.0, 2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", ["flow", "multistep", "interrupted", "single precision"])
 def test_widths_do_not_change_samples(chain: str) -> None:
     """Padded rounds are as narrow as the rows allow; samples and calls are those of packed ones."""

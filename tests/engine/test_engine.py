@@ -114,6 +114,7 @@ def test_a_stream_gives_every_sample_once_and_in_order(kind: str) -> None:
         assert s.seed == seeds_of(5, 20)[s.index]
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize(("window", "slots"), [(1, 5), (4, 3), (14, 8)])
 def test_a_stream_in_order_costs_no_round_and_holds_few_samples(kind: str, window: int, slots: int) -> None:
@@ -207,6 +208,7 @@ def test_parts_are_asked_for_when_a_slot_is_free_and_run_into_one_another(kind: 
     assert under_way(made).rounds == under_way(whole).rounds  # no slot waited for the next part
 
 
+@pytest.mark.slow
 @kinds
 def test_slots_stay_full_while_samples_wait(kind: str) -> None:
     """So what is lost is the last round of samples only."""
@@ -216,6 +218,7 @@ def test_slots_stay_full_while_samples_wait(kind: str) -> None:
     assert run.report.occupancy > 1.2 * together.report.occupancy
 
 
+@pytest.mark.slow
 @kinds
 def test_nothing_under_way_grows_with_the_chain_or_the_samples(kind: str) -> None:
     sizes = set()

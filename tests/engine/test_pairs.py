@@ -199,6 +199,7 @@ def test_an_engine_draws_the_same_samples_in_every_way(draw: str, kind: str) -> 
         assert watch is None or torch.equal(watch.path[:, -1], plain(case)), str(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", STREAMS)
 def test_a_stream_gives_the_same_samples_in_every_way(draw: str, kind: str) -> None:
     for case, engine in all_cases():
@@ -225,6 +226,7 @@ def test_a_measured_window_gives_the_samples_of_that_window(
         assert watch is None or torch.equal(watch.path[:, -1], run.samples), str(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", ["auto", "tuning", "a tuning without a gain"])
 def test_engines_and_streams_take_a_measured_window(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foresample.engine.tuning.WINDOWS", (2, 4))

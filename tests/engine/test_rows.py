@@ -51,6 +51,7 @@ DRAWS: dict[str, Callable[[fs.Target], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["labels", "starts"])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_no_row_is_asked_for_that_the_run_does_not_have(draw: str, kind: str) -> None:

@@ -198,6 +198,7 @@ IN_CALLBACKS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [0, 3, 11])
 @pytest.mark.parametrize("name", IN_CALLBACKS)
 def test_a_callback_that_changes_a_module_is_refused(name: str, when: int, pipe: Any) -> None:
@@ -406,6 +407,7 @@ PATCHES: dict[str, Callable[[Any, pytest.MonkeyPatch], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [4, "auto"])
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_scheduler_patched_after_the_first_image_is_refused(

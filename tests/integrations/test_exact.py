@@ -153,6 +153,7 @@ def known_error(case: Case, pipe: Any) -> float:
     return float((images - mean)[..., :2].square().mean().sqrt())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", KNOWN, ids=str)
 def test_the_known_region_comes_out_as_it_does_without(case: Case, tmp_path: Path) -> None:
     """What error it has is the picture's own, whose latents are drawn."""

@@ -376,6 +376,7 @@ def test_every_change_ends_exact_or_refused(fuzzed: Fuzzed) -> None:
     assert {kind for kind, end in found if end == "refused"} == set(KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "what", "when", "end"),
     [

@@ -78,6 +78,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copy_of_an_accelerated_pipeline_is_a_plain_pipeline(how: str, pipe: Any) -> None:
     before = draw(pipe)
@@ -93,6 +94,7 @@ def test_a_copy_of_an_accelerated_pipeline_is_a_plain_pipeline(how: str, pipe: A
             assert torch.equal(draw(twin), ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["unet", "scheduler", "vae"])
 @pytest.mark.parametrize("how", COPIES)
 def test_a_part_of_an_accelerated_pipeline_is_copied_as_a_plain_part(how: str, part: str, pipe: Any) -> None:
@@ -188,6 +190,7 @@ def test_a_saved_pipeline_can_be_loaded(pipe: Any, tmp_path: Path) -> None:
 # ------------------------------------------------------------------ shared parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", ["StableDiffusionImg2ImgPipeline", "AutoPipelineForImage2Image"])
 def test_a_pipeline_made_from_an_accelerated_one(maker: str, pipe: Any) -> None:
     """It is plain, and can be accelerated too; neither notices the other."""
@@ -208,6 +211,7 @@ def test_a_pipeline_made_from_an_accelerated_one(maker: str, pipe: Any) -> None:
     require_untouched(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [["scheduler"], ["unet"], ["scheduler", "unet", "text_encoder"]], ids=str)
 def test_pipelines_that_share_parts(shared: list[str], pipe: Any, tmp_path: Path) -> None:
     other = stable_diffusion(tmp_path)
@@ -341,6 +345,7 @@ def test_a_callback_s_exception_comes_out_and_leaves_the_pipeline_whole(error: A
     assert torch.equal(draw(pipe), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError, RuntimeError])
 @pytest.mark.parametrize("calls", [1, 4, 6], ids=["watched", "first", "drafted"])
 def test_a_network_s_exception_leaves_the_pipeline_whole(error: Any, calls: int, pipe: Any) -> None:
@@ -416,6 +421,7 @@ def test_an_exception_while_watching_is_a_refusal(pipe: Any, monkeypatch: pytest
     require_untouched(pipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_a_refused_pipeline_is_left_whole(case: Case, tmp_path: Path) -> None:
     """Its own calls give the same images as before, also where it sets its networks up for its loop."""

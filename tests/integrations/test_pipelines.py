@@ -55,6 +55,7 @@ def test_same_type_fewer_calls_and_no_trace(name: str, tmp_path: Path) -> None:
     assert torch.equal(draw().images, before.images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_image_has_its_own_stream_and_conditioning(name: str, tmp_path: Path) -> None:
     """Dropping images from the batch leaves the others as they were, up to the network's rounding."""

@@ -416,6 +416,7 @@ CHANGES = [
 WHEN = ["True", "True", "i == {k}", "i >= {k}", "i < {k}", "i % 2 == 0", "@.abs().max() > {c}"]
 
 
+@pytest.mark.slow
 @families
 def test_every_change_ends_exact_or_refused(family: str) -> None:
     """Exact is what leaves the untouched loop's plans as they are, generator by generator."""

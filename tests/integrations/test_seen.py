@@ -202,6 +202,7 @@ WITHOUT_LAW: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_LAW)
 def test_a_network_without_a_law_is_refused_unless_nobody_looks(name: str, pipe: Any) -> None:
     make, said = WITHOUT_LAW[name]
@@ -233,6 +234,7 @@ KINDS = ("StableDiffusion", "StableDiffusionControlNet", "AnimateDiff", "Flux", 
 LOOKED = {case.pipeline: case for case in EXACT if case.pipeline in [f"{kind}Pipeline" for kind in KINDS]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LOOKED.values(), ids=str)
 def test_the_look_costs_no_call_and_one_state(case: Case, tmp_path: Path) -> None:
     """The same calls, images and report, one state more in each; once for a configuration, one state at the end."""

@@ -56,6 +56,7 @@ def test_trees_fit_in_the_batch(states: int, steps: int) -> None:
     assert candidates[0] == (1,) * min(states - 1, steps - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("states", [2, 5, 9])
 @pytest.mark.parametrize("method", METHODS)
 def test_no_call_has_more_states_than_the_batch_and_some_have_as_many(method: str, states: int) -> None:

@@ -240,6 +240,7 @@ def mass_left(delta: float, lam: float) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-3, 0.1, 0.7, 2.0, 5.0])
 def test_what_children_leave_of_the_target(delta: float) -> None:
     """λ_k and G_{k+1} against integration, and the recursion's own closed form."""

@@ -146,6 +146,7 @@ def test_nothing_is_fetched(page: Path) -> None:
     assert "default-src 'none'" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", FILES, ids=str)
 def test_a_missing_file_breaks_nothing(missing: Path) -> None:
     results = read()
