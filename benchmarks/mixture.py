@@ -25,7 +25,7 @@ from foresample.drafters import Frozen, Replay
 from foresample.engine.sampling import sample
 from foresample.provenance import make_result, result_json, write_result
 from foresample.sizes import require_memory, round_bytes
-from foresample.targets import GaussianMixture
+from foresample.targets.mixture import GaussianMixture
 
 app = typer.Typer(add_completion=False)
 

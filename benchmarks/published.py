@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.peers import PeerRun, blocks, dgrs, rass, reflection
 from benchmarks.results import RESULTS, Claim, Gain, PublishedRow, PublishedSettings, Setting, save
 from foresample.contracts import Target
-from foresample.targets import GaussianMixture
+from foresample.targets.mixture import GaussianMixture
 
 GROWTH = (
     "The per-step test ends a round when the sum of its mismatches nears 1, however long the window; a block "

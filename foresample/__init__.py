@@ -10,7 +10,7 @@ from foresample.drafters import DraftModel, Frozen, Prior, Replay
 from foresample.engine import Engine, Frontier, Sample, Tuning, fit_prior, sample, stream, tune
 from foresample.integrations import accelerate, restore
 from foresample.provenance import __version__
-from foresample.targets import GaussianMixture
+from foresample.targets.mixture import GaussianMixture
 
 __all__ = [
     "Commit",

@@ -151,7 +151,7 @@ def conditioned(**more: Any) -> Any:
 
 
 def mixture() -> Any:
-    kind = getattr(fs, "GaussianMixture", None) or fs.targets.GaussianMixture
+    kind = fs.GaussianMixture
     means = torch.tensor([[-1.0, 0.5], [1.2, -0.4], [0.3, 1.5]], dtype=f64)
     return kind(means, torch.tensor([0.4, 0.6, 0.5], dtype=f64), torch.full((3,), 1 / 3, dtype=f64))
 

@@ -111,7 +111,7 @@ def use_targets() -> list[fs.Target]:
     network: targets.Denoiser = denoiser
     vp = targets.vp(network, torch.linspace(0.1, 0.9, 6), (2,), predicts="eps")
     chained: targets.ChainTarget = targets.from_chain(network, use_chains()[0], (2,))
-    mixture: targets.GaussianMixture = fs.GaussianMixture.of_draft_trees(2)
+    mixture: fs.GaussianMixture = fs.GaussianMixture.of_draft_trees(2)
     waves: targets.FrequencyTarget = targets.in_frequencies(
         targets.langevin(lambda x, step, row: -x, (1, 2, 2), step_size=0.01, steps=6)
     )

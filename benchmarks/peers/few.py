@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.peers.common import Committed, Counted, Observer, PeerRun
 from foresample.contracts import Target
 from foresample.pretrained import Pretrained
-from foresample.targets import GaussianMixture
+from foresample.targets.mixture import GaussianMixture
 
 
 @dataclass(frozen=True)

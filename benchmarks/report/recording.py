@@ -19,7 +19,8 @@ from foresample.core import noise as streams
 from foresample.core.report import Commit
 from foresample.drafters import Replay
 from foresample.engine.sampling import sample
-from foresample.targets import ChainTarget, GaussianMixture
+from foresample.targets import ChainTarget
+from foresample.targets.mixture import GaussianMixture
 
 STEPS, WINDOW, SEED = 24, 8, 0
 

@@ -30,7 +30,8 @@ from foresample.cli.console import echo, plain_table, show, wait_line
 from foresample.contracts import Target
 from foresample.engine import Engine, sample
 from foresample.provenance import __version__
-from foresample.targets import GaussianMixture, vp
+from foresample.targets import vp
+from foresample.targets.mixture import GaussianMixture
 
 WINDOW = 6
 NOT_ASKED_FOR = ("test", "docs", "all")  # extras that add nothing to what the package can do

@@ -21,7 +21,7 @@ from foresample.contracts import Target, require_target, resolve_window
 from foresample.core.round import can_draft
 from foresample.engine.tuning import Tuning, tune
 from foresample.sizes import require_memory, round_bytes, state_bytes
-from foresample.targets import GaussianMixture
+from foresample.targets.mixture import GaussianMixture
 
 MIXTURES = ("flow", "vp", "langevin")
 BUILT_IN = (*MIXTURES, "embedded")

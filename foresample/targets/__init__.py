@@ -1,4 +1,4 @@
-"""Targets: transition formulas around any denoiser, and closed-form chains."""
+"""Targets: transition formulas around any denoiser, and closed-form chains (`foresample.GaussianMixture`)."""
 
 from foresample.targets.atoms import StructureTarget, structures
 from foresample.targets.chained import (
@@ -13,14 +13,12 @@ from foresample.targets.chained import (
     vp,
 )
 from foresample.targets.frequencies import FrequencyTarget, in_frequencies
-from foresample.targets.mixture import GaussianMixture
 from foresample.targets.replicas import replicated
 
 __all__ = [
     "ChainTarget",
     "Denoiser",
     "FrequencyTarget",
-    "GaussianMixture",
     "StructureTarget",
     "flow",
     "from_chain",

@@ -14,7 +14,7 @@ from scipy import integrate
 from torch import Tensor
 
 from foresample.chains import flow_chain, vp_chain
-from foresample.targets import GaussianMixture
+from foresample.targets.mixture import GaussianMixture
 from tests.chains.common import LINEAR, f64, few, states
 
 
