@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("core", "drafters", "engine", "datasets")
+ROOMS = ("core", "baseline.py", "backends", "drafters", "engine", "datasets")
 
 _LAW = [
     "tests/law/test_law.py::test_extra_noise_and_third_order_have_the_law",
@@ -64,6 +64,11 @@ TESTS = {
         "tests/core/test_report.py",
         "tests/engine/test_sampling.py",
         "tests/engine/test_engine.py",
+    ],
+    "backends": [
+        "tests/backends/test_cpu.py",
+        "tests/backends/test_interpreted.py",
+        "tests/targets/test_frequencies.py",
     ],
     "core": [
         "tests/core/test_round.py",
@@ -95,6 +100,13 @@ TESTS = {
 """Of a file, or of all others in its room: the quickest to notice first."""
 
 
+def files_of(room: str) -> list[str]:
+    """A room may be one file; kernels below a backend have mutants of their own (tests/backends)."""
+    if room.endswith(".py"):
+        return [room]
+    return sorted(f"{room}/{path.name}" for path in (ROOT / "foresample" / room).glob("*.py"))
+
+
 def tests_of(file: str) -> list[str]:
     return TESTS.get(file, TESTS[file.split("/")[0]])
 
@@ -119,7 +131,7 @@ class Mutant:
 
 NASTY: tuple[tuple[str, str, str], ...] = (
     ("core/round.py", "draw=rows.round + 1)", "draw=rows.round)"),
-    ("core/round.py", "rows.step.unsqueeze(1) + source, steps)", "rows.step.unsqueeze(1) + position, steps)"),
+    ("core/round.py", "rows.step.unsqueeze(1) + source\n", "rows.step.unsqueeze(1) + position\n"),
     (
         "core/round.py",
         "torch.cat([rows.previous.unsqueeze(1), predictions], dim=1)",
@@ -223,7 +235,8 @@ NASTY: tuple[tuple[str, str, str], ...] = (
 
 
 LEFT_OUT = {
-    "datasets/cluster.py": "noticed by real clusters only, a minute a test (tests/datasets/test_cluster.py)"
+    "backends/graphs.py": "captures CUDA graphs, which only a GPU has (tests/gpu)",
+    "datasets/cluster.py": "noticed by real clusters only, a minute a test (tests/datasets/test_cluster.py)",
 }
 """Files of which no mutants are made, and why."""
 
@@ -631,7 +644,7 @@ def _run_and_exit(copy: Path, tests: list[str], log: Path, seconds: float) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--room", choices=ROOMS, action="append", help="all four by default")
+    parser.add_argument("--room", choices=ROOMS, action="append", help="all by default")
     parser.add_argument("--file", default="", help="only files whose name has this in it")
     parser.add_argument("--sample", type=int, default=150, help="generated mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
@@ -647,9 +660,9 @@ def main() -> None:
     machine = [
         mutant
         for room in rooms
-        for path in sorted((ROOT / "foresample" / room).glob("*.py"))
-        if f"{room}/{path.name}" not in LEFT_OUT
-        for mutant in generated(f"{room}/{path.name}")
+        for file in files_of(room)
+        if file not in LEFT_OUT
+        for mutant in generated(file)
         if options.file in mutant.file
     ]
     drawn = random.Random(options.seed).sample(machine, min(options.sample, len(machine)))
