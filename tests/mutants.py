@@ -155,7 +155,7 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ),
     ("core/noise.py", "stream=EXTRA, step=at,", "stream=STEP, step=at,"),
     ("core/noise.py", "stream=EXTRA, step=at,", "stream=EXTRA, step=0 * at,"),
-    ("core/round.py", "fault=note_fault(rows.fault, network, state, step, used)", "fault=rows.fault"),
+    ("core/round.py", "note_fault(rows.fault, network, state, step, used)", "rows.fault"),
     (
         "core/round.py",
         "used = torch.arange(width + 1, device=step.device) <=",
@@ -165,8 +165,8 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ("core/round.py", "torch.where(std == 0,", "torch.where(std < 0,"),
     (
         "core/round.py",
-        "begin_memory(drafter, window, sample, x[0])",
-        "begin_memory(drafter, window, 0 * sample, x[0])",
+        "begin_memory(how.drafter, how.window, sample, x[0])",
+        "begin_memory(how.drafter, how.window, 0 * sample, x[0])",
     ),
     ("core/verify.py", "FAR = 1e5", "FAR = 1e9"),
     ("core/verify.py", "FAR = 1e5", "FAR = 1e2"),
@@ -186,8 +186,8 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ("drafters/replay.py", 'torch.where(expand(position < memory["horizon"], x), within, beyond)', "within"),
     (
         "drafters/replay.py",
-        '(position < memory["visited"].unsqueeze(1))\n        gain',
-        "(position >= 0)\n        gain",
+        '(position < memory["visited"].unsqueeze(1))\n        slope',
+        "(position >= 0)\n        slope",
     ),
     (
         "drafters/replay.py",
