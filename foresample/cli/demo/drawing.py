@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, cast
@@ -34,7 +36,9 @@ class Pen:
 
     def __init__(self, *, speculative: bool) -> None:
         self.policy, self.speculative = handwriting.load(), speculative
-        self.marks: list[float] = []  # the clock before (negative) and after each network call of the plain sampler
+        self.marks: list[
+            float
+        ] = []  # the clock before (negative) and after each network call of the plain sampler
         if speculative:
             fs.accelerate(self.policy, window=PLAN_WINDOW)
         else:
@@ -91,15 +95,27 @@ class Pens:
 def draw_with_pens(seed: int) -> Pens:
     """Draw the shape with both pens, plan by plan in turns."""
     pens = Pen(speculative=False), Pen(speculative=True)
-    for pen in pens:
-        pen.begin(seed + 1)
-        for _ in range(3):  # compiles, traces, and checks the network
-            pen.move()
-        pen.begin(seed)
-    for _ in range(PLANS):
+    with one_thread():
         for pen in pens:
-            pen.move()
+            pen.begin(seed + 1)
+            for _ in range(3):  # compiles, traces, and checks the network
+                pen.move()
+            pen.begin(seed)
+        for _ in range(PLANS):
+            for pen in pens:
+                pen.move()
     return Pens(pens)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: a network as small as the policy's is fastest so, most of all sequentially."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def check_plans(pens: Pens, seed: int) -> SamplesLaw:
