@@ -72,19 +72,11 @@ class Pen:
         self.position, self.velocity = path[-1:], actions[:, -1]
 
 
-@dataclass(frozen=True)
 class Pens:
     """Two pens that drew the same shape."""
 
-    pens: tuple[Pen, Pen]
-
-    @property
-    def plain(self) -> Times:
-        return self.pens[0].times
-
-    @property
-    def ours(self) -> Times:
-        return self.pens[1].times
+    def __init__(self, plain: Pen, ours: Pen) -> None:
+        self.pens, self.plain, self.ours = (plain, ours), plain.times, ours.times
 
     def shown(self) -> dict[str, Any]:
         """The page's data: where the pens begin, each plan's points and milliseconds."""
@@ -104,7 +96,7 @@ def draw_with_pens(seed: int) -> Pens:
         for _ in range(PLANS):
             for pen in pens:
                 pen.move()
-    return Pens(pens)
+    return Pens(*pens)
 
 
 @contextmanager
