@@ -50,7 +50,8 @@ class Pen:
         """Put the pen at the start of the shape, and forget what it drew."""
         self.position, self.velocity = torch.tensor([handwriting.STARTS[SHAPE]]), torch.zeros(1, 2)
         self.generator = torch.Generator().manual_seed(seed)
-        self.times, self.paths = Times(), cast(list[Any], [])
+        self.times = Times()
+        self.paths: list[Any] = []
 
     def plans(self, position: Tensor, velocity: Tensor) -> Tensor:
         """One plan from each position, [n, 8, 2]."""
@@ -142,7 +143,8 @@ def draw_picture(seed: int) -> Picture:
     model = pretrained.load()
     target = model.target(STEPS, [len(model.labels) - 1])
     window = min(PICTURE_WINDOW, STEPS - 1)
-    samplers = Sequential(target, 1), fs.Engine(target, window=window, slots=1)
+    engine = fs.Engine(target, window=window, slots=1)
+    samplers: tuple[Sequential | fs.Engine, ...] = (Sequential(target, 1), engine)
     picture, seeds = Picture(), seeds_of(seed, 1)
     for sampler in samplers:
         frames: list[str] = []
