@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt tests/packages.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/foresample sample --count 20 --steps 100 --window 8 --compare --out out
+	$(BIN)/foresample demo --out out/demo.html
 
 .PHONY: docs
 docs: $(STAMP)

@@ -114,7 +114,7 @@ SHEETS = (
     (
         "compare.png",
         "Two grids of twenty garments; most places show nearly the same garment left and right",
-        "Fashion-MNIST, the embedded model, drawn by make demo: sequential left, speculative right, 100 "
+        "Fashion-MNIST, the embedded model, drawn by foresample sample: sequential left, speculative right, 100 "
         "steps, window 8. The seeds are the same on both sides, and accepted noise is shared, so many "
         "pictures are alike; what is the same by proof is the law.",
         True,
@@ -136,7 +136,7 @@ SHEETS = (
         "run.png",
         "Bars along the chain, one a round, most of them several steps long, some ending in a red corrected "
         "step",
-        "One run of make demo: each bar is a round, that is one call, and the steps it committed.",
+        "One run of foresample sample: each bar is a round, that is one call, and the steps it committed.",
         False,
     ),
 )

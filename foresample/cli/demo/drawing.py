@@ -1,0 +1,170 @@
+"""What the demo draws: a shape with two pens, a picture twice, and many plans for the check.
+
+The two samplers run in turns and never at once, so neither takes time from the other. Both are warmed up first.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample import pretrained
+from foresample.baseline import Sequential
+from foresample.checks.samples import SamplesLaw, samples_law
+from foresample.cli.demo.clock import Times
+from foresample.cli.pictures import grid
+from foresample.core.noise import seeds_of
+from foresample.core.report import Commit
+from foresample.pretrained import policy as handwriting
+
+SHAPE, PLANS, PLAN_WINDOW = 0, 14, 16  # 14 plans of 8 points draw the whole shape
+STEPS, TURNS, PICTURE_WINDOW = 100, 7, 8
+CHECKED = 400  # plans drawn each way for the check
+
+
+class Pen:
+    """Draws a shape in closed loop: plans from where it is, executes half of the plan, and plans again."""
+
+    def __init__(self, *, speculative: bool) -> None:
+        self.policy, self.speculative = handwriting.load(), speculative
+        self.marks: list[
+            float
+        ] = []  # the clock before (negative) and after each network call of the plain sampler
+        if speculative:
+            fs.accelerate(self.policy, window=PLAN_WINDOW)
+        else:
+            unet = self.policy.diffusion.unet
+            unet.register_forward_pre_hook(lambda *_: self.marks.append(-perf_counter()))
+            unet.register_forward_hook(lambda *_: self.marks.append(perf_counter()))
+
+    def begin(self, seed: int) -> None:
+        """Put the pen at the start of the shape, and forget what it drew."""
+        self.position, self.velocity = torch.tensor([handwriting.STARTS[SHAPE]]), torch.zeros(1, 2)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.times = Times()
+        self.paths: list[Any] = []
+
+    def plans(self, position: Tensor, velocity: Tensor) -> Tensor:
+        """One plan from each position, [n, 8, 2]."""
+        shape = torch.full((len(position),), SHAPE)
+        return self.policy.predict_action_chunk(position, velocity, shape, self.generator)
+
+    def move(self) -> None:
+        """Plan and execute."""
+        self.marks.clear()
+        began = perf_counter()
+        actions = self.plans(self.position, self.velocity)
+        seconds, network, calls = perf_counter() - began, sum(self.marks), len(self.marks) // 2
+        if self.speculative:
+            report = cast(Any, self.policy).foresample_report
+            network, calls = report.target_seconds, report.rounds
+        self.times.add(seconds, network, calls)
+        path = self.position + actions[0].cumsum(0)
+        self.paths.append(path.tolist())
+        self.position, self.velocity = path[-1:], actions[:, -1]
+
+
+class Pens:
+    """Two pens that drew the same shape."""
+
+    def __init__(self, plain: Pen, ours: Pen) -> None:
+        self.pens, self.plain, self.ours = (plain, ours), plain.times, ours.times
+
+    def shown(self) -> dict[str, Any]:
+        """The page's data: where the pens begin, each plan's points and milliseconds."""
+        sides = [{"paths": p.paths, "ms": [1000 * s for s in p.times.seconds]} for p in self.pens]
+        return {"start": handwriting.STARTS[SHAPE], "sides": sides}
+
+
+def draw_with_pens(seed: int) -> Pens:
+    """Draw the shape with both pens, plan by plan in turns."""
+    pens = Pen(speculative=False), Pen(speculative=True)
+    with one_thread():
+        for pen in pens:
+            pen.begin(seed + 1)
+            for _ in range(3):  # compiles, traces, and checks the network
+                pen.move()
+            pen.begin(seed)
+        for _ in range(PLANS):
+            for pen in pens:
+                pen.move()
+    return Pens(*pens)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: a network as small as the policy's is fastest so, most of all sequentially."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check_plans(pens: Pens, seed: int) -> SamplesLaw:
+    """Compare the distributions of both pens' plans, from a moment in the middle of what they drew."""
+    before, here = torch.tensor(pens.pens[0].paths[PLANS // 2 - 1])[-2:]
+    drawn = []
+    for k, pen in enumerate(pens.pens):
+        pen.generator = torch.Generator().manual_seed(seed + 2 + k)
+        drawn.append(pen.plans(here.expand(CHECKED, 2), (here - before).expand(CHECKED, 2)))
+    return samples_law(drawn[0], drawn[1:])
+
+
+@dataclass
+class Picture:
+    """One picture drawn both ways, with every round of either sampler."""
+
+    plain: Times = field(default_factory=Times)
+    ours: Times = field(default_factory=Times)
+    frames: list[list[str]] = field(default_factory=list)
+    """For each sampler the picture after every round, as addresses of PNG images."""
+    rounds: list[tuple[int, int, int]] = field(default_factory=list)
+    """(first step, transitions drafted, transitions committed) of every speculative round."""
+
+    def shown(self) -> dict[str, Any]:
+        """The page's data."""
+        ms = [1000 * times.median for times in (self.plain, self.ours)]
+        return {"steps": STEPS, "ms": ms, "frames": self.frames, "rounds": self.rounds}
+
+
+def draw_picture(seed: int) -> Picture:
+    """Draw a boot both ways: once watched, which warms both samplers, then unwatched in turns for the clock."""
+    model = pretrained.load()
+    target = model.target(STEPS, [len(model.labels) - 1])
+    window = min(PICTURE_WINDOW, STEPS - 1)
+    engine = fs.Engine(target, window=window, slots=1)
+    samplers: tuple[Sequential | fs.Engine, ...] = (Sequential(target, 1), engine)
+    picture, seeds = Picture(), seeds_of(seed, 1)
+    for sampler in samplers:
+        frames: list[str] = []
+
+        def watch(commit: Commit, frames: list[str] = frames) -> None:
+            frames.append(png(commit.x))
+            picture.rounds.append((int(commit.step), int(commit.drafted), int(commit.committed)))
+
+        picture.rounds.clear()
+        sampler.sample(seeds, watch)
+        picture.frames.append(frames)
+    for _ in range(TURNS):
+        for sampler, times in zip(samplers, (picture.plain, picture.ours), strict=True):
+            report = sampler.sample(seeds).report
+            times.add(report.seconds, report.target_seconds, report.rounds)
+    return picture
+
+
+def png(states: Tensor) -> str:
+    """A picture as the address of an image."""
+    out = io.BytesIO()
+    grid(states, scale=1).save(out, "PNG")
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
