@@ -72,6 +72,7 @@ TESTS = {
     ],
     "core": [
         "tests/core/test_round.py",
+        "tests/test_faults.py",
         "tests/engine/test_leaving.py",
         "tests/core/test_extra.py",
         "tests/engine/test_sampling.py",

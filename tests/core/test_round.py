@@ -210,3 +210,18 @@ def test_a_row_begins_with_the_memory_of_its_own_sample() -> None:
     how = replace(speculation(target, 3), drafter=drafter)
     begin(target, how, seeds_of(1, 3), sample=torch.tensor([7, 2, 9]))
     assert drafter.primed == [7, 2, 9]
+
+
+@pytest.mark.parametrize("step", [0, 1, 7, 15])
+def test_a_broken_output_is_named_by_the_step_that_used_it(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the state that came of it: one says that the network is to blame, the other that the chain is."""
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
+    base = flow()
+    assert base.chain.time is not None
+    time = base.chain.time[step]
+
+    def network(x: torch.Tensor, at: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return torch.where(((at == time) & (row == 2)).unsqueeze(1), torch.nan, base.network(x, at, row))
+
+    with pytest.raises(FloatingPointError, match=f"the network returned NaN .* at step {step} of sample 2;"):
+        fs.sample(replace(base, network=network), 4, window=5)
