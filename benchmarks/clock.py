@@ -54,7 +54,6 @@ from foresample import pretrained
 from foresample.core.baseline import Sequential
 from foresample.core.noise import seeds_of
 from foresample.engine.slots import FixedSlots
-from foresample.engine.throughput import points
 from foresample.kernels.graphs import capture
 from foresample.pretrained import Pretrained
 from foresample.results import FrontierResult
@@ -153,7 +152,7 @@ def latency(
 
 def _picture(engine: fs.Engine, seed: Tensor, number: int) -> fs.Run:
     """One sample, turned back if it is by frequencies."""
-    run = engine.sample(seed, first=number)
+    run = engine.sample(seed, rows=torch.tensor([number]))
     if isinstance(engine.target, fs.targets.FrequencyTarget):
         run = replace(run, samples=engine.target.pictures(run.samples))
     return run
@@ -544,7 +543,7 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures") -> None
 
     figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
     saved = load(FrontierResult, "cifar10-frontier")
-    measured, shades = points(saved.tunings), iter(("#9fb8d0", "#2f6690", "crimson", "#7a1f3d"))
+    measured, shades = fs.Frontier(saved.tunings).points, iter(("#9fb8d0", "#2f6690", "crimson", "#7a1f3d"))
     for window in (None, *sorted({point.window for point in measured if point.window})):
         line = [point for point in measured if point.window == window]
         x, y = ([1e3 * p.p95_seconds for p in line], [p.samples_per_second for p in line])

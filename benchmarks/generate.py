@@ -84,7 +84,7 @@ def overhead(repeats: int = 5, shard: int = 1000, out: Out = RESULTS) -> None:
         for _ in range(repeats):
             engine = fs.Engine(target, window=how["window"], slots=how["slots"])
             started = perf_counter()
-            for _ in engine.finished(seeds_of(0, count)):
+            for _ in engine.draw(seeds_of(0, count)):
                 pass
             alone.append(perf_counter() - started)
             clock = Clock(original)

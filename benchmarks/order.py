@@ -44,9 +44,11 @@ def uneven() -> ChainTarget:
 
 
 def first(seed: int, count: int, *, ordered: bool) -> Tensor:
-    """The first samples of a stream."""
-    stream = fs.stream(uneven(), COUNT, window=WINDOW, slots=SLOTS, seed=seed, ordered=ordered, look=False)
-    return torch.stack([sample.x for sample in islice(stream, count)])
+    """The first samples of a stream, in order or as they finish."""
+    engine = fs.Engine(uneven(), window=WINDOW, slots=SLOTS, look=False)
+    if ordered:
+        return torch.stack([sample.x for sample in islice(engine.stream(seeds_of(seed, COUNT)), count)])
+    return torch.stack(list(islice((x for done in engine.draw(seeds_of(seed, COUNT)) for x in done.x), count)))
 
 
 def stopped(seed: int, rounds: int) -> dict[str, Tensor]:

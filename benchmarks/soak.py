@@ -135,7 +135,7 @@ def _drawn(
     engine = fs.Engine(target, window=variant.window, block=variant.block, slots=slots, drafter=drafter)
     seeds, done, faults, calls = seeds_of(_SEED, samples), 0, 0, 0
     for part in seeds.split(_PART):
-        for finished in engine.finished(part):
+        for finished in engine.draw(part):
             done += len(finished.index)
             finite = finished.x.flatten(1).isfinite().all(1).cpu()
             faults += int(((finished.fault.cpu() != NO_FAULT) | ~finite).sum())

@@ -46,7 +46,7 @@ from benchmarks.results import (
     load,
     read,
 )
-from foresample.engine.throughput import points
+from foresample.engine.tuning import Frontier
 from foresample.results import BenchResult, BenchRow, DatasetResult, FrontierResult
 
 ROOT = Path(__file__).parent.parent
@@ -437,7 +437,7 @@ def frontier() -> str:
     """Both samplers, for several numbers of samples at a time."""
     saved, cells = load(FrontierResult, "cifar10-frontier"), []
     for tuning in saved.tunings:
-        plain, *ours = points([tuning])
+        plain, *ours = Frontier([tuning]).points
         best = max(ours, key=lambda point: point.samples_per_second)
         rates = [f"{p.samples_per_second:.3g}" for p in (plain, best)]
         better = best.samples_per_second > plain.samples_per_second

@@ -6,7 +6,7 @@ from foresample.core.baseline import sequential
 from foresample.core.report import Commit, Report, Run
 from foresample.datasets import Dataset, generate, inspect_dataset
 from foresample.drafters import DraftModel, Frozen, Prior, Replay
-from foresample.engine import Engine, Sample, Tuning, fit_prior, frontier, pick, sample, stream, tune
+from foresample.engine import Engine, Frontier, Sample, Tuning, fit_prior, sample, stream, tune
 from foresample.integrations import accelerate, restore
 from foresample.provenance import __version__
 from foresample.selftest import check
@@ -20,6 +20,7 @@ __all__ = [
     "Drafter",
     "DrafterMemory",
     "Engine",
+    "Frontier",
     "Frozen",
     "GaussianMixture",
     "PreviousDraft",
@@ -35,10 +36,8 @@ __all__ = [
     "chains",
     "check",
     "fit_prior",
-    "frontier",
     "generate",
     "inspect_dataset",
-    "pick",
     "pretrained",
     "restore",
     "sample",

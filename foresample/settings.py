@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union
 
 from foresample.contracts import Drafter, Target, at_least_one, drafter_for, require_drafter, resolve_window
 from foresample.drafters import Replay
@@ -35,13 +35,21 @@ WINDOW = 16
 """The default window."""
 
 
-class SpeculationKeywords(TypedDict, total=False):
-    """The settings that decide how to speculate; see the module."""
+Window = Union[int, Literal["auto"], "Tuning"]
 
-    window: int | Literal["auto"] | Tuning
+
+class DraftKeywords(TypedDict, total=False):
+    """The settings that decide how to speculate, but the window; see the module."""
+
     drafter: Drafter | None
     block: int | None
     recycle: bool
+
+
+class SpeculationKeywords(DraftKeywords, total=False):
+    """The settings that decide how to speculate; see the module."""
+
+    window: Window
 
 
 class RunKeywords(SpeculationKeywords, total=False):
@@ -52,11 +60,18 @@ class RunKeywords(SpeculationKeywords, total=False):
     look: bool
 
 
+class TuneKeywords(DraftKeywords, total=False):
+    """The settings that `tune` does not look for itself; see the module."""
+
+    graph: bool
+    look: bool
+
+
 @dataclass(frozen=True)
 class Settings:
     """Checked settings; see the module for their meaning."""
 
-    window: int | Literal["auto"] | Tuning = WINDOW
+    window: Window = WINDOW
     drafter: Drafter = field(default_factory=Replay)
     block: int | None = None
     recycle: bool = True
@@ -77,25 +92,28 @@ class Settings:
                 object.__setattr__(self, name, at_least_one(name, getattr(self, name)))
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any], *, without: Iterable[str] = ()) -> Settings:
-        """Settings from a caller's keywords; an unknown one, or one of `without`, is refused by its name."""
+    def of(
+        cls, keywords: Mapping[str, Any], base: Settings | None = None, *, without: Iterable[str] = ()
+    ) -> Settings:
+        """Settings from a caller's keywords, which override those of `base`.
+
+        An unknown keyword, or one of `without`, is refused by its name.
+        """
         known = [f.name for f in fields(cls) if f.name not in set(without)]
         for name in keywords:
             if name not in known:
                 raise TypeError(f"{name} is not a setting here: {_remedy(name, known)}")
         given = {name: value for name, value in keywords.items() if name != "drafter" or value is not None}
-        return cls(**given)
+        return replace(cls() if base is None else base, **given)
 
-    def replace(self, **changes: Any) -> Settings:
-        """The same settings with some changed."""
-        return replace(self, **changes)
+    def for_count(self, count: int) -> Settings:
+        """These settings for a call that draws `count` samples: the slots are a number, no more than the samples."""
+        return replace(self, slots=count if self.slots is None else min(self.slots, count))
 
-    def for_target(self, target: Target, count: int | None = None) -> Settings:
-        """These settings for one target and `count` samples: the drafter fitted to it, the slots a number."""
-        slots = (count or 1) if self.slots is None else self.slots
-        slots = slots if count is None else min(slots, count)
+    def for_target(self, target: Target) -> Settings:
+        """These settings for one target: the drafter fitted to it, the window no longer than its chain."""
         window = resolve_window(self.window, len(target.std)) if isinstance(self.window, int) else self.window
-        return replace(self, window=window, drafter=drafter_for(self.drafter, target), slots=slots)
+        return replace(self, window=window, drafter=drafter_for(self.drafter, target), slots=self.slots or 1)
 
     @property
     def method(self) -> str:

@@ -79,7 +79,6 @@ TESTS = {
         "tests/engine/test_sampling.py",
     ],
     "engine/tuning.py": ["tests/engine/test_tuning.py", "tests/core/test_look.py"],
-    "engine/throughput.py": ["tests/engine/test_throughput.py"],
     "engine/priors.py": [
         "tests/drafters/test_prior.py",
         "tests/targets/test_frequencies.py",
@@ -418,7 +417,6 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "'1' → '2'",
         "as true",
     ),
-    ("engine/throughput.py", "SLOTS = (1, 4, 16, 64, 256)", ANY, "others could be tried as well"),
     ("engine/tuning.py", "WINDOWS = (2, 4, 8, 16, 32, 64)", ANY, "others could be tried as well"),
     (
         "datasets/folder.py",

@@ -154,7 +154,8 @@ def use_everything(folder: Path) -> None:
     ]
     tuning: fs.Tuning = fs.tune(target, windows=[2], samples=2)
     assert "sample" in tuning.advice
-    assert fs.pick(fs.frontier(target, slots=[1], windows=[2])).samples_per_second > 0
+    frontier: fs.Frontier = fs.tune(target, slots=[1], windows=[2])
+    assert frontier.best().samples_per_second > 0
     for one in use_targets():
         assert fs.sample(one, 2, window=3).samples.isfinite().all()
     spread: fs.Target = targets.replicated(use_targets()[:1])

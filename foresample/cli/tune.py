@@ -13,8 +13,7 @@ from foresample.cli import options
 from foresample.cli.console import echo, plain_table, require_file, show, wait_line
 from foresample.cli.targets import choose_source, require_room
 from foresample.core.round import can_draft
-from foresample.engine.throughput import frontier, pick, points
-from foresample.engine.tuning import WINDOWS, Tuning, tune
+from foresample.engine.tuning import WINDOWS, Frontier, Tuning, tune
 from foresample.results import make_result, result_json, write_result
 
 
@@ -74,10 +73,7 @@ def tune_command(
     widest = min(max(windows or WINDOWS), len(chain.std) - 1)
     require_room(chain, samples=4 * max(slots), slots=max(slots), window=widest)
     with wait_line(quiet=as_json) as say:
-        if several:
-            tunings = frontier(chain, slots=slots, windows=windows, graph=graph, progress=say)
-        else:
-            tunings = [tune(chain, slots=slots[0], windows=windows, graph=graph, progress=say)]
+        measured = tune(chain, slots=slots if several else slots[0], windows=windows, graph=graph, progress=say)
     settings = {
         **source.about(),
         "steps": len(chain.std),
@@ -88,33 +84,32 @@ def tune_command(
         "compiled": compiled,
         "graph": graph,
     }
-    if several:
-        result = make_result("frontier", settings, tunings=[asdict(tuning) for tuning in tunings])
+    if isinstance(measured, Frontier):
+        result = make_result("frontier", settings, **asdict(measured))
     else:
-        result = make_result("tune", settings, **json.loads(tunings[0].to_json()))
+        result = make_result("tune", settings, **json.loads(measured.to_json()))
     if out is not None:
         write_result(out, result)
     if as_json:
         echo(result_json(result))
         return
-    if several:
-        show(_frontier_table(tunings))
-        seconds = None if within is None else within / 1e3
-        echo(f"Take {pick(tunings, seconds)}.")
+    if isinstance(measured, Frontier):
+        show(_frontier_table(measured))
+        echo(f"Take {measured.best(None if within is None else within / 1e3)}.")
     else:
-        show(_table(tunings[0]))
-        echo(tunings[0].advice + ".")
+        show(_table(measured))
+        echo(measured.advice + ".")
     if out is not None:
         echo(f"wrote {out}")
 
 
-def _frontier_table(tunings: list[Tuning]) -> Table:
+def _frontier_table(frontier: Frontier) -> Table:
     table = plain_table(
         *("at a time", "window", "samples a second", "ms a sample"),
-        title=f"{tunings[0].steps} steps",
+        title=f"{frontier.tunings[0].steps} steps",
         caption="window –: sequential\nms a sample: of 95 in 100",
     )
-    for point in points(tunings):
+    for point in frontier.points:
         window = "–" if point.window is None else str(point.window)
         table.add_row(
             str(point.slots), window, f"{point.samples_per_second:.4g}", f"{1e3 * point.p95_seconds:.4g}"

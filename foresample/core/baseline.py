@@ -58,11 +58,12 @@ class Sequential:
             prepare(target.std.dtype)
         self.graph = capture(self._transition, device) if graph else None
 
-    def sample(self, seeds: Tensor, observe: Observer | None = None) -> Run:
-        """The samples of these seeds, `slots` at a time."""
+    def sample(self, seeds: Tensor, observe: Observer | None = None, *, rows: Tensor | None = None) -> Run:
+        """The samples of these seeds, `slots` at a time; `rows` numbers them for the target, 0, 1, … by default."""
         started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
         index, seeds = torch.arange(len(seeds)), seeds.cpu()
-        parts = [self._batch(part, seeds[part], observe) for part in index.split(self.slots)]
+        rows = index if rows is None else rows
+        parts = [self._batch(rows[part], seeds[part], observe) for part in index.split(self.slots)]
         samples = torch.cat(parts)
         tally = Tally(0, steps, index.device)
         tally.lengths[0] = steps * len(seeds)
@@ -73,10 +74,12 @@ class Sequential:
         report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
         return run
 
-    def draw(self, row: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, row: Tensor, seeds: Tensor, observe: Observer | None = None) -> tuple[Tensor, Tensor]:
         """Samples `row` of these seeds, at most `slots`, and their faults (`faults`); a broken one is given up."""
-        for _ in self._steps(row, seeds):
+        for k in self._steps(row, seeds):
             self.x.masked_fill_(expand(self.fault != NO_FAULT, self.x), 0.0)
+            if observe is not None:
+                observe(self._commit(k, len(row)))
         fault = note_state(self.fault, self.x, len(self.target.std))
         return self.x[: len(row)].clone(), fault[: len(row)].clone()
 

@@ -55,7 +55,6 @@ from foresample.datasets.manifest import (
     read_manifest,
     summary,
 )
-from foresample.datasets.sequential import SequentialDraws
 from foresample.datasets.shards import (
     Draws,
     Entry,
@@ -70,9 +69,11 @@ from foresample.datasets.shards import (
     shard_number,
 )
 from foresample.engine import Engine
-from foresample.engine.tuning import Tuning, tune
+from foresample.engine.sequential import SequentialDraws
+from foresample.engine.tuning import Tuning, measure
 from foresample.provenance import provenance
 from foresample.selftest import SamplesLaw, samples_law
+from foresample.settings import Settings
 from foresample.sizes import require_disk, require_memory, round_bytes, state_bytes
 from foresample.text import printable
 
@@ -224,7 +225,7 @@ class LocalWorker:
             if not can_draft(self.target):
                 return 0, "Sample sequentially: this chain has no transition that can be drafted"
             self._require_memory(1)
-            window = tune(self.target, progress=say, **self.how)
+            window = measure(self.target, Settings.of(self.how), progress=say)
         return window.window_for(len(self.target.std), self.slots) or 0, window.advice
 
     def _made(self, window: int) -> Draws:

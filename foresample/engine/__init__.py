@@ -3,7 +3,6 @@
 from foresample.engine.engine import Engine, Sample
 from foresample.engine.priors import fit_prior
 from foresample.engine.sampling import sample, stream
-from foresample.engine.throughput import frontier, pick
-from foresample.engine.tuning import Tuning, tune
+from foresample.engine.tuning import Frontier, Tuning, tune
 
-__all__ = ["Engine", "Sample", "Tuning", "fit_prior", "frontier", "pick", "sample", "stream", "tune"]
+__all__ = ["Engine", "Frontier", "Sample", "Tuning", "fit_prior", "sample", "stream", "tune"]

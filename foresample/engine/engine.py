@@ -9,30 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from foresample.contracts import (
-    Drafter,
-    Target,
-    at_least_one,
-    calls_per_step,
-    drafter_for,
-    require_own_chain,
-    require_target,
-    resolve_window,
-)
+from foresample.contracts import Target, calls_per_step, require_own_chain, require_target
 from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds
 from foresample.core.report import Observer, Report, Run
-from foresample.core.round import Packed, Padded, Speculation, last_draftable
-from foresample.drafters import Replay
+from foresample.core.round import Packed, Padded, Speculation, can_draft, last_draftable
+from foresample.engine.sequential import METHOD, SequentialDraws
 from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order, round_for
 from foresample.faults import raise_faults
 from foresample.kernels.graphs import require_cuda
+from foresample.settings import RunKeywords, Settings
 
 
 @dataclass(frozen=True)
@@ -53,89 +46,84 @@ class Engine:
     Each draw has slots of its own. Draws may be interleaved, and run in several threads as far as the target allows it;
     on a GPU every further draw under way takes as much memory again, and is captured again.
 
+    Where `window` is "auto" or a tuning and no window gains, the engine draws sequentially.
+
     Args:
         target: the chain to sample.
-        window: transitions drafted in a round, L; a call evaluates at most L + 1 states of each sample.
-        slots: samples under way at a time.
-        drafter: where guesses come from; `Replay()` by default.
-        block: transitions verified as one block; the whole window by default. 1 is the per-step test.
-        recycle: turn rejected noise back into fresh noise; False draws fresh noise instead.
-        graph: replay rounds as one CUDA graph: no launch overhead, on a target whose network can be captured.
-        look: make sure that the target treats each row by itself and gives a state the same answer whenever it is
-            evaluated, and refuse it otherwise. At calls 1, 4, 16, 64 of the engine and then every 128th, one more
-            call on two states is made; `report.look_calls` counts these, `report.evidence` has what they found.
-            With `graph=True`, at the start of runs 2, 4, 8, 16 and then every 16th. See `core.look`.
+        settings: the settings as one value; keywords override it.
+        **keywords: `foresample.settings`: window, drafter, block, recycle; slots (1 by default), graph, look.
     """
 
     def __init__(
-        self,
-        target: Target,
-        *,
-        window: int,
-        slots: int,
-        drafter: Drafter | None = None,
-        block: int | None = None,
-        recycle: bool = True,
-        graph: bool = False,
-        look: bool = True,
+        self, target: Target, settings: Settings | None = None, **keywords: Unpack[RunKeywords]
     ) -> None:
         require_target(target)
         require_own_chain(target)
-        self.slots = at_least_one("slots", slots)
-        window = resolve_window(window, len(target.std))
-        block = None if block is None else at_least_one("block", block)
-        drafter = drafter_for(Replay() if drafter is None else drafter, target)
-        if graph:
+        settings = Settings.of(keywords, settings).for_target(target)
+        if settings.graph:
             require_cuda(target)
-        self.target, self.graph = target, graph
+        self.target, self.settings, self.slots = target, settings, settings.slots or 1
+        window = chosen_window(target, settings)
+        self.in_turn: SequentialDraws | None = None
+        """The sequential sampler, where no window gains."""
+        if window is None:
+            self.in_turn = SequentialDraws(target, self.slots, graph=settings.graph, look=settings.look)
         layout = Padded() if target.std.device.type == "cuda" else Packed()
-        self.how = Speculation(drafter, window, block, recycle, last_draftable(target.std), layout)
-        round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
-        noise = "recycled" if recycle else "fresh"
-        self.method = f"{drafter}, block {block or 'window'}, {noise} noise"
-        asked = getattr(target, "unrecorded", None)  # the look bypasses the recording
-        self.look = FreeLook(asked) if look else None
+        self.how = Speculation(
+            settings.drafter,
+            window or 0,
+            settings.block,
+            settings.recycle,
+            last_draftable(target.std),
+            layout,
+        )
+        if window is not None:
+            round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
+        self.method = settings.method if window is not None else METHOD
+        unrecorded = getattr(target, "unrecorded", None)  # the look bypasses the recording
+        self.look = FreeLook(unrecorded) if settings.look else None
         self._idle: list[FixedSlots] = []
         """Fixed slots that no draw uses."""
 
-    def finished(self, seeds: Tensor, observe: Observer | None = None, *, first: int = 0) -> Iterator[Finished]:
-        """Samples as they are done, several at a time; sample `first` + i has seeds[i]. Broken ones come with a fault.
-
-        Those that are done first are no fair sample (`stream`): take all of them.
-        """
-        return self.draw([(torch.arange(first, first + len(seeds)), seeds)], observe, at_most=len(seeds))
-
     def draw(
         self,
-        parts: Iterable[tuple[Tensor, Tensor]],
+        seeds: Tensor | Iterable[tuple[Tensor, Tensor]],
         observe: Observer | None = None,
         *,
-        at_most: int | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[Finished]:
-        """`finished`, of samples given in parts, (indices, seeds), each asked for when a slot is free for it.
+        """Samples as they finish, several at a time; broken ones come with a fault.
 
-        So slots never run empty between parts, and nobody holds all seeds. `at_most`: how many come, if known.
-        `stop` is asked before samples are begun; once it says yes, no more are, and those under way are finished.
-        Whether a sample is among them is thus decided before it is drawn, and says nothing of it.
+        The samples are given by their seeds, [count], or in parts, (indices, seeds), each requested when a slot is free
+        for it: slots never run empty between parts, and nobody holds all seeds. `stop` is called before samples are
+        begun; once it returns True, no more are, and those under way are finished. Whether a sample is among them is
+        thus decided before it is drawn, and says nothing about it.
+
+        **The first samples to finish are not a fair sample**: a sample that needs few rounds comes first, and how many
+        it needs depends on the sample. Take all of them, or use `stream`.
         """
-        with self._lease(self.slots if at_most is None else min(self.slots, at_most)) as slots:
+        parts = [(torch.arange(len(seeds)), seeds)] if isinstance(seeds, Tensor) else seeds
+        if self.in_turn is not None:
+            yield from self.in_turn.draw(parts, observe, stop=stop)
+            return
+        with self._lease(self.slots) as slots:
             yield from _advance(slots, iter(parts), observe, stop)
 
-    def stream(self, seeds: Sequence[int] | Tensor, *, ordered: bool = True) -> Iterator[Sample]:
-        """Samples one by one, in the order of their seeds: any number of them, said beforehand, is a fair sample.
+    def stream(self, seeds: Sequence[int] | Tensor | Iterator[tuple[Tensor, Tensor]]) -> Iterator[Sample]:
+        """Samples one by one, in the order of their seeds: the first k are a fair sample, for any k fixed beforehand.
 
-        One that is done before its turn is held: at most slots × (window + 1) of them, no more states than the noise of
-        the rows under way, and no slot ever waits for it (theory, "Finishing first is not fair").
+        A sample that finishes before its turn is held: at most slots × (window + 1) of them, no more states than the
+        noise of the rows under way, and no slot ever waits for it (theory, "Finishing first is not fair").
 
-        With `ordered=False` each comes as soon as it is done. **The first of those are not a fair sample**: what needs
-        few rounds comes first, and how many a sample needs depends on the sample. Only all of them together are.
+        Args:
+            seeds: one for each sample; or an iterator over parts, (indices, seeds), of samples 0, 1, …, as for `draw`.
         """
-        seeds = resolve_seeds(seeds=seeds)
-        return self.stream_parts([(torch.arange(len(seeds)), seeds)], ordered=ordered)
+        if isinstance(seeds, Iterator):
+            return self._in_order(seeds)
+        key = resolve_seeds(seeds=seeds)
+        return self._in_order([(torch.arange(len(key)), key)])
 
-    def stream_parts(self, parts: Iterable[tuple[Tensor, Tensor]], *, ordered: bool) -> Iterator[Sample]:
-        """`stream`, of samples 0, 1, … given in parts, (indices, seeds), each asked for when a slot is free for it."""
+    def _in_order(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Sample]:
         seed_of: dict[int, int] = {}  # of the samples begun and the rest of their part
 
         def begun() -> Iterator[tuple[Tensor, Tensor]]:
@@ -149,29 +137,27 @@ class Engine:
             raise_faults(done.fault, done.index, self.target)
             costs = torch.stack([done.index, done.calls, done.evaluations], 1).tolist()
             for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
-                sample = Sample(index, seed_of.pop(index), x, calls, evaluations)
-                if not ordered:
-                    yield sample
-                elif index != turn:
-                    held[index] = replace(sample, x=x.clone())  # not all that finished with it
-                else:
-                    yield sample
-                    turn += 1
-                    while turn in held:
-                        yield held.pop(turn)
-                        turn += 1
+                # A copy, so that a held sample does not keep all that finished with it.
+                held[index] = Sample(index, seed_of.pop(index), x.clone(), calls, evaluations)
+            while turn in held:
+                yield held.pop(turn)
+                turn += 1
 
-    def sample(self, seeds: Sequence[int] | Tensor, observe: Observer | None = None, *, first: int = 0) -> Run:
-        """All samples of these seeds, in order, and what they cost; to the target they are number `first` and on."""
-        seeds = resolve_seeds(seeds=seeds)
-        return self.sample_rows(torch.arange(first, first + len(seeds)), seeds, observe)
+    def sample(
+        self, seeds: Sequence[int] | Tensor, observe: Observer | None = None, *, rows: Tensor | None = None
+    ) -> Run:
+        """All samples of these seeds, in order, and what they cost.
 
-    def sample_rows(self, rows: Tensor, seeds: Tensor, observe: Observer | None = None) -> Run:
-        """`sample`, of samples that are these rows to the target and the drafter; several may be the same row.
-
-        They come in the order of their rows, those of one row in any order.
+        Args:
+            seeds: one for each sample.
+            observe: called after every round with what it committed.
+            rows: the number each sample has for the target and the drafter, [count]; 0, 1, … by default. Several may
+                share a row; samples come in the order of their rows, those of one row in any order.
         """
-        started, parts = perf_counter(), []
+        seeds, started, parts = resolve_seeds(seeds=seeds), perf_counter(), []
+        rows = torch.arange(len(seeds)) if rows is None else rows
+        if self.in_turn is not None:
+            return self.in_turn.sampler.sample(seeds, observe, rows=rows)
         with self._lease(min(self.slots, len(seeds))) as slots:
             for done in _advance(slots, iter([(rows, seeds)]), observe):
                 raise_faults(done.fault, done.index, self.target)
@@ -206,10 +192,12 @@ class Engine:
                 slots.runner.look = look
             except IndexError:
                 runner = RoundRunner(self.target, self.how, look)
-                slots, used_before = FixedSlots(runner, self.slots, graph=self.graph), False
+                slots, used_before = FixedSlots(runner, self.slots, graph=self.settings.graph), False
         slots.clear()
         try:
-            if used_before and self.graph and look is not None:  # replayed rounds do not pass through it
+            if (
+                used_before and self.settings.graph and look is not None
+            ):  # replayed rounds do not pass through it
                 with torch.no_grad():
                     look.look_back(self.target)
             yield slots
@@ -243,3 +231,15 @@ def _advance(
             done = slots.advance(observe)
         if done is not None:
             yield done
+
+
+def chosen_window(target: Target, settings: Settings) -> int | None:
+    """The window of these settings, None where the sequential sampler is faster; "auto" measures."""
+    window = settings.window
+    if window == "auto":
+        if not can_draft(target):
+            return None
+        from foresample.engine.tuning import measure  # which measures with engines
+
+        window = measure(target, settings)
+    return window if isinstance(window, int) else window.window_for(len(target.std), settings.slots or 1)

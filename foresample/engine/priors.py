@@ -28,6 +28,7 @@ from foresample.contracts import (
 from foresample.core.noise import extra_noise, seeds_of
 from foresample.drafters import Prior
 from foresample.engine.engine import Engine
+from foresample.settings import WINDOW
 
 MATRIX_ELEMENTS = 128
 """States with more elements than this have scalar slopes."""
@@ -74,7 +75,7 @@ class RowsInTurn(Wrapper):
 def fit_prior(
     target: Target,
     *,
-    window: int,
+    window: int = WINDOW,
     pilots: int = 64,
     paths: int = 1,
     seed: int = 0,

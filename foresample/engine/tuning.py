@@ -15,27 +15,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Unpack, overload
 
 import torch
 from torch import Tensor
 
-from foresample.contracts import (
-    Drafter,
-    Target,
-    at_least_one,
-    drafter_for,
-    predict,
-    require_target,
-    resolve_window,
-)
+from foresample.contracts import Target, at_least_one, predict, require_target, resolve_window
 from foresample.core.baseline import Sequential
 from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.report import Run
 from foresample.core.round import Padded
-from foresample.drafters import Replay
 from foresample.engine.engine import Engine
 from foresample.kernels.graphs import capture
 from foresample.schema import (
@@ -48,9 +40,11 @@ from foresample.schema import (
     read_object,
     read_plain,
 )
+from foresample.settings import Settings, TuneKeywords
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
 """Tried first; then those between the best and its neighbours."""
+_PERCENTILE_SAMPLES = 20  # drawn at least, to know the 95th percentile
 _SEED = 2**62  # of the samples drawn for measuring, away from those a user draws
 
 
@@ -135,42 +129,129 @@ class Tuning:
         return self.window
 
 
+@dataclass(frozen=True)
+class Point:
+    """One way to sample, measured."""
+
+    slots: int
+    window: int | None
+    """None: sequentially."""
+    samples_per_second: float
+    p95_seconds: float
+    """From a sample's beginning to its end, of 95 in 100 samples at most."""
+
+    def __str__(self) -> str:
+        how = "sequentially" if self.window is None else f"with window {self.window}"
+        return (
+            f"{self.slots} at a time, {how}: {self.samples_per_second:.4g} samples a second, "
+            f"95 in 100 within {1e3 * self.p95_seconds:.4g} ms"
+        )
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Tunings for several numbers of slots: throughput against latency.
+
+    The more samples are under way, the better a device is used and the longer each of them takes. Speculation shortens
+    the wait while the device has room for its drafts, and costs throughput once it is full, so neither sampler is the
+    better one:
+
+        sequential     slots / (N τ(0)) samples a second,       each after N τ(0) seconds
+        window L       gain(L) as many,                         95 in 100 of them within C₉₅(L) τ(L)
+
+    A deadline chooses *settings* here, before any sample is drawn. Dropping samples that come late would choose
+    *samples*, and change their distribution (docs/theory.md, "Finishing first is not fair").
+    """
+
+    tunings: Some[Tuning]
+
+    @property
+    def points(self) -> list[Point]:
+        """Every way to sample that was measured."""
+        found: list[Point] = []
+        for tuning in self.tunings:
+            seconds = tuning.steps * tuning.step_seconds
+            throughput = tuning.slots / seconds
+            found.append(Point(tuning.slots, None, throughput, seconds))
+            found += [
+                Point(tuning.slots, t.window, t.gain * throughput, t.calls_p95 * t.round_seconds)
+                for t in tuning.trials
+                if t.calls_p95 is not None
+            ]
+        return found
+
+    def best(self, within: float | None = None) -> Point:
+        """The most samples a second, of the ways by which 95 in 100 samples finish `within` so many seconds."""
+        in_time = [p for p in self.points if within is None or p.p95_seconds <= within]
+        if not in_time:
+            soonest = min(self.points, key=lambda p: p.p95_seconds)
+            raise ValueError(f"no way to sample is within {within} s here; the soonest is {soonest}")
+        return max(in_time, key=lambda p: p.samples_per_second)
+
+
+@overload
 def tune(
     target: Target,
     *,
     slots: int = 1,
     windows: Sequence[int] | None = None,
     samples: int | None = None,
-    drafter: Drafter | None = None,
-    block: int | None = None,
-    recycle: bool = True,
-    graph: bool = False,
-    look: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> Tuning:
-    """Measure the windows and pick one.
+    **settings: Unpack[TuneKeywords],
+) -> Tuning: ...
+@overload
+def tune(
+    target: Target,
+    *,
+    slots: Sequence[int],
+    windows: Sequence[int] | None = None,
+    samples: int | None = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Unpack[TuneKeywords],
+) -> Frontier: ...
+def tune(
+    target: Target,
+    *,
+    slots: int | Sequence[int] = 1,
+    windows: Sequence[int] | None = None,
+    samples: int | None = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Unpack[TuneKeywords],
+) -> Tuning | Frontier:
+    """Measure the windows and pick one; for several numbers of slots, throughput against latency.
 
-    The samples drawn for that are rows 0 … slots − 1 of the target, over and over: no others than a run has that keeps
-    `slots` samples under way.
+    The samples drawn for that are rows 0 … slots − 1 of the target, over and over: the rows of a run that keeps `slots`
+    samples under way.
 
     Args:
         target: the chain.
-        slots: samples under way at a time; 1 asks for the latency of a single sample.
-        windows: those to try; widening stops where the gain has clearly fallen. By default powers of two, and then
-            those between the best of them and its neighbours.
-        samples: drawn for each window; two a slot by default.
-        drafter: as for `sample`.
-        block: as for `sample`.
-        recycle: as for `sample`.
-        graph: as for `sample`; the sequential sampler is then captured, too.
-        look: as for `sample`; once, for the first window.
+        slots: samples under way at a time; 1 measures the latency of a single sample. Several numbers give a
+            `Frontier`, which has a tuning for each.
+        windows: windows to try; widening stops where the gain has clearly fallen. By default powers of two, and then
+            the windows between the best of them and its neighbours.
+        samples: samples drawn for each window; two a slot by default, and at least 20 for a frontier.
         progress: called with what is being measured.
+        **settings: `foresample.settings`: drafter, block, recycle; graph (which captures the sequential sampler, too),
+            look (once, for the first window).
     """
+    base = Settings.of(settings, without=("window", "slots"))
+    if isinstance(slots, Sequence):
+        return _frontier(target, base, slots, windows, samples, progress)
+    return measure(target, replace(base, slots=at_least_one("slots", slots)), windows, samples, progress)
+
+
+def measure(
+    target: Target,
+    settings: Settings,
+    windows: Sequence[int] | None = None,
+    samples: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Tuning:
+    """`tune` for one number of slots, with settings as one value."""
     require_target(target)
-    slots = at_least_one("slots", slots)
-    drafter = drafter_for(Replay() if drafter is None else drafter, target)
-    steps = len(target.std)
-    say = progress or (lambda what: None)
+    settings = replace(settings, window=1).for_target(target)  # the window is what is looked for
+    slots, steps, graph = settings.slots or 1, len(target.std), settings.graph
+    say = progress or (lambda text: None)
     say("sequential")
     plain = Sequential(target, slots, graph=graph)
     plain.sample(seeds_of(_SEED, slots))  # compilers and caches
@@ -183,22 +264,13 @@ def tune(
     engines: dict[int, Engine] = {}
 
     def pilots(engine: Engine, seed: int, count: int) -> Run:
-        return engine.sample_rows(torch.arange(count) % slots, seeds_of(seed, count))
+        return engine.sample(seeds_of(seed, count), rows=torch.arange(count) % slots)
 
     def attempt(window: int) -> Trial:
         say(f"window {window}")
-        engine = Engine(
-            target,
-            window=window,
-            slots=slots,
-            drafter=drafter,
-            block=block,
-            recycle=recycle,
-            graph=graph,
-            look=look and not engines,
-        )
+        engine = Engine(target, replace(settings, window=window, look=settings.look and not engines))
         pilots(engine, _SEED, slots)
-        engine.look = None  # no part of what is measured
+        engine.look = None  # not part of what is measured
         started = _now(target)
         run = pilots(engine, _SEED + 1, samples or 2 * slots)
         seconds, report = _now(target) - started, run.report
@@ -231,6 +303,25 @@ def tune(
     seconds = _seconds(lambda: pilots(engines[best.window], _SEED + 2, count), target)
     achieved = sequential_seconds() * count / slots / seconds
     return Tuning(steps, slots, step_seconds, trials, best.window if achieved > 1 else None, achieved)
+
+
+def _frontier(
+    target: Target,
+    settings: Settings,
+    slots: Sequence[int],
+    windows: Sequence[int] | None,
+    samples: int | None,
+    progress: Callable[[str], None] | None,
+) -> Frontier:
+    say = progress or (lambda text: None)
+    found: list[Tuning] = []
+    for count in sorted({at_least_one("slots", count) for count in slots}):
+        now = replace(settings, slots=count, look=settings.look and not found)
+        drawn = samples or max(_PERCENTILE_SAMPLES, 2 * count)
+        found.append(
+            measure(target, now, windows, drawn, lambda text, count=count: say(f"{count} at a time, {text}"))  # type: ignore[misc]
+        )
+    return Frontier(found)
 
 
 def _neighbours(windows: list[int], window: int) -> list[int]:

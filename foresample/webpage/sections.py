@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foresample.core.report import on_the_clock
-from foresample.engine.throughput import pick, points
+from foresample.engine.tuning import Frontier
 from foresample.results import (
     BenchResult,
     BenchRow,
@@ -324,10 +324,10 @@ def _frontier(result: FrontierResult, id: str, title: str) -> Shown:
     plot = frontier_plot(result, id)
     rows = [
         (p.slots, "–" if p.window is None else p.window, p.samples_per_second, 1e3 * p.p95_seconds)
-        for p in points(result.tunings)
+        for p in Frontier(result.tunings).points
     ]
     heads = ["samples at a time", "window", "samples a second", "ms a sample, 95 in 100"]
-    best = pick(result.tunings)
+    best = Frontier(result.tunings).best()
     body = [
         note(f"The most samples a second: {best}"),
         paragraph(f"{result.tunings[0].steps} steps{_of(result.settings)}."),
@@ -342,11 +342,10 @@ def frontier_plot(result: FrontierResult, id: str) -> Plot:
     """Samples a second against the wait for one, for both samplers."""
     sequential: list[Point] = []
     ours: list[Point] = []
-    for tuning in result.tunings:
-        for p in points([tuning]):
-            told = f"{p.slots} at a time" + ("" if p.window is None else f", window {p.window}")
-            point = Point(1e3 * p.p95_seconds, p.samples_per_second, None, told)
-            (sequential if p.window is None else ours).append(point)
+    for p in Frontier(result.tunings).points:
+        label = f"{p.slots} at a time" + ("" if p.window is None else f", window {p.window}")
+        point = Point(1e3 * p.p95_seconds, p.samples_per_second, None, label)
+        (sequential if p.window is None else ours).append(point)
     return Plot(
         f"{id}-frontier",
         "Throughput against latency",

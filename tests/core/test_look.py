@@ -244,20 +244,20 @@ def test_looks_are_rare_in_the_long_run() -> None:
 def test_tuning_looks_with_one_window_and_not_while_its_clock_runs(
     monkeypatch: pytest.MonkeyPatch, layout: Any
 ) -> None:
-    honest, pair, asked, during = fs.Engine.sample_rows, FreeLook._pair, list[int](), list[int]()
+    honest, pair, asked, during = fs.Engine.sample, FreeLook._pair, list[int](), list[int]()
 
     def counted(self: FreeLook, *given: Any) -> Tensor:
         asked.append(id(self._memory))
         return pair(self, *given)
 
-    def drawn(self: fs.Engine, *given: Any) -> fs.Run:
+    def drawn(self: fs.Engine, *given: Any, **rows: Any) -> fs.Run:
         self.how, before = replace(self.how, layout=layout), len(asked)
-        run = honest(self, *given)
+        run = honest(self, *given, **rows)
         during.append(len(asked) - before)
         return run
 
     monkeypatch.setattr(FreeLook, "_pair", counted)
-    monkeypatch.setattr(fs.Engine, "sample_rows", drawn)
+    monkeypatch.setattr(fs.Engine, "sample", drawn)
     fs.tune(flow(), windows=[2, 3], samples=40)
     assert during[0] >= 1
     assert not any(during[1:])

@@ -98,13 +98,15 @@ def test_the_order_of_samples_changes_nothing_but_the_order(kind: str) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they are done"])
-def test_a_stream_gives_every_sample_once(kind: str, ordered: bool) -> None:
+def test_a_stream_gives_every_sample_once_and_in_order(kind: str) -> None:
     target = flow()
     run = fs.sample(target, 20, window=6, seed=5)
-    streamed = list(engine(target, kind, window=6, slots=3).stream(seeds_of(5, 20), ordered=ordered))
-    assert sorted(s.index for s in streamed) == list(range(20))
-    assert ([s.index for s in streamed] == list(range(20))) == ordered  # else the quick ones first
+    drawn = [
+        i for done in engine(target, kind, window=6, slots=3).draw(seeds_of(5, 20)) for i in done.index.tolist()
+    ]
+    assert sorted(drawn) == list(range(20)) != drawn  # as they finish, the quick ones first
+    streamed = list(engine(target, kind, window=6, slots=3).stream(seeds_of(5, 20)))
+    assert [s.index for s in streamed] == list(range(20))
     for s in streamed:
         assert torch.equal(s.x, run.samples[s.index])
         assert s.calls == run.calls[s.index]
@@ -139,7 +141,7 @@ def test_a_stream_in_order_costs_no_round_and_holds_few_samples(kind: str, windo
     assert done == 35
     assert 0 < most <= slots * (window + 1)
     whole = engine(target, kind, window=window, slots=slots)
-    list(whole.finished(seeds_of(2, 35)))
+    list(whole.draw(seeds_of(2, 35)))
     assert under_way(made).rounds == under_way(whole).rounds
 
 
@@ -200,7 +202,7 @@ def test_parts_are_asked_for_when_a_slot_is_free_and_run_into_one_another(kind: 
         assert 4 * asked - 4 < done + 3  # no part before there is room
     assert torch.equal(found, fs.sample(target, 40, window=6, seed=5).samples)
     whole = engine(target, kind, window=6, slots=3)
-    list(whole.finished(seeds))
+    list(whole.draw(seeds))
     assert under_way(made).rounds == under_way(whole).rounds  # no slot waited for the next part
 
 
@@ -220,7 +222,7 @@ def test_nothing_under_way_grows_with_the_chain_or_the_samples(kind: str) -> Non
         target = fs.GaussianMixture.of_draft_trees(2).langevin(steps, 0.01)
         made = engine(target, kind, window=5, slots=4)
         most = 0
-        for _ in made.finished(seeds_of(0, count)):
+        for _ in made.draw(seeds_of(0, count)):
             rows = under_way(made).rows
             if rows is not None:
                 most = max(most, sum(v.numel() for v in rows.tensors()))
@@ -243,7 +245,7 @@ def broken(at_step: int, of_sample: int) -> ChainTarget:
 @kinds
 def test_a_broken_sample_leaves_with_its_fault_and_the_others_go_on(kind: str) -> None:
     made = engine(broken(7, 3), kind, window=5, slots=2)
-    parts = list(made.finished(seeds_of(0, 8)))
+    parts = list(made.draw(seeds_of(0, 8)))
     index, fault = (torch.cat([getattr(p, n) for p in parts]) for n in ("index", "fault"))
     assert sorted(index.tolist()) == list(range(8))
     assert fault[index == 3].item() == 7
@@ -270,7 +272,7 @@ def test_samples_may_be_any_of_those_of_the_target(kind: str) -> None:
     base = flow()
     target = replace(base, network=lambda x, time, row: base.network(x, time, row) + row.unsqueeze(1))
     seeds, made = seeds_of(0, 5), engine(target, kind, window=5, slots=2)
-    whole, part = made.sample(seeds), made.sample(seeds[3:], first=3)
+    whole, part = made.sample(seeds), made.sample(seeds[3:], rows=torch.tensor([3, 4]))
     assert torch.equal(part.samples, whole.samples[3:])
     assert not torch.equal(made.sample(seeds[3:]).samples, part.samples)
 
@@ -423,13 +425,12 @@ def taken_in_turn(streams: list[Iterator[fs.Sample]]) -> list[list[fs.Sample]]:
 
 
 @kinds
-@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they are done"])
-def test_streams_of_one_engine_may_be_interleaved(kind: str, ordered: bool) -> None:
+def test_streams_of_one_engine_may_be_interleaved(kind: str) -> None:
     made = engine(flow(), kind, window=5, slots=3)
     lengths = {4: 9, 5: 2, 6: 7}
-    found = taken_in_turn([made.stream(seeds_of(s, n), ordered=ordered) for s, n in lengths.items()])
+    found = taken_in_turn([made.stream(seeds_of(s, n)) for s, n in lengths.items()])
     for (seed, count), samples in zip(lengths.items(), found, strict=True):
-        alone = list(engine(flow(), kind, window=5, slots=3).stream(seeds_of(seed, count), ordered=ordered))
+        alone = list(engine(flow(), kind, window=5, slots=3).stream(seeds_of(seed, count)))
         assert [s.index for s in samples] == [s.index for s in alone]
         for one, two in zip(samples, alone, strict=True):
             assert torch.equal(one.x, two.x)
@@ -442,7 +443,7 @@ def test_a_run_inside_of_a_stream_disturbs_neither(kind: str) -> None:
     alone = fs.sample(flow(), 8, window=5, slots=3)
     made = engine(flow(), kind, window=5, slots=3)
     lone = engine(flow(), kind, window=5, slots=3).sample(seeds_of(0, 8))
-    other = made.finished(seeds_of(7, 9))
+    other = made.draw(seeds_of(7, 9))
     drawn = 0
 
     def observe(commit: fs.Commit) -> None:
@@ -483,7 +484,7 @@ def test_fixed_slots_are_used_again_once_their_draw_is_over_however_it_ended() -
 
     def never_begun() -> None:
         made.stream(seeds_of(1, 9))
-        made.finished(seeds_of(1, 9))
+        made.draw(seeds_of(1, 9))
 
     for end in (closed, forgotten, broke, never_begun):
         end()

@@ -19,9 +19,7 @@ from tests.small_chains import flow
 def test_a_broken_sample_leaves_in_the_round_that_broke_it(kind: str, window: int, slots: int) -> None:
     """Its fault would be told in the end all the same; until then it would take a slot and states of every call."""
     commits: list[fs.Commit] = []
-    parts = list(
-        engine(broken(7, 3), kind, window=window, slots=slots).finished(seeds_of(0, 8), commits.append)
-    )
+    parts = list(engine(broken(7, 3), kind, window=window, slots=slots).draw(seeds_of(0, 8), commits.append))
     steps = [
         (int(step), int(step + committed))
         for commit in commits
@@ -37,7 +35,7 @@ def test_a_broken_sample_leaves_in_the_round_that_broke_it(kind: str, window: in
 def test_a_broken_sample_makes_room_for_the_next(kind: str) -> None:
     """With one slot and a window as wide as the chain, samples take turns; none waits for a broken one to end."""
     made = engine(broken(2, 0), kind, window=15, slots=1)
-    parts = list(made.finished(seeds_of(0, 3)))
+    parts = list(made.draw(seeds_of(0, 3)))
     assert [part.index.tolist() for part in parts] == [[0], [1], [2]]
     assert [bool(part.fault != NO_FAULT) for part in parts] == [True, False, False]
     assert int(parts[0].calls) <= 3

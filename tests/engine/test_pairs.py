@@ -141,7 +141,7 @@ def together(samples: list[fs.Sample]) -> Tensor:
 
 def interleaved(engine: Engine) -> Tensor:
     """One sample of a stream, then one of another."""
-    one, other = engine.stream(SEEDS), engine.stream(SEEDS.flip(0), ordered=False)
+    one, other = engine.stream(SEEDS), engine.stream(SEEDS.flip(0))
     taken = [sample for pair in zip(one, other, strict=True) for sample in pair]
     return together(taken[::2])
 
@@ -171,7 +171,7 @@ def again(engine: Engine, watch: Watch | None) -> Tensor:
 
 DRAWS: dict[str, Callable[[Engine, Watch | None], Tensor]] = {
     "sample": lambda engine, watch: engine.sample(SEEDS, watch).samples,
-    "finished": lambda engine, watch: in_order(list(engine.finished(SEEDS, watch))).x,
+    "draw": lambda engine, watch: in_order(list(engine.draw(SEEDS, watch))).x,
     "parts": lambda engine, watch: (
         in_order(list(engine.draw(zip(torch.arange(COUNT).split(2), SEEDS.split(2), strict=True), watch))).x
     ),
@@ -180,7 +180,6 @@ DRAWS: dict[str, Callable[[Engine, Watch | None], Tensor]] = {
 }
 STREAMS: dict[str, Callable[[Engine], Tensor]] = {
     "stream": lambda engine: together(list(engine.stream(SEEDS))),
-    "stream, unordered": lambda engine: together(list(engine.stream(SEEDS, ordered=False))),
     "interleaved": interleaved,
 }
 
@@ -225,15 +224,24 @@ def test_a_measured_window_gives_the_samples_of_that_window(
         assert watch is None or torch.equal(watch.path[:, -1], run.samples), str(case)
 
 
-@pytest.mark.parametrize("window", ["auto", "tuning"])
-def test_a_stream_refuses_a_window_that_is_no_number(window: str) -> None:
-    for case in PAIRS[:2]:
+@pytest.mark.parametrize("window", ["auto", "tuning", "a tuning without a gain"])
+def test_engines_and_streams_take_a_measured_window(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresample.engine.tuning.WINDOWS", (2, 4))
+    for case in PAIRS:
         target, drafter = settings_of(case)
         chosen: Any = window
-        if window == "tuning":
+        if window != "auto":
             chosen = fs.tune(target, slots=SLOTS, windows=[WINDOW], drafter=drafter)
-        with pytest.raises(ValueError, match=r"stream takes a number as its window: .*foresample.tune"):
-            fs.stream(target, seeds=SEEDS, window=chosen, slots=SLOTS, drafter=drafter)
+            chosen = replace(chosen, window=WINDOW if window == "tuning" else None, achieved=1.5)
+        engine, watch = Engine(target, window=chosen, slots=SLOTS, drafter=drafter), Watch()
+        expected = plain(case, None if engine.in_turn else engine.how.window)
+        assert torch.equal(engine.sample(SEEDS).samples, expected), str(case)
+        assert torch.equal(together(list(engine.stream(SEEDS))), expected), str(case)
+        assert torch.equal(in_order(list(engine.draw(SEEDS, watch))).x, expected), str(case)
+        assert torch.equal(watch.path[:, -1], expected), str(case)
+        if window != "auto":  # which may find another window the next time
+            streamed = fs.stream(target, seeds=SEEDS, window=chosen, slots=SLOTS, drafter=drafter)
+            assert torch.equal(together(list(streamed)), expected), str(case)
 
 
 def test_compiled_rounds_draw_the_same_samples_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.engine.throughput import frontier
 from foresample.targets import ChainTarget
 from tests.small_chains import flow
 
@@ -44,7 +43,7 @@ DRAWS: dict[str, Callable[[fs.Target], object]] = {
     ),
     "tune": lambda t: fs.tune(t, slots=ROWS),
     "tune, many samples": lambda t: fs.tune(t, slots=2, samples=30, windows=[3, 5]),
-    "frontier": lambda t: frontier(t, slots=[1, ROWS], windows=[3]),
+    "frontier": lambda t: fs.tune(t, slots=[1, ROWS], windows=[3]),
     "fit_prior": lambda t: fs.fit_prior(t, window=4, rows=ROWS),
     "fit_prior, a path a row": lambda t: fs.fit_prior(t, window=4, pilots=9, rows=ROWS, paths=ROWS, slots=3),
     "fit_prior, few pilots": lambda t: fs.fit_prior(t, window=4, pilots=ROWS),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import foresample as fs
-from foresample.engine.throughput import points
 from tests.engine.test_tuning import Machine
 
 
@@ -13,12 +12,12 @@ def test_alone_speculation_is_sooner_and_together_sequential_samples_are_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(monkeypatch, fixed=8.0, each=1.0)
-    tunings = fs.frontier(machine.target(steps=20), slots=(64, 1), windows=(2, 4))
-    assert [tuning.slots for tuning in tunings] == [1, 64]
-    most = fs.pick(tunings)
+    frontier = fs.tune(machine.target(steps=20), slots=(64, 1), windows=(2, 4))
+    assert [tuning.slots for tuning in frontier.tunings] == [1, 64]
+    most = frontier.best()
     assert (most.slots, most.window) == (64, None)
-    alone = next(p for p in points(tunings) if p.window is None and p.slots == 1)
-    soon = fs.pick(tunings, within=0.9 * alone.p95_seconds)
+    alone = next(p for p in frontier.points if p.window is None and p.slots == 1)
+    soon = frontier.best(within=0.9 * alone.p95_seconds)
     assert soon.slots == 1
     assert soon.window is not None
     assert f"with window {soon.window}" in str(soon)
@@ -27,8 +26,8 @@ def test_alone_speculation_is_sooner_and_together_sequential_samples_are_more(
 
 def test_the_figures_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, fixed=1.0, each=0.0)
-    (tuning,) = fs.frontier(machine.target(steps=20), slots=[2], windows=[4])
-    plain, ours = points([tuning])
+    frontier = fs.tune(machine.target(steps=20), slots=[2], windows=[4])
+    (tuning,), (plain, ours) = frontier.tunings, frontier.points
     assert plain.p95_seconds == pytest.approx(20)
     assert plain.samples_per_second == pytest.approx(2 / 20)
     (trial,) = tuning.trials
@@ -39,8 +38,8 @@ def test_the_figures_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_deadline_nobody_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tunings = fs.frontier(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=20), slots=[1], windows=[4])
+    frontier = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=20), slots=[1], windows=[4])
     with pytest.raises(
         ValueError, match=r"no way to sample is within 0\.1 s here; the soonest is 1 at a time, with"
     ):
-        fs.pick(tunings, within=0.1)
+        frontier.best(within=0.1)

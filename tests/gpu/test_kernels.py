@@ -148,7 +148,7 @@ def test_an_engine_serves_again() -> None:
     target, seeds = wide(GPU, torch.float64), streams.seeds_of(5, 9)
     work = fs.Engine(target, window=6, slots=4, graph=True)
     first = work.sample(seeds)
-    next(iter(work.finished(streams.seeds_of(6, 9))))
+    next(iter(work.draw(streams.seeds_of(6, 9))))
     again = work.sample(seeds)
     assert torch.equal(first.samples, again.samples)
     assert first.report.rounds == again.report.rounds

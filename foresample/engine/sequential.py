@@ -1,4 +1,4 @@
-"""Samples of a dataset drawn by the sequential sampler, where no window is faster."""
+"""The engine's other half: samples drawn by the sequential sampler, where no window is faster."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from foresample.contracts import Target, start_states
 from foresample.core.baseline import Sequential
 from foresample.core.look import FreeLook
 from foresample.core.noise import START, extra_noise, normal
+from foresample.core.report import Observer
 from foresample.engine.slots import Finished
 
 METHOD = "sequential"
-"""The method of such a dataset, whose window is 0."""
+"""The method of samples drawn so; their window is 0."""
 
 
 class SequentialDraws:
@@ -26,12 +27,16 @@ class SequentialDraws:
         self.look = FreeLook(getattr(target, "unrecorded", None)) if look else None
 
     def draw(
-        self, parts: Iterable[tuple[Tensor, Tensor]], *, stop: Callable[[], bool] | None = None
+        self,
+        parts: Iterable[tuple[Tensor, Tensor]],
+        observe: Observer | None = None,
+        *,
+        stop: Callable[[], bool] | None = None,
     ) -> Iterator[Finished]:
-        """Samples given in parts, (indices, seeds). `stop` is asked before a batch is begun."""
+        """Samples given in parts, (indices, seeds). `stop` is called before a batch is begun."""
         for index, seeds in _batches(parts, self.slots, stop):
             self._look(index, seeds)
-            x, fault = self.sampler.draw(index, seeds)
+            x, fault = self.sampler.draw(index, seeds, observe)
             cost = torch.full_like(index, len(self.target.std))
             yield Finished(index, x, cost, cost.clone(), fault)
 
