@@ -15,7 +15,7 @@ import foresample as fs
 from foresample.contracts import Wrapper
 from foresample.core.report import TimedTarget
 from foresample.engine.priors import RecordingTarget, RowsInTurn
-from foresample.integrations.plans import _FollowedTarget
+from foresample.integrations.policies.plans import _FollowedTarget
 from foresample.targets import Chain, replicated
 
 TRAITS: dict[str, Any] = {

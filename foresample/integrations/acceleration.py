@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Any, Unpack
 
-from foresample.contracts import Drafter, at_least_one
-from foresample.drafters import Prior
 from foresample.integrations.diffusers.pipelines import (
     AcceleratedPipeline,
     accelerate_pipeline,
     is_pipeline,
     restore_pipeline,
 )
-from foresample.integrations.packages import (
+from foresample.integrations.packages.acceleration import (
     AcceleratedPackage,
     accelerate_package,
     is_package,
     restore_package,
 )
-from foresample.integrations.policies import (
+from foresample.integrations.policies.acceleration import (
     AcceleratedPolicy,
     accelerate_policy,
     is_policy,
     misread_policy,
     restore_policy,
 )
+from foresample.integrations.policies.plans import PlanKeywords, PlanSettings
+from foresample.settings import RunKeywords, Settings
 
 _COMMON = ("window", "drafter", "block", "recycle", "look")
 _OPTIONS = {
@@ -37,21 +36,14 @@ _OPTIONS = {
 """The options each kind of object takes."""
 
 
+class AccelerateKeywords(RunKeywords, PlanKeywords, total=False):
+    """All options of `accelerate`."""
+
+    trace: bool
+
+
 def accelerate(
-    served: Any,
-    window: int | Literal["auto"] = 16,
-    *,
-    drafter: Drafter | None = None,
-    block: int | None = None,
-    recycle: bool = True,
-    batch_pad: bool | int = False,
-    graph: bool = False,
-    prior: Prior | str | Path | None = None,
-    warm: bool = False,
-    executed: int | None = None,
-    pilots: int | None = None,
-    trace: bool = True,
-    look: bool = True,
+    served: Any, **options: Unpack[AccelerateKeywords]
 ) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
     """Draw from a pipeline, a policy or a package's sampler speculatively: the same distribution, fewer calls.
 
@@ -92,28 +84,30 @@ def accelerate(
         look: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of
             the call before again, whose answer must not change; the report's `evidence` tells the outcome.
     """
-    options = {name: value for name, value in locals().items() if name != "served"}
-    kind = _kind(served)
-    _require_options(kind, options)
-    if window != "auto":
-        options["window"] = at_least_one("window", window)
-    options["block"] = None if block is None else at_least_one("block", block)
-    taken = {name: options[name] for name in _OPTIONS[kind]}
+    kind, given = _kind(served), dict[str, Any](options)
+    names = [f.name for f in fields(PlanSettings)]
+    settings = Settings.of({n: v for n, v in given.items() if n not in names}, without=["slots"])
+    plan = PlanSettings(**{n: v for n, v in given.items() if n in names})
+    _require_options(kind, given)
     if kind == "policy":
-        return accelerate_policy(served, **taken)
+        if given.get("drafter") is not None and (
+            plan.warm or plan.prior is not None or plan.pilots is not None
+        ):
+            raise ValueError("prior, pilots and warm=True are Replay's: leave the drafter out, or them")
+        return accelerate_policy(served, settings, plan)
     if kind == "pipeline":
-        return accelerate_pipeline(served, **taken)
-    if window == "auto":
-        raise ValueError("a package's sampler takes a number as its window: give window=16, say")
-    return accelerate_package(served, **taken)
+        if not isinstance(settings.window, int | str):
+            raise ValueError("a pipeline takes a number or 'auto' as its window, not a tuning")
+        taken = {name: getattr(settings, name) for name in _COMMON}
+        return accelerate_pipeline(served, **taken, trace=plan.trace)
+    return accelerate_package(served, settings)
 
 
 def _require_options(kind: str, options: dict[str, Any]) -> None:
     """Refuse an option that such an object does not have, unless it has its default."""
-    parameters = inspect.signature(accelerate).parameters
+    defaults = {f.name: f.default for f in (*fields(Settings), *fields(PlanSettings))}
     for name, value in options.items():
-        default = parameters[name].default
-        if name in _OPTIONS[kind] or value is default:
+        if name in _OPTIONS[kind] or value is defaults[name]:
             continue
         having = " or ".join(f"a {other}" for other in _OPTIONS if name in _OPTIONS[other])
         raise ValueError(f"{name} is an option of {having}, not of a {kind}: leave {name} out")

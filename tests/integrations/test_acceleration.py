@@ -11,7 +11,7 @@ import torch
 
 import foresample as fs
 from foresample.integrations.diffusers.pipelines import AcceleratedPipeline
-from foresample.integrations.policies import AcceleratedPolicy
+from foresample.integrations.policies.acceleration import AcceleratedPolicy
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

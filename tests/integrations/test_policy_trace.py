@@ -21,7 +21,7 @@ import foresample as fs
 
 diffusers = pytest.importorskip("diffusers")
 
-from foresample.integrations.plans import _captured  # noqa: E402
+from foresample.integrations.policies.plans import _captured  # noqa: E402
 from tests.policies import FAMILIES, LowdimPolicy, observed, seeded  # noqa: E402
 
 STEPS = 20
@@ -506,7 +506,7 @@ def test_a_window_is_chosen_once_for_each_kind_of_plan(
         fs.tune(target, windows=[2], samples=2, **how)  # the real one, but for what its clock says
         return SimpleNamespace(window=found)
 
-    monkeypatch.setattr("foresample.integrations.plans.tune", tune)
+    monkeypatch.setattr("foresample.integrations.policies.plans.tune", tune)
     with fs.accelerate(policy, window="auto"):
         for _ in range(2):
             assert torch.equal(plan(policy, 3, seeded(0)), sequential if found is None else given)

@@ -42,6 +42,7 @@ from foresample.integrations.diffusers.calls import (
     to_drop,
     wanted_tensors,
 )
+from foresample.integrations.diffusers.sequential import Untouched
 from foresample.integrations.diffusers.stand_ins import (
     SENTENCES,
     Guard,
@@ -56,9 +57,8 @@ from foresample.integrations.diffusers.stand_ins import (
 )
 from foresample.integrations.diffusers.turns import Session, Settings
 from foresample.integrations.diffusers.unchanged import alike, values_of
+from foresample.integrations.explain import Enough, Trace, Watch, replay_scheduler
 from foresample.integrations.refusal import REMEDY, Refused
-from foresample.integrations.sequential import Untouched
-from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
 """Methods of the scheduler that are overridden while the pipeline draws."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from foresample.integrations.diffusers.turns import mapped
+from foresample.integrations.explain import Enough
 from foresample.integrations.refusal import REMEDY, Refused
-from foresample.integrations.trace import Enough
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
 """Exceptions that already say what they mean."""

@@ -1,11 +1,8 @@
-"""Robot diffusion policies, drawn speculatively: LeRobot's `DiffusionPolicy` and the `diffusion_policy` family.
+"""Policies that draw a plan in one method, `conditional_sample`: LeRobot's and the `diffusion_policy` family.
 
-Both families draw a plan of actions in one method, `conditional_sample`, which walks a diffusers scheduler
-with a network. `accelerate` puts another one in its place on that one instance, which draws from the
-same law with fewer sequential network calls. Nothing is imported from either project: a policy is known by
-its method's arguments and the attributes it walks with. A method that is the library's own function is watched at the
-first plan of a kind and does not run from then on; any other runs along with every plan (`loops`, which also has the
-families whose method does more than draw).
+Both families walk a diffusers scheduler with a network there. Nothing is imported from either project: a policy is
+known by its method's arguments and the attributes it walks with. A method that is the library's own function is watched
+at the first plan of a kind and does not run from then on; any other runs along with every plan (`loops`).
 
     LeRobot            conditional_sample(batch_size, global_cond, generator, noise), unet, config
     diffusion_policy   conditional_sample(condition_data, condition_mask, local_cond, global_cond, generator,
@@ -13,30 +10,25 @@ families whose method does more than draw).
 
 `diffusion_policy` overwrites conditioned coordinates before each network call and at the end. What noise does
 to them in between never reaches anything, so the chain here runs on the free coordinates alone: given the
-conditions, those follow a Gaussian chain with isotropic noise, and the result has the sequential law.
+conditions, those follow a Gaussian chain with isotropic noise, and the result has the sequential distribution.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foresample.chains import Chain, scheduler_chain
-from foresample.contracts import Drafter, at_least_one, require_drafter
 from foresample.core.report import Report
 from foresample.drafters import Prior
-from foresample.integrations.loops import Loop, NothingGains, SpeculativeLoop, Walk, find_loop
-from foresample.integrations.networks import require_fixed_variance
-from foresample.integrations.plans import (
+from foresample.integrations.policies.loops import Loop, NothingGains, Walk
+from foresample.integrations.policies.plans import (
     Planner,
     Plans,
     PlanSettings,
@@ -48,8 +40,8 @@ from foresample.integrations.plans import (
     require_unscaled,
     seeds_from,
 )
-from foresample.integrations.policy_trace import require_same_chain, standing_in
-from foresample.integrations.replaced import REPORT, Replaced
+from foresample.integrations.policies.watch import require_same_chain
+from foresample.integrations.replaced import REPORT, Replaced, standing_in
 from foresample.integrations.trusted import library_name, require_current
 
 _TRUSTED = {
@@ -59,141 +51,6 @@ _TRUSTED = {
 }
 """Loops that are known to be the same for every observation: watched once for each kind of plan, not at each plan."""
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `scheduler_chain`
-
-
-def is_policy(served: Any) -> bool:
-    """Whether this is a policy of a family known here."""
-    return _find_model(served) is not None or find_loop(served) is not None
-
-
-def misread_policy(served: Any) -> str | None:
-    """What is not understood of an object that has all of a policy but the arguments of its method."""
-    models: tuple[Any, Any] = (served, getattr(served, "diffusion", None))
-    for model in models:
-        if _walks_with(model, "unet", "config") or _walks_with(model, "model"):
-            signature = inspect.signature(model.conditional_sample)
-            return (
-                f"{type(model).__name__}.conditional_sample{signature} does not have the arguments foresample reads a "
-                "plan from: name them as LeRobot does (batch_size, global_cond, generator, noise) or as "
-                "diffusion_policy does (condition_data, condition_mask, …, generator), or make a target with "
-                "foresample.targets"
-            )
-    return None
-
-
-def accelerate_policy(
-    policy: Any,
-    window: int | Literal["auto"],
-    drafter: Drafter | None,
-    block: int | None,
-    recycle: bool,
-    batch_pad: bool | int,
-    graph: bool,
-    prior: Prior | str | Path | None,
-    warm: bool,
-    executed: int | None,
-    pilots: int | None,
-    trace: bool,
-    look: bool,
-) -> AcceleratedPolicy:
-    """See `foresample.accelerate`."""
-    if drafter is not None:
-        require_drafter(drafter)
-        if warm or prior is not None or pilots is not None:
-            raise ValueError("prior, pilots and warm=True are Replay's: leave the drafter out, or them")
-    if prior is not None and pilots is not None:
-        raise ValueError(
-            "a prior is given and another to be fitted on the first plans: leave prior or pilots out"
-        )
-    if batch_pad is not True and batch_pad is not False:
-        at_least_one("batch_pad", batch_pad)
-    model, loop = _find_model(policy), find_loop(policy)
-    walked = model if loop is None else loop.network
-    require_eval(walked)
-    if graph and next(iter(_parameters(walked)), torch.empty(0)).device.type != "cuda":
-        raise ValueError(
-            "graph=True needs a policy on a CUDA device: move it there first, or leave graph=True out"
-        )
-    executed = _executed(policy, model) if executed is None else at_least_one("executed", executed)
-    how = PlanSettings(
-        window,
-        drafter,
-        block,
-        recycle,
-        batch_pad,
-        graph,
-        warm=warm,
-        executed=executed,
-        pilots=0 if pilots is None else max(2, at_least_one("pilots", pilots)),
-        trace=trace,
-        look=look,
-    )
-    plans = Plans(how, Prior.load(prior) if isinstance(prior, (str, Path)) else prior)
-    restore_policy(policy)
-    replaced = Replaced()
-    if loop is None:
-        _refuse_early(model.noise_scheduler, model.num_inference_steps, model)
-        own = model.conditional_sample
-        replaced.put(model, "conditional_sample", SpeculativeMethod(model, policy, own, plans, replaced))
-    else:
-        _refuse_early(loop.scheduler, None, None)
-        own = getattr(loop.owner, loop.method)
-        ours = SpeculativeLoop(loop, policy, own, plans, replaced)
-        for name in [loop.method, *(n for n, v in vars(loop.owner).items() if n != loop.method and v == own)]:
-            replaced.put(loop.owner, name, ours)
-    if callable(getattr(policy, "reset", None)):
-        replaced.put(policy, "reset", ForgettingReset(plans, policy.reset))
-    return AcceleratedPolicy(policy, plans)
-
-
-def restore_policy(policy: Any) -> None:
-    """Give a policy its own methods back; nothing happens to one that was not accelerated."""
-    loop = find_loop(policy)
-    owner, name = (_model_of(policy), "conditional_sample") if loop is None else (loop.owner, loop.method)
-    method = vars(owner).get(name)
-    if not isinstance(method, (SpeculativeMethod, SpeculativeLoop)):
-        return
-    method.replaced.remove()
-    method.plans.clear()
-    for owner in (method.owner, method.policy):
-        vars(owner).pop(REPORT, None)
-
-
-@dataclass(frozen=True)
-class AcceleratedPolicy:
-    """What `accelerate` put in place; a context manager that hands out the policy."""
-
-    policy: Any
-    plans: Plans
-
-    @property
-    def prior(self) -> Prior | None:
-        """The prior in use: given, or fitted on the first plans once they were enough. `prior.save(path)` keeps it."""
-        return self.plans.prior
-
-    def forget(self) -> None:
-        """Draw the next plan as if it were the first; `policy.reset()` does so, too."""
-        self.plans.forget()
-
-    def __enter__(self) -> Any:
-        return self.policy
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        restore_policy(self.policy)
-
-
-@dataclass(frozen=True, eq=False)
-class ForgettingReset:
-    """A policy's `reset`, which also forgets the last plan."""
-
-    plans: Plans
-    original: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.plans.forget()
-        return self.original(*args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +74,7 @@ class SpeculativeMethod:
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
         require_eval(self.owner)
-        read = _lerobot_request if _is_lerobot(self.owner) else _diffusion_policy_request
+        read = _lerobot_request if is_lerobot(self.owner) else _diffusion_policy_request
         request = read(self.owner, bound.arguments)
         require_fixed_network(request.network)
         if not request.free.any():
@@ -248,7 +105,7 @@ class SpeculativeMethod:
 
     @property
     def _loop(self) -> Loop:
-        network = "unet" if _is_lerobot(self.owner) else "model"
+        network = "unet" if is_lerobot(self.owner) else "model"
         owner = self.owner
         return Loop(owner, "conditional_sample", getattr(owner, network), owner.noise_scheduler, network)
 
@@ -264,7 +121,7 @@ class SpeculativeMethod:
         """Plans, without running the method."""
         scheduler, free = self.owner.noise_scheduler, request.free
         scheduler.set_timesteps(self.owner.num_inference_steps)  # as the method does
-        kind = kind_of(request, free, request.network, scheduler, self.plans.how.graph)
+        kind = kind_of(request, free, request.network, scheduler, self.plans.settings.graph)
         planner = self.plans.planner(kind, partial(self._make, request, free, run))
         if planner.window is None:
             raise NothingGains
@@ -283,8 +140,8 @@ class SpeculativeMethod:
         if how.trace:
             loop = self._loop
             instead = partial(standing_in, self.owner, loop.attribute)
-            require_same_chain(loop.name, run, request.network, instead, request, free, chain)
-        return Planner(request, free, chain, how, prior)
+            require_same_chain(loop.name, run, request.network, instead, request, chain)
+        return Planner(request, free, chain, self.plans.settings, how, prior)
 
     def _chain(self, request: Request) -> Chain:
         scheduler = self.owner.noise_scheduler
@@ -297,30 +154,22 @@ class SpeculativeMethod:
         return chain
 
 
-def _model_of(policy: Any) -> Any:
-    """The object whose `conditional_sample` walks the scheduler, or an error."""
-    model = _find_model(policy)
-    if model is None:
-        raise TypeError(f"{type(policy).__name__} is no diffusion policy foresample knows")
-    return model
-
-
-def _find_model(policy: Any) -> Any:
+def find_model(policy: Any) -> Any:
     for model in (policy, getattr(policy, "diffusion", None)):
-        if _is_lerobot(model) or _is_diffusion_policy(model):
+        if is_lerobot(model) or _is_diffusion_policy(model):
             return model
     return None
 
 
-def _is_lerobot(model: Any) -> bool:
-    return _walks_with(model, "unet", "config") and "batch_size" in _arguments(model)
+def is_lerobot(model: Any) -> bool:
+    return walks_with(model, "unet", "config") and "batch_size" in _arguments(model)
 
 
 def _is_diffusion_policy(model: Any) -> bool:
-    return _walks_with(model, "model") and {"condition_data", "condition_mask"} <= _arguments(model)
+    return walks_with(model, "model") and {"condition_data", "condition_mask"} <= _arguments(model)
 
 
-def _walks_with(model: Any, *names: str) -> bool:
+def walks_with(model: Any, *names: str) -> bool:
     common = ("conditional_sample", "noise_scheduler", "num_inference_steps")
     return all(hasattr(model, name) for name in (*common, *names))
 
@@ -329,28 +178,6 @@ def _arguments(model: Any) -> set[str]:
     method = model.conditional_sample
     method = method.original if isinstance(method, SpeculativeMethod) else method
     return set(inspect.signature(method).parameters)
-
-
-def _refuse_early(scheduler: Any, steps: int | None, model: Any) -> None:
-    """Read the scheduler once, on a copy, so that what cannot work is refused before the first plan."""
-    scheduler = copy.deepcopy(scheduler)
-    options = getattr(model, "kwargs", None) or {}
-    if type(scheduler).__name__ == "DDIMScheduler" and not options.get("eta", 0.0) > 0:
-        instead = "use DDPMScheduler"
-        if _is_lerobot(model):
-            instead = (
-                "set policy.diffusion.noise_scheduler = DDPMScheduler.from_config(policy.diffusion.noise_scheduler"
-                ".config)"
-            )
-        elif model is not None:
-            instead += ", or give the policy eta=1.0 for scheduler.step"
-        raise ValueError(
-            "this policy runs DDIMScheduler with eta=0, which adds no noise, so there is nothing to speculate "
-            f"on; {instead}"
-        )
-    if steps is not None:
-        scheduler.set_timesteps(steps)
-    require_fixed_variance(scheduler_chain(scheduler, eta=options.get("eta", 0.0)))
 
 
 def _lerobot_request(model: Any, arguments: dict[str, Any]) -> Request:
@@ -411,20 +238,6 @@ def _observed_width(model: Any) -> int | None:
         return None
     scene = getattr(config, "env_state_feature", None)
     return config.n_obs_steps * (state.shape[0] + (0 if scene is None else scene.shape[0]))
-
-
-def _executed(policy: Any, model: Any) -> int:
-    """Actions the policy executes of a plan; 0, nothing known, leaves the last plan where it was."""
-    for owner in (model, policy, getattr(policy, "config", None), getattr(model, "config", None)):
-        for name in ("n_action_steps", "act_horizon"):
-            number = getattr(owner, name, None)
-            if isinstance(number, int):
-                return number
-    return 0
-
-
-def _parameters(model: Any) -> list[Tensor]:
-    return list(model.parameters()) if isinstance(model, torch.nn.Module) else []
 
 
 def _action_dim(config: Any) -> int:

@@ -36,7 +36,7 @@ from foresample.chains import scheduler_chain
 from foresample.contracts import times_written
 from foresample.drafters import Prior
 from foresample.integrations.networks import require_fixed_variance
-from foresample.integrations.plans import (
+from foresample.integrations.policies.plans import (
     Planner,
     Plans,
     PlanSettings,
@@ -48,8 +48,8 @@ from foresample.integrations.plans import (
     require_unscaled,
     seeds_from,
 )
-from foresample.integrations.policy_trace import refusal, require_same_chain, standing_in
-from foresample.integrations.replaced import REPORT, Replaced
+from foresample.integrations.policies.watch import policy_subject, require_same_chain
+from foresample.integrations.replaced import REPORT, Replaced, standing_in
 from foresample.integrations.trusted import require_current
 
 
@@ -188,7 +188,7 @@ class Walk:
 
     def run(self) -> Any:
         """What the method returns."""
-        before = _random_state(self.generator) if self.plans.how.window == "auto" else None
+        before = _random_state(self.generator) if not isinstance(self.plans.settings.window, int) else None
         try:
             with torch.no_grad(), self.loop.instead(self._network, self._step):
                 result = self.original(self.generator)
@@ -299,7 +299,7 @@ class Walk:
             free,
             loop.network,
             loop.scheduler,
-            plans.how.graph,
+            plans.settings.graph,
             getattr(forward, "__func__", forward),
             tuple(names),
             repr(sorted(fixed.items())),
@@ -335,11 +335,10 @@ class Walk:
                 self.forward,
                 instead,
                 watched,
-                free,
                 chain,
                 whole=given is not None,
             )
-        return Planner(request, free, chain, how, prior, follow=True)
+        return Planner(request, free, chain, self.plans.settings, how, prior, follow=True)
 
     def _named(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """The names of state and timestep among the network's arguments, and all of these; a number is a position."""
@@ -373,7 +372,7 @@ class Walk:
             self._refuse("it returns other values than the conditioned ones")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(refusal(self.loop.name, what))
+        policy_subject(self.loop.name).refuse(what)
 
 
 class _Stepped:

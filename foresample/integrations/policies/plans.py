@@ -16,19 +16,22 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from foresample.chains import Chain
-from foresample.contracts import Drafter
+from foresample.contracts import at_least_one
 from foresample.core.report import Run
 from foresample.drafters import Prior, Replay
-from foresample.engine import Engine, tune
+from foresample.engine import Engine
+from foresample.engine.engine import chosen_window
 from foresample.engine.priors import RecordingTarget, prior_of_paths
 from foresample.integrations.networks import require_fixed
 from foresample.integrations.trusted import foreign_part, held
+from foresample.settings import Settings
 from foresample.targets import ChainTarget
 
 KEPT = 4
@@ -65,22 +68,39 @@ class Request:
         return ~self.mask[0]
 
 
+class PlanKeywords(TypedDict, total=False):
+    """The options that only policies have; see `PlanSettings`."""
+
+    batch_pad: bool | int
+    prior: Prior | str | Path | None
+    warm: bool
+    executed: int | None
+    pilots: int | None
+
+
 @dataclass(frozen=True)
 class PlanSettings:
-    """How plans are drawn; see `foresample.accelerate`."""
+    """Checked options that only policies have, and `trace`; see `foresample.accelerate`."""
 
-    window: int | Literal["auto"]
-    drafter: Drafter | None
-    block: int | None
-    recycle: bool
-    batch_pad: bool | int
-    graph: bool
-    warm: bool
-    executed: int
+    batch_pad: bool | int = False
+    prior: Prior | str | Path | None = None
+    warm: bool = False
+    executed: int | None = None
     """Actions executed of a plan before the next is drawn."""
-    pilots: int
-    trace: bool
-    look: bool
+    pilots: int | None = None
+    trace: bool = True
+
+    def __post_init__(self) -> None:
+        if self.prior is not None and self.pilots is not None:
+            raise ValueError(
+                "a prior is given and another to be fitted on the first plans: leave prior or pilots out"
+            )
+        if self.batch_pad is not True and self.batch_pad is not False:
+            at_least_one("batch_pad", self.batch_pad)
+        if self.executed:
+            at_least_one("executed", self.executed)
+        if self.pilots is not None:
+            object.__setattr__(self, "pilots", max(2, at_least_one("pilots", self.pilots)))
 
 
 class Planner:
@@ -94,13 +114,14 @@ class Planner:
         request: Request,
         free: Tensor,
         chain: Chain,
+        settings: Settings,
         how: PlanSettings,
         prior: Prior | None,
         *,
         follow: bool = False,
     ) -> None:
         data = request.data
-        self.network, self.how, self.follow = request.network, how, follow
+        self.network, self.settings, self.how, self.follow = request.network, settings, how, follow
         self.unreported = len(chain.std) if how.trace else 0
         """Steps of the original loop that were watched for this planner, until a report says so."""
         self.data, self.start = data.clone(), None
@@ -119,7 +140,7 @@ class Planner:
         """The network's answer to its last call."""
         self.last: Prior | None = None
         if self.window is not None:
-            self._shift = _shift(free, how.executed)
+            self._shift = _shift(free, how.executed or 0)
             self.engine = self._engine(self.window)
 
     def plan(self, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
@@ -175,46 +196,31 @@ class Planner:
         return states, [self.recorded.outputs[:, k].clone() for k in range(steps)]
 
     def _window(self) -> int | None:
-        if self.how.window != "auto":
-            return self.how.window
+        settings = self.settings.replace(slots=len(self.data))
         self.padded = 0
-        drafter = self.how.drafter or Replay(prior=self.table)
-        return tune(
-            replace(self.target, start_states=None),
-            slots=len(self.data),
-            drafter=drafter,
-            block=self.how.block,
-            recycle=self.how.recycle,
-            graph=self.how.graph,
-            look=self.how.look,
-        ).window
+        if self.table is not None:
+            settings = settings.replace(drafter=Replay(prior=self.table))
+        return chosen_window(replace(self.target, start_states=None), settings)
 
     def _engine(self, window: int) -> Engine:
-        target, how, drafter = self.target, self.how, self.how.drafter
+        target, how = self.target, self.how
         steps = min(window + 1, len(target.std))
         if self.follow:
             self.recorded = _FollowedTarget(self, len(target.std))
-        elif drafter is None and (how.warm or how.pilots):
+        elif how.warm or how.pilots:
             self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
-        if drafter is None and how.warm:
+        if how.warm:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
             slopes = {} if self.table is None else {"gain": self.table.gain, "response": self.table.response}
             if slopes.get("gain") is not None:
                 slopes["gain"] = self.table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]  # type: ignore[union-attr]
             self.last = Prior(empty, empty.clone(), **slopes)
             self.forget()
-        if drafter is None:
-            drafter = Replay(prior=self.last or self.table)
-        return Engine(
-            self.recorded or target,
-            window=window,
-            slots=len(self.data),
-            drafter=drafter,
-            block=how.block,
-            recycle=how.recycle,
-            graph=how.graph,
-            look=how.look,
-        )
+        settings = self.settings.replace(window=window, slots=len(self.data))
+        prior = self.last or self.table
+        if prior is not None:
+            settings = settings.replace(drafter=Replay(prior=prior))
+        return Engine(self.recorded or target, settings)
 
     def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         count = len(x)
@@ -284,6 +290,7 @@ def _captured(network: Any) -> tuple:
 class Plans:
     """What is kept between the plans of one policy."""
 
+    settings: Settings
     how: PlanSettings
     prior: Prior | None
     """Given, or fitted on the first plans."""
@@ -300,7 +307,7 @@ class Plans:
         """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
         planner = self.planners.pop(kind, None)
         if planner is None:
-            how = self.how if self.prior is None else replace(self.how, pilots=0)
+            how = self.how if self.prior is None else replace(self.how, prior=None, pilots=None)
             planner = make(replace(how, trace=False) if kind in self.known else how, self.prior)
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
@@ -315,7 +322,7 @@ class Plans:
         self.known.add(kind)
         if planner.how.pilots:
             self.pilots.append(planner.paths())
-            if sum(len(states) for states, _ in self.pilots) >= self.how.pilots:
+            if sum(len(states) for states, _ in self.pilots) >= planner.how.pilots:
                 states, predictions = (torch.cat(parts) for parts in zip(*self.pilots, strict=True))
                 assert planner.window is not None
                 self.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
