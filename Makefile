@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: demo report results-check test quick lint mutants dist clean
+.PHONY: demo report results-check test test-package test-repository quick lint mutants dist clean
 
 $(STAMP): pyproject.toml constraints.txt tests/packages.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,11 +14,10 @@ $(STAMP): pyproject.toml constraints.txt tests/packages.txt
 
 demo: $(STAMP)
 	$(BIN)/foresample sample --count 20 --steps 100 --window 8 --compare --out out
-	$(BIN)/foresample bench mixture --out out
 
 .PHONY: docs
 docs: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_docs.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/repository/test_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 report: $(STAMP)
@@ -33,8 +32,14 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10
+test: lint test-package test-repository
+
+test-package: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10 --ignore tests/repository
+
+# What is about this repository: benchmarks, result files, docs and pages.
+test-repository: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10 tests/repository
 
 quick: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not (slow or law or ray or browser or gpu)"

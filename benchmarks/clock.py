@@ -30,6 +30,7 @@ import typer
 from torch import Tensor
 
 import foresample as fs
+from benchmarks.result_files import FrontierResult
 from benchmarks.results import (
     RESULTS,
     CpuRoundRow,
@@ -51,12 +52,11 @@ from benchmarks.results import (
     save,
 )
 from foresample import pretrained
-from foresample.core.baseline import Sequential
+from foresample.backends.graphs import capture
+from foresample.baseline import Sequential
 from foresample.core.noise import seeds_of
 from foresample.engine.slots import FixedSlots
-from foresample.kernels.graphs import capture
 from foresample.pretrained import Pretrained
-from foresample.results import FrontierResult
 from foresample.targets import ChainTarget
 
 app = typer.Typer(add_completion=False, help=__doc__)

@@ -48,9 +48,10 @@ from benchmarks.results import (
     save,
 )
 from foresample import pretrained
+from foresample.chains import Kind
 from foresample.contracts import Target
 from foresample.provenance import provenance
-from foresample.targets import Kind, from_scheduler, langevin
+from foresample.targets import from_scheduler, langevin
 
 BATCHES = (5, 9, 16, 33, 64, 128, 200)
 PILOT_SEED = 900_000

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 import foresample as fs
 import recipes.data
+from benchmarks.mixture import METHODS, row_of
 from benchmarks.results import (
     RESULTS,
     CallsRow,
@@ -27,10 +28,9 @@ from benchmarks.results import (
     save,
 )
 from foresample import pretrained
-from foresample.cli.bench import METHODS, row_of
+from foresample.chains import Kind
 from foresample.core.noise import seeds_of
 from foresample.pretrained.classifier import load_classifier
-from foresample.targets import Kind
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -41,7 +41,7 @@ COMPARED: tuple[tuple[str, Kind], ...] = (
     ("reflection-nearest", "x0"),
     ("block-parent-fresh", "x0"),
 )
-"""Methods of `foresample bench`, and what each reuses."""
+"""Methods of `benchmarks.mixture`, and what each reuses."""
 
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Out = Annotated[Path, typer.Option(help="Folder for the result file.")]

@@ -22,8 +22,9 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.results import RESULTS, OrderRow, OrderSettings, save
+from foresample.chains import Chain
 from foresample.core.noise import seeds_of
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 
 STEPS, WINDOW, SLOTS, START, STD = 16, 8, 64, 2.0, 0.05
 COUNT = 10_000

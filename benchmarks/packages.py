@@ -27,7 +27,7 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.results import RESULTS, PackageRow, save
-from foresample.selftest import same_samples_law
+from foresample.checks.samples import samples_law
 from recipes import data
 from tests.packages import load
 
@@ -99,11 +99,11 @@ def small_pictures(device: str, network: Path | None, updates: int, folder: Path
 
     def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
         torch.manual_seed(1)
-        with fs.accelerate(diffusion, window):
+        with fs.accelerate(diffusion, window=window):
             return diffusion.sample(batch_size=count), diffusion.foresample_report
 
     def compare(count: int, window: int) -> Verdict:
-        law = same_samples_law(plain(count), [draw(count, window)[0]])
+        law = samples_law(plain(count), [draw(count, window)[0]])
         return Verdict(law.tests, law.smallest_p, law.passed)
 
     return Package("denoising-diffusion-pytorch, DDPM", plain, draw, compare)

@@ -1,4 +1,4 @@
-"""The committed result files: the kinds of this repository's evidence, on the schema of `foresample.results`.
+"""The committed result files: the kinds of this repository's evidence, read by `benchmarks.result_files`.
 
 Every script here writes its file with `save`; tables, plots and the page read it with `load` or `read`.
 """
@@ -12,31 +12,35 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import foresample.results
-from foresample.datasets.shards import Failure
-from foresample.engine.tuning import Tuning
-from foresample.results import (
-    AtLeastOne,
+from benchmarks.result_files import (
+    BenchResult,
     BenchRow,
-    Costs,
-    Count,
-    NotNegative,
-    Positive,
+    CheckResult,
+    DatasetResult,
+    FrontierResult,
     Result,
     ResultError,
     Results,
-    Rule,
-    Some,
-    make_result,
     read_result,
     read_results,
-    write_result,
 )
-from foresample.selftest import SamplesLaw
+from foresample.checks.samples import SamplesLaw
+from foresample.datasets.manifest import Costs
+from foresample.datasets.shards import Failure
+from foresample.engine.tuning import Tuning
+from foresample.provenance import make_result, write_result
+from foresample.schema import AtLeastOne, Count, NotNegative, Positive, Rule, Some
 
 RESULTS = Path(__file__).parent / "results"
 
-LABELS = foresample.results.LABELS | {
+LABELS = {
+    "reflection-head": "reflection, head",
+    "reflection-nearest": "reflection, nearest",
+    "per-step-parent-fresh": "per step, parent, fresh noise",
+    "block-parent-fresh": "block, parent, fresh noise",
+    "replay-per-step": "replay without secant, per step",
+    "replay-block": "replay without secant",
+    "default": "default",
     "sequential": "sequential",
     "reflection-parent": "reflection, parent",
     "blocks-parent": "blocks, parent",
@@ -1077,7 +1081,11 @@ class ClassifierTraining(Result):
     seconds: Positive
 
 
-KINDS: Mapping[str, type[Result]] = foresample.results.KINDS | {
+KINDS: Mapping[str, type[Result]] = {
+    "bench": BenchResult,
+    "frontier": FrontierResult,
+    "check": CheckResult,
+    "dataset": DatasetResult,
     "calls": Calls,
     "curves": Curves,
     "growth": Growth,

@@ -25,12 +25,13 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.results import RESULTS, SanitizerRow, SanitizerSettings, SoakRow, SoakSettings, save
-from foresample import kernels
+from foresample.backends.rounds import round_for
+from foresample.chains import Chain
 from foresample.core.noise import seeds_of
 from foresample.core.round import Padded
 from foresample.faults import NO_FAULT
-from foresample.targets import Chain, ChainTarget
-from tests.kernels.fused import assert_agree_along
+from foresample.targets import ChainTarget
+from tests.backends.fused import assert_agree_along
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Device = Annotated[str, typer.Option(help="cuda, or cpu to try the command; kernels run on cuda only.")]
@@ -156,9 +157,8 @@ def _is_fused(target: fs.Target, drafter: fs.Replay) -> bool:
     """Whether kernels draw this; on a GPU they must."""
     if not target.std.is_cuda:
         return False
-    from foresample.kernels import round as fused
-
-    if not (kernels.serve(target) and fused.serves(drafter, target.shape.numel())):
+    how = fs.Engine(target, drafter=drafter, slots=1).how
+    if round_for(target, how).propose.__module__ != "foresample.backends.triton.round":
         raise RuntimeError("the kernels do not serve this variant here: is Triton installed?")
     return True
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.curves import BATCHES, OURS, PROBLEMS, TREES
+from benchmarks.result_files import BenchResult, BenchRow, DatasetResult, FrontierResult
 from benchmarks.results import (
     MODELS,
     RESULTS,
@@ -47,7 +48,6 @@ from benchmarks.results import (
     read,
 )
 from foresample.engine.tuning import Frontier
-from foresample.results import BenchResult, BenchRow, DatasetResult, FrontierResult
 
 ROOT = Path(__file__).parent.parent
 Row = TypeVar("Row")

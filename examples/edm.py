@@ -35,7 +35,7 @@ def main(steps: int = 64, count: int = 64) -> fs.Run:
     labels = torch.arange(count) % 10
     target = fs.targets.from_edm(
         lambda x, sigma, row: model(x, sigma, labels[row]),
-        fs.targets.karras_sigmas(steps),
+        fs.chains.karras_sigmas(steps),
         shape=(16,),
         churn=40,  # with s_min … s_noise, EDM's settings for ImageNet-64
         s_min=0.05,

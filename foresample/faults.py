@@ -51,7 +51,7 @@ def fault_step(fault: int) -> int:
 
 
 def fault_error(fault: int, sample: int, hint: str = "") -> FloatingPointError:
-    """What to say of a code; `hint` is the target's `fault_hint`, if it has one."""
+    """The error for a code; `hint` is the target's `fault_hint`, if it has one."""
     where = f"at step {fault_step(fault)} of sample {sample}"
     if fault < NO_FAULT:
         return FloatingPointError(f"the state {where} is NaN or infinite: look at target.mean and target.std")
@@ -68,5 +68,5 @@ def raise_faults(fault: Tensor, sample: Tensor, target: object = None) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What somebody else's error says first, or its kind if it says nothing."""
+    """The first line of another library's error, or its type if it has no text."""
     return printable((str(error).strip().splitlines() or [type(error).__name__])[0])

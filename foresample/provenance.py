@@ -1,17 +1,21 @@
-"""Where a saved result comes from: command, commit, versions, machine."""
+"""Result files: JSON objects that name their kind, their origin (command, commit, versions, machine) and settings."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from foresample.text import without_nan
 
 __version__ = "0.1.0"
 
@@ -32,13 +36,29 @@ class Origin:
     command: str | None = None
     commit: str | None = None
     commit_note: str | None = None
-    """Of a commit that was named by hand."""
+    """Note on a commit that was named by hand."""
     versions: dict[str, str] = field(default_factory=dict)
     machine: Machine = field(default_factory=Machine)
 
 
+def make_result(kind: str, settings: Mapping[str, Any], **content: Any) -> dict[str, Any]:
+    """A result of this kind: its origin, its settings and what was found."""
+    return {"kind": kind, **provenance(), "settings": dict(settings), **content}
+
+
+def result_json(result: Mapping[str, Any]) -> str:
+    """A result as JSON text."""
+    return json.dumps(without_nan(dict(result)), indent=2, allow_nan=False)
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Save a result as a JSON file, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(result_json(result) + "\n", encoding="utf-8")
+
+
 def provenance() -> dict[str, Any]:
-    """What a saved result must say of its origin.
+    """The origin of a result, to be saved with it.
 
     The commit is that of the checkout this file lies in, None outside of one; `-dirty` if tracked files differ from
     it, other than results, which runs write themselves. GIT_COMMIT overrides it.

@@ -1,4 +1,4 @@
-"""What this machine has room for, so that what cannot fit is refused before the work and not by it.
+"""Memory and disk space of this machine, so that what cannot fit is refused before the work begins.
 
 Estimates are lower bounds: what is refused could not have worked.
 """
@@ -29,12 +29,12 @@ def machine_memory(device: torch.device | str = "cpu") -> int:
 
 
 def state_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Of one state."""
+    """Bytes of one state."""
     return math.prod(shape) * dtype.itemsize
 
 
 def round_bytes(rows: int, window: int, state: int) -> int:
-    """What so many samples under way hold at least: the window's noise, states and predictions."""
+    """Bytes that so many samples under way take at least: the window's noise, states and predictions."""
     return 3 * rows * (window + 1) * state
 
 

@@ -1,6 +1,9 @@
-"""Text from elsewhere, made safe to print: a file's words, a class's name, a path, another library's error."""
+"""Values made safe to write: text from elsewhere for a terminal, numbers for JSON."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 
 def printable(text: object) -> str:
@@ -10,3 +13,12 @@ def printable(text: object) -> str:
     characters of names that are not valid UTF-8 (printing them fails).
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def without_nan(value: Any) -> Any:
+    """The same value with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {k: without_nan(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -71,7 +71,7 @@ def plain_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
 
 def fused_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
     """On a GPU; the rows given stay as they are."""
-    from foresample.kernels import round as fused
+    from foresample.backends.triton import round as fused
 
     mine = rows.map(lambda value: value.clone())
     draft = fused.propose(target, mine, how)
@@ -86,7 +86,7 @@ def fused_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
 
 def compiled_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
     """On a CPU; the rows given stay as they are."""
-    from foresample.kernels.cpu import round as compiled
+    from foresample.backends.numba import round as compiled
 
     mine = rows.map(lambda value: value.clone())
     draft = compiled.propose(target, mine, how)

@@ -32,11 +32,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 import foresample as fs
-from foresample import pretrained, webpage
+from benchmarks import report
+from benchmarks.results import read
+from foresample import pretrained
 from foresample.contracts import Wrapper
 from foresample.datasets.shards import _checksum
 from foresample.engine.tuning import Trial
-from foresample.results import read_results
 from foresample.targets import ChainTarget
 from tests.saved import FILES
 from tests.saved import save as save_results
@@ -381,9 +382,9 @@ def properties(ground: Ground) -> dict[str, Property]:
         with ground.copy("results") as folder:
             _file(data, folder, ground, list(FILES))
             with guarded(folder, ground.outside, writes=False):
-                read_results(folder)
+                read(folder)
             with guarded(folder, ground.outside, writes=False):
-                webpage.build(folder)
+                report.build(folder, folder)
 
     return {"dataset": dataset, "resumed": resumed, "model": model, "results": results}
 

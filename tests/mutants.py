@@ -60,7 +60,7 @@ TESTS = {
     ],
     "core/look.py": ["tests/core/test_look.py"],
     "core/report.py": ["tests/core/test_report.py", "tests/engine/test_engine.py"],
-    "core/baseline.py": [
+    "baseline.py": [
         "tests/core/test_report.py",
         "tests/engine/test_sampling.py",
         "tests/engine/test_engine.py",
@@ -210,12 +210,12 @@ NASTY: tuple[tuple[str, str, str], ...] = (
         'if whole and self.manifest["fair"] == self.found',
         'if self.manifest["fair"] == self.found',
     ),
-    ("datasets/shards.py", "shard.left = 0  #", "pass  #"),
+    ("datasets/drawing.py", "shard.left = 0  #", "pass  #"),
     ("datasets/manifest.py", 'and now["shards"] == manifest.get("shards")', ""),
     (
-        "datasets/generation.py",
-        "seeds_of(plan.seed, sequential, plan.count)",
-        "seeds_of(plan.seed, sequential, 0)",
+        "datasets/workers.py",
+        "seeds_of(plan.seed, count, plan.count)",
+        "seeds_of(plan.seed, count, 0)",
     ),
     ("datasets/generation.py", "if law and not run.unfinished():", "if law:"),
 )
@@ -295,12 +295,6 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "core/noise.py",
-        "if seed.is_cuda and kernels.available():",
-        "'and' → 'or'",
-        "tells a machine with a GPU from others (tests/gpu)",
-    ),
-    (
-        "core/noise.py",
         "if isinstance(seeds, Tensor) and seeds.dtype == torch.int64 and seeds.ndim == 1 and not (seeds < 0).any():",
         "'0' → '1'",
         "the longer way gives the same",
@@ -325,7 +319,7 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "core/round.py",
-        "return _stream(rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round + 1)",
+        "return _stream(normal, rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round + 1)",
         "'1' → '2'",
         "as fresh; that kernels count alike is their tests'",
     ),
@@ -431,13 +425,13 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
         "nobody means that very number, either",
     ),
     (
-        "datasets/shards.py",
+        "datasets/drawing.py",
         'with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:',
         "'1' → '2'",
         "two writers would do as well",
     ),
     (
-        "datasets/shards.py",
+        "datasets/drawing.py",
         "_WRITING = 2  # full shards that may wait for the disk before drawing does",
         "'2' → '3'",
         "a matter of memory",

@@ -36,24 +36,26 @@ class Walk:
 class Lazy:
     """A drafter of one's own: it guesses that nothing changes."""
 
-    def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+    def begin(self, rows: int, window: int, like: Tensor) -> fs.drafters.DrafterMemory:
         return {"last": like.new_zeros(rows, *like.shape), "known": like.new_zeros(rows, dtype=torch.bool)}
 
-    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
+    def reach(self, memory: fs.drafters.DrafterMemory, window: int) -> Tensor:
         return memory["known"] * window
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         return memory["last"]
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: Tensor
+    ) -> fs.drafters.DrafterMemory:
         index = torch.arange(len(committed), device=committed.device)
         last = path.predictions[index, (committed - 1).clamp(min=0)]
         return {"last": last, "known": torch.ones_like(memory["known"])}
@@ -118,7 +120,7 @@ def use_targets() -> list[fs.Target]:
         vp,
         chained,
         targets.flow(network, torch.linspace(1, 0.1, 6), (2,), churn=1.0),
-        targets.from_edm(network, targets.karras_sigmas(6, 0.1, 10.0), (2,), churn=2.0),
+        targets.from_edm(network, chains.karras_sigmas(6, 0.1, 10.0), (2,), churn=2.0),
         targets.reverse_sde(network, chains.VP(), 6, (2,)),
         targets.langevin(network, (2,), step_size=0.01, steps=6),
         mixture.flow(6, 1.0),
@@ -172,7 +174,7 @@ def use_everything(folder: Path) -> None:
         except TypeError as error:
             print(error)
     print(fs.__version__, fs.pretrained.EMBEDDED.name, targets.structures, chains.scheduler_chain)
-    print(targets.StructureTarget, targets.from_scheduler, targets.Kind, targets.Chain)
+    print(targets.StructureTarget, targets.from_scheduler, chains.Kind, chains.Chain)
 
 
 if __name__ == "__main__":

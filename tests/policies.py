@@ -14,7 +14,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from foresample.selftest import ks_two_sample
+from foresample.checks.kolmogorov import ks_two_sample
 from recipes import lasa
 
 SCHEDULE = {"num_train_timesteps": 20, "beta_schedule": "squaredcos_cap_v2"}

@@ -118,21 +118,23 @@ class PeeksSometimes(LooksAhead):
         super().__init__()
         object.__setattr__(self, "peeks", peeks)
 
-    def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+    def begin(self, rows: int, window: int, like: Tensor) -> fs.drafters.DrafterMemory:
         return {**super().begin(rows, window, like), "rounds": torch.zeros(rows, dtype=torch.int64)}
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: Tensor
+    ) -> fs.drafters.DrafterMemory:
         kept = {name: value for name, value in memory.items() if name != "rounds"}
         return {**super().learn(kept, path, committed), "rounds": memory["rounds"] + 1}
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         ahead = super().guess(memory, x, position, step, row, before)
         honest = fs.Replay.guess(self, memory, x, position, step, row, before)
@@ -162,7 +164,7 @@ def _of(other: Callable[[fs.Target], fs.Target]) -> Callable[[], Any]:
     def sample(target: fs.Target, **how: Any) -> fs.Run:
         return fs.sample(other(target), **how)
 
-    return lambda: patch("foresample.selftest.sample", sample)
+    return lambda: patch("foresample.checks.exactness.sample", sample)
 
 
 def _louder(by: float) -> Callable[[fs.Target], fs.Target]:

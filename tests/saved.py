@@ -1,4 +1,4 @@
-"""One small result file of each kind that commands write."""
+"""One small result file of each kind that commands and `benchmarks.mixture` write."""
 
 from __future__ import annotations
 
@@ -11,29 +11,6 @@ ORIGIN: dict[str, Any] = {
     "commit": "0123abc",
     "versions": {"foresample": "0.1.0", "python": "3.11.0", "torch": "2.7.0"},
     "machine": {"cpu": "x86_64", "threads": 2, "gpu": "NVIDIA H200"},
-}
-RUN = {
-    "method": "replay",
-    "steps": 100,
-    "count": 64,
-    "window": 8,
-    "calls_mean": 20.5,
-    "calls_error": 0.25,
-    "evaluations_mean": 150.0,
-    "speedup": 4.878,
-    "speedup_error": 0.06,
-    "accepted_mean": 3.9,
-    "accepted_lengths": [10, 20, 30, 5],
-    "mismatch": [None, 0.0, 0.25, 0.5],
-    "seconds": 2.0,
-    "target_seconds": 1.5,
-}
-SAMPLE = {
-    "kind": "sample",
-    **ORIGIN,
-    "settings": {"model": "fashion_mnist", "seed": 0, "labels": ["coat", "bag"]},
-    "speculative": RUN,
-    "sequential": {"calls_mean": 100, "seconds_estimated": 3.0},
 }
 BENCH = {
     "kind": "bench",
@@ -53,28 +30,6 @@ BENCH = {
         for window in (5, 14)
         for method, speedup in (("reflection-nearest", 2.0), ("somebody-elses", 1.5), ("default", 3.0))
     ],
-}
-TUNE = {
-    "kind": "tune",
-    **ORIGIN,
-    "settings": {"target": "flow"},
-    "steps": 30,
-    "slots": 1,
-    "step_seconds": 0.001,
-    "trials": [
-        {
-            "window": window,
-            "states": window + 1,
-            "call_seconds": 0.001,
-            "round_seconds": 0.002,
-            "calls": calls,
-            "gain": 30 / calls / 2,
-        }
-        for window, calls in ((4, 10.0), (8, 6.0))
-    ],
-    "window": 8,
-    "achieved": 2.25,
-    "predicted": 2.5,
 }
 FRONTIER = {
     "kind": "frontier",
@@ -161,19 +116,8 @@ DATASET = {
         "speedup": 3.12,
     },
 }
-LAW = {
-    "passed": False,
-    "tests": 9,
-    "smallest_p": 1e-9,
-    "worst": "norm",
-    "level": 0.001,
-    "samples": 40,
-    "sequential": 40,
-}
-FILES = {
-    "a/report.json": SAMPLE,
+FILES: dict[str, dict[str, Any]] = {
     "mixture.json": BENCH,
-    "tune.json": TUNE,
     "frontier.json": FRONTIER,
     "check.json": CHECK,
     "data/manifest.json": DATASET,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.targets import Chain, ChainTarget, Kind
+from foresample.chains import Chain, Kind
+from foresample.targets import ChainTarget
 
 
 class HalfMean(ChainTarget):
@@ -108,7 +109,7 @@ def third_order() -> ChainTarget:
 
 def two_noises() -> ChainTarget:
     """DPM++ SDE: the inner noise of a step is extra noise, which its outer noise depends on; two networks a step."""
-    sigmas = torch.cat([fs.targets.karras_sigmas(12, 0.1, 8.0), torch.zeros(1, dtype=torch.float64)])
+    sigmas = torch.cat([fs.chains.karras_sigmas(12, 0.1, 8.0), torch.zeros(1, dtype=torch.float64)])
     denoise = lambda x, sigma, row: mixture().denoise(x, torch.ones_like(sigma), sigma)  # noqa: E731
     chain = fs.chains.dpmpp_sde_chain(sigmas)
     return fs.targets.from_chain(denoise, chain, (2,), dtype=torch.float64)
@@ -200,24 +201,26 @@ class Zero:
 
     value: float = 0.0
 
-    def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+    def begin(self, rows: int, window: int, like: Tensor) -> fs.drafters.DrafterMemory:
         return {"ready": torch.ones(rows, dtype=torch.bool)}
 
-    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
+    def reach(self, memory: fs.drafters.DrafterMemory, window: int) -> Tensor:
         return memory["ready"] * window
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         return torch.full_like(x, self.value)
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: Tensor
+    ) -> fs.drafters.DrafterMemory:
         return memory
 
 
@@ -226,12 +229,12 @@ class LooksAhead(fs.Replay):
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         last = memory["predictions"].shape[1] - 1
         return memory["predictions"][:, min(position + 1, last)]

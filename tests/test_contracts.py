@@ -60,7 +60,7 @@ def test_the_unbroken_walk_is_accepted(sampler):
 )
 def test_window_and_block_must_be_whole_numbers_of_at_least_one(name, value):
     settings = {"window": 3, name: value}
-    remedy = f"{name} must be a whole number of at least 1, not {value!r}"
+    remedy = f"{name} must be a whole number of at least 1.* not {value!r}"
     refuses(lambda target: fs.sample(target, 2, **settings), Walk(), ValueError, remedy)
 
 
@@ -182,7 +182,7 @@ class Long:
     def __init__(self, leaves, dtype=torch.float64):
         ones = torch.ones(100, dtype=dtype)
         self.std, self.leaves = 0.1 * ones, leaves
-        self.chain = fs.targets.Chain(self.std, 0.5 * ones, 0.5 * ones)
+        self.chain = fs.chains.Chain(self.std, 0.5 * ones, 0.5 * ones)
 
     def start(self, noise, row):
         return noise
@@ -251,7 +251,7 @@ def test_only_the_mean_of_a_chain_itself_is_taken_on_trust():
     def other(x, prediction, step, previous=None, extra=None):
         return x
 
-    class Another(fs.targets.Chain):
+    class Another(fs.chains.Chain):
         mean = staticmethod(other)
 
     fields = {name: value for name, value in vars(make().chain).items() if name != "mean"}

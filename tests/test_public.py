@@ -57,7 +57,9 @@ def test_what_others_write_against_stays() -> None:
     classes = {"Drafter", "Engine", "Frozen", "GaussianMixture", "Replay", "Report", "Run", "Target"}
     assert functions | classes | {"pretrained", "targets", "__version__"} <= set(fs.__all__)
     makers = {"flow", "from_edm", "from_scheduler", "langevin", "replicated", "vp"}
-    assert makers | {"Chain", "ChainTarget", "GaussianMixture"} <= set(fs.targets.__all__)
+    assert makers | {"ChainTarget", "GaussianMixture"} <= set(fs.targets.__all__)
+    assert {"DraftPath", "DrafterMemory", "PreviousDraft"} <= set(fs.drafters.__all__)
+    assert {"Chain", "Kind", "karras_sigmas"} <= set(fs.chains.__all__)
 
 
 def fresh(code: str) -> str:

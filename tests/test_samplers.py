@@ -11,7 +11,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample import samplers
-from foresample.selftest import ks_two_sample
+from foresample.checks.kolmogorov import ks_two_sample
 from tests.chains.test_sigmas import LEVELS, denoise, k_diffusion
 
 f64 = torch.float64

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.contracts import Wrapper
 from foresample.core.report import TimedTarget
 from foresample.engine.priors import RecordingTarget, RowsInTurn
 from foresample.integrations.policies.plans import _FollowedTarget
-from foresample.targets import Chain, replicated
+from foresample.targets import replicated
 
 TRAITS: dict[str, Any] = {
     "multistep": 1,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
+from benchmarks.result_files import Result
 from benchmarks.results import RESULTS, read
-from foresample.results import Result
 
-ROOMS = ("kernels", "core", "engine", "drafters")
+ROOMS = ("backends", "core", "engine", "drafters")
 """Where a change can move what a GPU measures or tests."""
 SHOWN = 3
 

@@ -8,6 +8,7 @@ from benchmarks import tables
 from benchmarks.curves import BATCHES, PROBLEMS, TREES
 from benchmarks.peers import nodes
 from benchmarks.published import UNIFORM
+from benchmarks.result_files import BenchResult, CheckResult, Result
 from benchmarks.results import (
     LABELS,
     Calls,
@@ -22,7 +23,6 @@ from benchmarks.results import (
     load,
     read,
 )
-from foresample.results import BenchResult, CheckResult, Result
 
 FILES = read().found
 CURVES = tables.curve_files()

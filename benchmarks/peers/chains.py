@@ -34,6 +34,7 @@ from benchmarks.peers.common import (
     ratio,
     room,
 )
+from foresample.backends import normal
 from foresample.contracts import Target, at_least_one, expand
 from foresample.core import coupling
 from foresample.core import noise as streams
@@ -214,7 +215,7 @@ def _normal(seed: Tensor, step: Tensor, draw: Tensor, target: Counted) -> Tensor
     """Noise of the steps [R, J] in these draws, [R, J, *shape]."""
     key = seed.unsqueeze(1).expand_as(step)
     flat = (key.flatten(), target.shape, target.std.dtype)
-    noise = streams.normal(*flat, step=step.flatten(), draw=draw.flatten())
+    noise = normal(*flat, step=step.flatten(), draw=draw.flatten())
     return noise.view(*step.shape, *target.shape)
 
 

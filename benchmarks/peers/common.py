@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from foresample.backends import normal
 from foresample.contracts import (
     Target,
     at_least_one,
@@ -105,7 +106,7 @@ class Counted:
         """All samples at their start, which is the same one that `foresample.sequential` takes."""
         key = streams.seeds_of(seed, len(self.calls)).to(self.std.device)
         zero = torch.zeros_like(key)
-        unit = streams.normal(key, self.shape, self.std.dtype, stream=streams.START, step=zero, draw=zero)
+        unit = normal(key, self.shape, self.std.dtype, stream=streams.START, step=zero, draw=zero)
         row = torch.arange(len(key), device=key.device)
         x = start_states(self.target, unit, row)
         return Rows(row, key, zero, zero, x, torch.zeros_like(x), zero > 0)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.common import Committed, Counted, Observer, PeerRun
+from foresample.backends import normal
 from foresample.contracts import Target, at_least_one, expand
-from foresample.core import noise as streams
 
 
 def paradigms(
@@ -137,7 +137,7 @@ def walk(target: Target, x: Tensor, prediction: Tensor, step: Tensor, key: Tenso
 
 def noise(target: Target, key: Tensor, step: Tensor) -> Tensor:
     """That of the sequential sampler, [B, *shape]."""
-    return streams.normal(key, target.shape, target.std.dtype, step=step, draw=torch.zeros_like(step))
+    return normal(key, target.shape, target.std.dtype, step=step, draw=torch.zeros_like(step))
 
 
 def require_tolerance(tolerance: float) -> None:

@@ -1,11 +1,11 @@
 """The page about this repository's evidence: `make report`, or `python -m benchmarks.report`.
 
-    calls, clock, robots, quality, published, exactness     what it says; a section without its results is left out
-    headlines       the figures at its head
-    evidence        what the law suite tests
-    recording       the real run that the animation plays (run.js, run.css), and storyboard, its still picture
-
-The machinery is that of `foresample report` (`foresample.webpage`).
+calls, clock, robots, quality, published, exactness     what it says; a section without its results is left out
+headlines       the figures at its head
+evidence        what the law suite tests
+recording       the real run that the animation plays (run.js, run.css), and storyboard, its still picture
+plots           plots and tables that several sections show
+markup, page    the pieces of a section and the page around them (page.html, page.css, page.js)
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from benchmarks.report.calls import calls, growth
 from benchmarks.report.clock import clock, losses
 from benchmarks.report.exactness import exactness
 from benchmarks.report.headlines import headlines
+from benchmarks.report.markup import Section
+from benchmarks.report.page import assemble, write_page
 from benchmarks.report.published import published
 from benchmarks.report.quality import quality, sheets
 from benchmarks.report.robots import robots
+from benchmarks.result_files import Results
 from benchmarks.results import RESULTS, read
 from foresample.provenance import __version__
-from foresample.results import Results
-from foresample.webpage.markup import Section
-from foresample.webpage.page import assemble, write_page
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parent.parent / "docs" / "pictures"

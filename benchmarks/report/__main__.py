@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.report import PICTURES, RESULTS, write
-from foresample.results import ResultError
+from benchmarks.result_files import ResultError
 
 
 def main(

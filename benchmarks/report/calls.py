@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.results import MODELS, Calls, CurvePoint, Curves, Growth, label
-from foresample.results import BenchResult, Result, Results
-from foresample.webpage.markup import (
+from benchmarks.report.markup import (
     Axis,
     Plot,
     Point,
@@ -19,7 +17,9 @@ from foresample.webpage.markup import (
     paragraph,
     plus_minus,
 )
-from foresample.webpage.sections import SPEEDUP, bench_plot, bench_point, cost
+from benchmarks.report.plots import SPEEDUP, bench_plot, bench_point, cost
+from benchmarks.result_files import BenchResult, Result, Results
+from benchmarks.results import MODELS, Calls, CurvePoint, Curves, Growth, label
 
 
 def calls(results: Results) -> Section | None:

@@ -6,18 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.report.calls import machine_of
-from benchmarks.results import (
-    MODELS,
-    Calls,
-    Latency,
-    LatencyRow,
-    Memory,
-    Policy,
-    Throughput,
-    ThroughputRow,
-)
-from foresample.results import FrontierResult, Result, Results
-from foresample.webpage.markup import (
+from benchmarks.report.markup import (
     Axis,
     Plot,
     Point,
@@ -31,7 +20,18 @@ from foresample.webpage.markup import (
     plus_minus,
     table,
 )
-from foresample.webpage.sections import cost, frontier_plot, note
+from benchmarks.report.plots import cost, frontier_plot, note
+from benchmarks.result_files import FrontierResult, Result, Results
+from benchmarks.results import (
+    MODELS,
+    Calls,
+    Latency,
+    LatencyRow,
+    Memory,
+    Policy,
+    Throughput,
+    ThroughputRow,
+)
 
 
 def clock(results: Results) -> Section | None:

@@ -6,10 +6,10 @@ from html import escape
 
 from benchmarks.report import evidence
 from benchmarks.report.calls import machine_of
+from benchmarks.report.markup import Section, paragraph, table
+from benchmarks.report.plots import findings_table
+from benchmarks.result_files import CheckResult, Results
 from benchmarks.results import GpuTests, Policy
-from foresample.results import CheckResult, Results
-from foresample.webpage.markup import Section, paragraph, table
-from foresample.webpage.sections import findings_table
 
 
 def exactness(results: Results) -> Section | None:

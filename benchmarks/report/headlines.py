@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.report.calls import machine_of
+from benchmarks.report.markup import Card
+from benchmarks.result_files import CheckResult, Results
 from benchmarks.results import MODELS, Calls, CallsRow, Latency, Throughput
-from foresample.results import CheckResult, Results
-from foresample.webpage.markup import Card
 
 EARLIER = ("reflection-nearest", "block-parent-fresh")
 """The exact chains before ours."""

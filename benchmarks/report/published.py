@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.peers import nodes
+from benchmarks.report.markup import Axis, Plot, Point, Section, Series, by_name, grid, paragraph
+from benchmarks.report.plots import SPEEDUP, bench_point
+from benchmarks.result_files import BenchResult, Result, Results
 from benchmarks.results import Claim, Gain, Published, PublishedRow, Setting, label
-from foresample.results import BenchResult, Result, Results
-from foresample.webpage.markup import Axis, Plot, Point, Section, Series, by_name, grid, paragraph
-from foresample.webpage.sections import SPEEDUP, bench_point
 
 
 def published(results: Results) -> Section | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.results import Policy, Quality, QualityCost, label
-from foresample.results import Result, Results
-from foresample.webpage.markup import (
+from benchmarks.report.markup import (
     Axis,
     Plot,
     Point,
@@ -19,6 +17,8 @@ from foresample.webpage.markup import (
     picture,
     table,
 )
+from benchmarks.result_files import Result, Results
+from benchmarks.results import Policy, Quality, QualityCost, label
 
 
 def quality(results: Results) -> Section | None:

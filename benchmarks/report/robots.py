@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.report.calls import machine_of
-from benchmarks.results import PolicyWarm, RobotClock, RobotClockRow, RobotSuccess
-from foresample.results import Result, Results
-from foresample.webpage.markup import (
+from benchmarks.report.markup import (
     Axis,
     Plot,
     Point,
@@ -19,6 +17,8 @@ from foresample.webpage.markup import (
     picture,
     table,
 )
+from benchmarks.result_files import Result, Results
+from benchmarks.results import PolicyWarm, RobotClock, RobotClockRow, RobotSuccess
 
 EPISODE = "robot-episode.gif"
 _STARTS = {(False, False): "cold", (True, False): "warm", (False, True): "prior", (True, True): "warm, prior"}

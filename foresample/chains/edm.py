@@ -44,7 +44,16 @@ def edm_chain(
     s_noise: float = 1.0,
     steps: Literal["euler", "heun", "midpoint"] = "euler",
 ) -> Chain:
-    """EDM's stochastic sampler on the churned states; arguments as for `targets.from_edm`."""
+    """EDM's stochastic sampler on the churned states, whose levels the network is told; it returns denoised x0.
+
+    Args:
+        sigmas: the schedule's noise levels, [N], falling; the final 0 may be given or left out.
+        churn: S_churn; a step's level is raised by γ = min(churn/N, √2 − 1).
+        s_min: levels below are not churned.
+        s_max: levels above are not churned.
+        s_noise: scales the noise added.
+        steps: "euler", one network call a step; "heun" (the paper's) or "midpoint", two.
+    """
     if steps not in ("euler", "heun", "midpoint"):
         raise ValueError(f"steps must be 'euler', 'heun' or 'midpoint', not {steps!r}")
     here = torch.as_tensor(sigmas, dtype=torch.float64).cpu()

@@ -9,7 +9,13 @@ from foresample.chains.chain import Chain
 
 
 def langevin_chain(step_size: float | Tensor, steps: int | None = None, *, start_scale: float = 1.0) -> Chain:
-    """A Langevin chain, whose prediction is the score; arguments as for `targets.langevin`."""
+    """A Langevin chain, whose prediction is the score.
+
+    Args:
+        step_size: h, one number or one per step, [N].
+        steps: N, with a single step size.
+        start_scale: std of the Gaussian the chain starts from.
+    """
     sizes = torch.as_tensor(step_size, dtype=torch.float64).cpu()
     if sizes.ndim == 0:
         if steps is None or steps < 1:

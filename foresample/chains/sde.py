@@ -128,7 +128,17 @@ def reverse_sde_chain(
     predicts: Kind = "score",
     reuse: Kind = "x0",
 ) -> Chain:
-    """The reverse SDE in `steps` steps; arguments as for `targets.reverse_sde`."""
+    """The reverse-time SDE (Song et al. 2021), sampled as score_sde does without a corrector.
+
+    Args:
+        process: the forward SDE: `VP(…)`, `VE(…)` or `SubVP(…)`.
+        steps: N; the network is told times that fall from 1 to `end`.
+        predictor: "euler_maruyama" or "reverse_diffusion".
+        end: the last time.
+        denoise: whether the last step adds no noise.
+        predicts: what the network returns: "score", or "eps" (= −σ(t) score), "x0", "v".
+        reuse: what drafters reuse.
+    """
     if predictor not in ("euler_maruyama", "reverse_diffusion"):
         raise ValueError(f"predictor must be 'euler_maruyama' or 'reverse_diffusion', not {predictor!r}")
     if steps < 2 or not 0 < end < 1:

@@ -31,7 +31,21 @@ def vp_chain(
     clip: float | None = None,
     learned_base: float | None = None,
 ) -> Chain:
-    """DDPM (eta = 1) or DDIM on this grid; arguments as for `targets.vp`."""
+    """DDPM (eta = 1) or DDIM on this grid.
+
+    Args:
+        alpha_bar: ᾱ at the states the chain visits, [N], rising from noise to data; the last transition
+            goes to ᾱ = 1 and is deterministic.
+        time: what the network is told of each step, [N]; ᾱ itself by default. Integers stay integers.
+        eta: noise of the chain, 0 < eta ≤ 1.
+        predicts: what the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
+        reuse: what drafters reuse.
+        clip: clamp the denoised estimate to ±clip.
+        learned_base: for a network with a learned variance ("learned_range": it returns 2C channels, the second half
+            of which says where between β̃ and β the variance is, −1 … 1): the part of it that is certain
+            (`learned_range`), 0.9 say. Sampling stops with an error where the variance falls below that;
+            `foresample.check` says how near it comes.
+    """
     here = torch.as_tensor(alpha_bar, dtype=torch.float64).cpu()
     if here.ndim != 1 or not ((here > 0) & (here < 1)).all() or not (here.diff() > 0).all():
         raise ValueError("alpha_bar must rise strictly within (0, 1), from noise to data; flip the schedule?")

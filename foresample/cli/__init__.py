@@ -1,6 +1,6 @@
 """The command line, a file a command; `foresample.__main__` starts it.
 
-    sample, generate, inspect, tune, check, bench, report, policy-server, doctor, demo    the commands
+    sample, generate, inspect, tune, check, policy-server, doctor, demo    the commands
     options     what they take in common
     targets     the target those options ask for, and its window
     console     what they say: refusals, tables, bars
@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from foresample.cli import bench, check, demo, doctor, generate, inspect, policy_server, report, sample, tune
+from foresample.cli import check, demo, doctor, generate, inspect, policy_server, sample, tune
 from foresample.cli.console import Commands, echo
 from foresample.provenance import __version__
 
@@ -26,8 +26,6 @@ app.command("generate")(generate.generate_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("tune")(tune.tune_command)
 app.command("check")(check.check_command)
-app.add_typer(bench.bench_app, name="bench")
-app.command("report")(report.report_command)
 app.command("policy-server", context_settings={"allow_extra_args": True})(policy_server.policy_server_command)
 app.command("doctor")(doctor.doctor_command)
 app.command("demo")(demo.demo_command)

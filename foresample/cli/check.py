@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
+from foresample.checks.exactness import check
+from foresample.checks.findings import LEVEL, require_level
 from foresample.cli import options
 from foresample.cli.console import echo, require_file
 from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Drafter
 from foresample.drafters import Frozen, Replay
-from foresample.results import make_result, result_json, write_result
-from foresample.selftest import LEVEL, check
+from foresample.provenance import make_result, result_json, write_result
 
 DRAFTERS: dict[str, Drafter] = {
     "replay": Replay(),
@@ -30,7 +31,7 @@ def check_command(
     model: options.Model = None,
     target: options.TargetName = None,
     steps: Annotated[int | None, options.steps_option(20)] = None,
-    window: options.Window = "14",
+    window: options.Window = "16",
     drafter: Annotated[str, typer.Option(help=", ".join(DRAFTERS))] = "replay",
     block: Annotated[int | None, typer.Option(min=1, help="Block length; the whole window by default.")] = None,
     recycle: Annotated[bool, typer.Option(help="Recycle rejected noise, or draw fresh noise.")] = True,
@@ -50,8 +51,7 @@ def check_command(
     """Test that speculative sampling of a target is exact. Exit status 1 if it is not."""
     if drafter not in DRAFTERS:
         raise ValueError(f"--drafter takes one of {', '.join(DRAFTERS)}, not {drafter!r}")
-    if not 0 < level < 1:
-        raise ValueError(f"--level is a probability between 0 and 1, not {level}")
+    require_level(level, "--level")
     if graph:
         raise ValueError(
             "--graph cannot apply to check, which looks at every round: leave it out, or compare the samples of "

@@ -20,22 +20,24 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from foresample.backends.rounds import round_for
+from foresample.baseline import sequential
+from foresample.checks.exactness import check
+from foresample.checks.findings import LEVEL, Finding
+from foresample.checks.samples import samples_law
 from foresample.cli import options
 from foresample.cli.console import echo, plain_table, show, wait_line
 from foresample.contracts import Target
-from foresample.core.noise import seeds_of
 from foresample.engine import Engine, sample
-from foresample.engine.slots import round_for
 from foresample.provenance import __version__
-from foresample.selftest import LEVEL, Finding, check, samples_law
 from foresample.targets import GaussianMixture, vp
 
 WINDOW = 6
 NOT_ASKED_FOR = ("test", "docs", "all")  # extras that add nothing to what the package can do
 ROUNDS = {
     "foresample.core.round": "plain",
-    "foresample.kernels.round": "Triton",
-    "foresample.kernels.cpu.round": "Numba",
+    "foresample.backends.triton.round": "Triton",
+    "foresample.backends.numba.round": "Numba",
 }
 
 
@@ -214,7 +216,8 @@ def self_test(device: Device, samples: int) -> list[Tested]:
 
     def captured() -> Finding:
         drawn = sample(target, samples, window=WINDOW, slots=min(500, samples), graph=True).samples
-        law = samples_law(target, [drawn], seeds_of(1, samples), slots=min(500, samples))
+        plain = sequential(target, samples, seed=1, slots=min(500, samples)).samples
+        law = samples_law(plain, [drawn])
         return Finding("distribution", law.passed, f"{law.tests} tests, smallest p-value {law.smallest_p:.1e}")
 
     kinds: dict[str, Callable[[], Finding]] = {device.round: watched}

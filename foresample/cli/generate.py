@@ -94,7 +94,7 @@ def generate_command(
 
 
 class Finishing:
-    """What Ctrl-C does while samples are drawn: the first begins no more of them, the second stops at once.
+    """Handles Ctrl-C while samples are drawn: the first begins no more samples, the second stops at once.
 
     What is finished then was chosen before it was drawn, and is a fair sample. Before and after, and on Ray, where
     nobody asks, the first stops at once.

@@ -24,17 +24,18 @@ from rich.table import Table
 from torch import Tensor
 from tqdm import tqdm
 
+from foresample.backends import extra_noise
+from foresample.baseline import sequential
 from foresample.cli import options
 from foresample.cli.console import echo, plain_table, require_folder, require_modules, show
 from foresample.cli.pictures import History, are_pictures, grid, run_picture, side_by_side
 from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Target, predict, resolve_slots
-from foresample.core.baseline import sequential
-from foresample.core.noise import extra_noise, seeds_of
+from foresample.core.noise import seeds_of
 from foresample.core.report import Commit, Report, Run, on_the_clock
 from foresample.engine.sampling import sample
 from foresample.engine.tuning import call_seconds
-from foresample.results import make_result, result_json, write_result
+from foresample.provenance import make_result, result_json, write_result
 
 Progress = Callable[[str, Commit], None]
 

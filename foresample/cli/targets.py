@@ -15,12 +15,13 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 import torch
 
 from foresample import pretrained
+from foresample.chains import Kind
 from foresample.cli.console import echo, require_modules, wait_line
 from foresample.contracts import Target, require_target, resolve_window
 from foresample.core.round import can_draft
 from foresample.engine.tuning import Tuning, tune
 from foresample.sizes import require_memory, round_bytes, state_bytes
-from foresample.targets import GaussianMixture, Kind
+from foresample.targets import GaussianMixture
 
 MIXTURES = ("flow", "vp", "langevin")
 BUILT_IN = (*MIXTURES, "embedded")

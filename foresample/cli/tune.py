@@ -14,7 +14,7 @@ from foresample.cli.console import echo, plain_table, require_file, show, wait_l
 from foresample.cli.targets import choose_source, require_room
 from foresample.core.round import can_draft
 from foresample.engine.tuning import WINDOWS, Frontier, Tuning, tune
-from foresample.results import make_result, result_json, write_result
+from foresample.provenance import make_result, result_json, write_result
 
 
 def tune_command(

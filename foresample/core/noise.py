@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from foresample import kernels
 from foresample.contracts import Target, at_least_one, extra_shape, seed_number
 
 START, STEP, TEST, SEED, EXTRA = range(5)
@@ -66,18 +66,25 @@ def resolve_seeds(
     return key
 
 
+class Normal(Protocol):
+    """`normal`, or what a backend has in its place."""
+
+    def __call__(
+        self,
+        seed: Tensor,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        stream: int = STEP,
+        step: Tensor,
+        draw: Tensor,
+    ) -> Tensor: ...
+
+
 def normal(
     seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int = STEP, step: Tensor, draw: Tensor
 ) -> Tensor:
     """Standard normal states, [B, *shape]: row b is that of (seed[b], stream, step[b], draw[b])."""
-    if seed.is_cuda and kernels.available():
-        from foresample.kernels.noise import normal as fused
-
-        return fused(seed, shape, dtype, stream=stream, step=step, draw=draw)
-    if kernels.compiles(seed.device, dtype):
-        from foresample.kernels.cpu.noise import normal as compiled
-
-        return compiled(seed, shape, dtype, stream=stream, step=step, draw=draw)
     size = math.prod(shape)
     pair = torch.arange((size + 1) // 2, device=seed.device)
     words = _philox(
@@ -89,7 +96,7 @@ def normal(
     return flat.to(dtype).reshape(len(seed), *shape)
 
 
-def extra_noise(target: Target, seed: Tensor, step: Tensor) -> Tensor | None:
+def extra_noise(target: Target, seed: Tensor, step: Tensor, normal: Normal = normal) -> Tensor | None:
     """ξ of these samples at these steps, [B] and [B] or [R] and [R, W]; None for a target without extra noise.
 
     A function of seed and step alone: drafts, the target, every later round and the sequential sampler see one ξ.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample import kernels
 from foresample.contracts import Wrapper
+from foresample.text import without_nan
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,27 @@ class Run:
         return self.report.speedup
 
 
+Count = Callable[[Commit, Tensor, Tensor, Tensor], None]
+"""`count`, or what a backend has in its place."""
+
+
+def count(commit: Commit, lengths: Tensor, drafted: Tensor, mismatch: Tensor) -> None:
+    """Add one round to the counters of a tally, in place."""
+    active = commit.committed > 0
+    lengths.index_add_(0, (commit.committed - 1).clamp(min=0), active.long())
+    drafted += (active * commit.drafted).sum()
+    position = torch.arange(commit.mismatch.shape[1], device=active.device)
+    inside = (position < commit.drafted.unsqueeze(1)) & active.unsqueeze(1)
+    step = (commit.step.unsqueeze(1) + position).clamp(max=mismatch.shape[1] - 1).flatten()
+    mismatch[0].index_add_(0, step, torch.where(inside, commit.mismatch, 0.0).flatten().double())
+    mismatch[1].index_add_(0, step, inside.flatten().double())
+
+
 class Tally:
     """Counts rounds as they go, on their own device and without reading back. Scalars only: O(N + window)."""
 
-    def __init__(self, window: int, steps: int, device: torch.device) -> None:
+    def __init__(self, window: int, steps: int, device: torch.device, count: Count = count) -> None:
+        self._count = count
         self._all = torch.zeros(window + 2 + 2 * steps, dtype=torch.int64, device=device)  # one thing to read
         self.drafted, self.lengths, self.mismatch = _counters(self._all, steps)
 
@@ -184,22 +201,7 @@ class Tally:
 
     def count(self, commit: Commit) -> None:
         """One round."""
-        if commit.step.is_cuda and kernels.available():
-            from foresample.kernels.tally import count
-
-            return count(commit, self.lengths, self.drafted, self.mismatch)
-        if kernels.compiles(commit.step.device):
-            from foresample.kernels.cpu.tally import count as compiled
-
-            return compiled(commit, self.lengths, self.drafted, self.mismatch)
-        active = commit.committed > 0
-        self.lengths.index_add_(0, (commit.committed - 1).clamp(min=0), active.long())
-        self.drafted += (active * commit.drafted).sum()
-        position = torch.arange(commit.mismatch.shape[1], device=active.device)
-        inside = (position < commit.drafted.unsqueeze(1)) & active.unsqueeze(1)
-        step = (commit.step.unsqueeze(1) + position).clamp(max=self.mismatch.shape[1] - 1).flatten()
-        self.mismatch[0].index_add_(0, step, torch.where(inside, commit.mismatch, 0.0).flatten().double())
-        self.mismatch[1].index_add_(0, step, inside.flatten().double())
+        self._count(commit, self.lengths, self.drafted, self.mismatch)
 
     def close(self, report: Report, samples: Tensor, calls: Tensor, evaluations: Tensor) -> Run:
         """The finished run: what was counted, and what each sample cost."""
@@ -243,12 +245,3 @@ def on_the_clock(ratio: float) -> str:
     if f"{ratio:.2f}" == "1.00":
         return "as fast"
     return f"{ratio:.2f}× faster" if ratio > 1 else f"{1 / ratio:.2f}× slower"
-
-
-def without_nan(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON has not."""
-    if isinstance(value, dict):
-        return {k: without_nan(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [without_nan(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,7 +13,7 @@ So a round commits `accepted + 1` transitions for one call. With nothing to draf
 of the sequential sampler; a deterministic transition is the exact one with std 0. Nothing is special-cased.
 
 Between the two halves stands whoever evaluates the target: the engine, or a pipeline's own loop.
-`kernels.round` is this file once more in four kernels, for CUDA; `kernels.cpu.round` compiled, for the CPU.
+`backends.triton.round` is this file once more in four kernels, for CUDA; `backends.numba.round` compiled, for CPUs.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from foresample.contracts import (
     transition_mean,
 )
 from foresample.core import noise as streams
+from foresample.core.noise import Normal
 from foresample.core.report import Commit
 from foresample.core.verify import verify
 from foresample.faults import NO_FAULT, broken, note_fault, note_state
@@ -134,7 +135,9 @@ class Layout(Protocol):
     def evaluated(self, length: Tensor, width: int) -> Tensor | int:
         """How many these are, row by row."""
 
-    def refill(self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int) -> Tensor:
+    def refill(
+        self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int, normal: Normal
+    ) -> Tensor:
         """Noise [R, W, *shape] with that of steps [R, W] drawn from the streams where it is new."""
 
 
@@ -153,10 +156,12 @@ class Packed:
     def evaluated(self, length: Tensor, width: int) -> Tensor | int:
         return length + 1
 
-    def refill(self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int) -> Tensor:
+    def refill(
+        self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int, normal: Normal
+    ) -> Tensor:
         new = new & (step < steps)
         seed, step = seed.unsqueeze(1).expand_as(new)[new], step[new]
-        noise[new] = streams.normal(seed, noise.shape[2:], noise.dtype, step=step, draw=torch.zeros_like(step))
+        noise[new] = normal(seed, noise.shape[2:], noise.dtype, step=step, draw=torch.zeros_like(step))
         return noise
 
 
@@ -179,8 +184,10 @@ class Padded:
     def evaluated(self, length: Tensor, width: int) -> Tensor | int:
         return width + 1
 
-    def refill(self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int) -> Tensor:
-        drawn = _stream(seed, step, noise.shape[2:], noise.dtype)
+    def refill(
+        self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int, normal: Normal
+    ) -> Tensor:
+        drawn = _stream(normal, seed, step, noise.shape[2:], noise.dtype)
         return torch.where(expand(new, noise), drawn, noise)
 
 
@@ -195,6 +202,8 @@ class Speculation:
     last: Tensor
     """[N]: from each step on, the first step not to be drafted across."""
     layout: Layout
+    normal: Normal = streams.normal
+    """Where noise comes from: plain PyTorch, or a backend."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +232,7 @@ def propose(target: Target, rows: Rows, how: Speculation) -> Draft:
     width = how.layout.width(length, how.window)
     position = torch.arange(width + 1, device=rows.step.device)
     step = (first.unsqueeze(1) + position).clamp(max=steps - 1)
-    extra = streams.extra_noise(target, rows.seed, step)
+    extra = streams.extra_noise(target, rows.seed, step, how.normal)
     states, mean = draft_path(target, how.drafter, rows, step, target.std[step], extra)
     row = rows.sample.unsqueeze(1).expand_as(step)
     call = Call.at(states, step, row, how.layout.needed(length, width), extra)
@@ -253,7 +262,7 @@ def settle(
         draft.length,
         streams.uniform(rows.seed, width, round=rows.round),
         block=how.block,
-        fresh=None if how.recycle else _redrawn(rows, step[:, :-1]),
+        fresh=None if how.recycle else _redrawn(rows, step[:, :-1], how.normal),
     )
 
     accepted, examined = verdict.accepted, verdict.length
@@ -279,7 +288,7 @@ def settle(
         fault=torch.where(active, fault, rows.fault),
         x=x,
         previous=history[:, -width - 1 :][index, accepted],
-        noise=_advance(rows, noise, committed, steps, how.layout),
+        noise=_advance(rows, noise, committed, steps, how),
         memory=how.drafter.learn(rows.memory, path, accepted + 1),
     )
     return rows_after, Commit(rows.sample, rows.step, committed, draft.states, x, verdict.mismatch, examined)
@@ -306,24 +315,18 @@ def draft_path(
 
 
 def begin(
-    target: Target,
-    drafter: Drafter,
-    window: int,
-    seed: Tensor,
-    *,
-    sample: Tensor | None = None,
-    x: Tensor | None = None,
+    target: Target, how: Speculation, seed: Tensor, *, sample: Tensor | None = None, x: Tensor | None = None
 ) -> Rows:
     """Rows at the start of their chains, one per seed: samples 0, 1, …, or those said; at states x if given."""
     zero = torch.zeros_like(seed)
     if sample is None:
         sample = torch.arange(len(seed), device=seed.device)
     if x is None:
-        unit = streams.normal(seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero)
+        unit = how.normal(seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero)
         x = start_states(target, unit, sample)
-    position = torch.arange(window + 1, device=seed.device).expand(len(seed), -1)
-    noise = _stream(seed, position, target.shape, x.dtype)
-    x, memory = x.contiguous(), begin_memory(drafter, window, sample, x[0])
+    position = torch.arange(how.window + 1, device=seed.device).expand(len(seed), -1)
+    noise = _stream(how.normal, seed, position, target.shape, x.dtype)
+    x, memory = x.contiguous(), begin_memory(how.drafter, how.window, sample, x[0])
     rounds, evaluations, step = (torch.zeros_like(seed) for _ in range(3))
     fault, previous = zero + NO_FAULT, no_history(target, x)
     return Rows(sample, seed, rounds, evaluations, step, fault, x, previous, noise, memory)
@@ -342,13 +345,14 @@ def can_draft(target: Target) -> bool:
     return bool((last_draftable(std) > torch.arange(len(std), device=std.device)).any())
 
 
-def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, layout: Layout) -> Tensor:
+def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, how: Speculation) -> Tensor:
     """Unspent noise after `committed` transitions: what is left of the window's, then the stream's next."""
     position = torch.arange(noise.shape[1], device=noise.device)
     source = position + committed.unsqueeze(1)
     index = torch.arange(len(noise), device=noise.device).unsqueeze(1)
     kept = noise[index, source.clamp(max=noise.shape[1] - 1)]
-    return layout.refill(kept, source >= noise.shape[1], rows.seed, rows.step.unsqueeze(1) + source, steps)
+    new, step = source >= noise.shape[1], rows.step.unsqueeze(1) + source
+    return how.layout.refill(kept, new, rows.seed, step, steps, how.normal)
 
 
 def _target_means(target: Target, draft: Draft, predictions: Tensor, history: Tensor) -> Tensor:
@@ -373,15 +377,20 @@ def _history(target: Target, rows: Rows, predictions: Tensor) -> Tensor:
     return torch.stack([all_of_them[:, 1:], all_of_them[:, :-1]], dim=2)
 
 
-def _redrawn(rows: Rows, step: Tensor) -> Tensor:
+def _redrawn(rows: Rows, step: Tensor, normal: Normal) -> Tensor:
     """Noise for these steps that nobody has seen: the draw of this round."""
-    return _stream(rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round + 1)
+    return _stream(normal, rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round + 1)
 
 
 def _stream(
-    seed: Tensor, step: Tensor, shape: torch.Size, dtype: torch.dtype, draw: Tensor | None = None
+    normal: Normal,
+    seed: Tensor,
+    step: Tensor,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    draw: Tensor | None = None,
 ) -> Tensor:
     """The streams' noise for steps [R, W] of rows [R]: [R, W, *shape]."""
     draw = torch.zeros_like(seed) if draw is None else draw
     seed, draw = (v.unsqueeze(1).expand_as(step).flatten() for v in (seed, draw))
-    return streams.normal(seed, shape, dtype, step=step.flatten(), draw=draw).view(*step.shape, *shape)
+    return normal(seed, shape, dtype, step=step.flatten(), draw=draw).view(*step.shape, *shape)

@@ -1,6 +1,6 @@
 """Shards drawn by many workers on Ray: one actor per GPU, or per so many CPUs.
 
-Each worker is a `LocalWorker` of `generation`: its own process, target and engine, and the same `draw_shards`. It takes
+Each worker is a `LocalWorker` of `workers`: its own process, target and engine, and the same `draw_shards`. It takes
 the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only numbers
 travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue, and
 another takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If
@@ -17,7 +17,7 @@ import logging
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -25,10 +25,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from foresample.datasets.generation import Description, Factory, LocalWorker, Stop, Window
-from foresample.datasets.shards import Plan, Progress
+from foresample.checks.samples import SamplesLaw
+from foresample.datasets.drawing import Progress
+from foresample.datasets.shards import Plan
+from foresample.datasets.workers import Description, Factory, LocalWorker, Stop, Window
 from foresample.faults import first_line
-from foresample.selftest import SamplesLaw
+from foresample.settings import Settings
 from foresample.text import printable
 
 _TELL_EVERY = 0.5  # seconds between a worker's words, unless it has written a shard
@@ -58,8 +60,8 @@ class ShardQueue:
 class Worker:
     """A `LocalWorker` that takes its shards from the queue: an actor. It makes its target when it is first asked."""
 
-    def __init__(self, make: Factory, engine: Mapping[str, Any], folder: Path) -> None:
-        self.make, self.how, self.folder = make, engine, folder
+    def __init__(self, make: Factory, how: Settings, folder: Path) -> None:
+        self.make, self.how, self.folder = make, how, folder
 
     @cached_property
     def local(self) -> LocalWorker:
@@ -75,8 +77,8 @@ class Worker:
     def describe(self, window: Window, count: int) -> Description:
         return self.local.describe(window, count, lambda what: None)
 
-    def law(self, plan: Plan, sequential: int) -> SamplesLaw:
-        return self.local.law(plan, sequential)
+    def law(self, plan: Plan, count: int) -> SamplesLaw:
+        return self.local.law(plan, count)
 
     def work(self, plan: Plan, queue: Any, worker: int) -> Iterator[Progress]:
         """Draw shards until none is left."""
@@ -94,9 +96,7 @@ class Worker:
 
 
 @contextmanager
-def cluster(
-    address: str, make: Factory, engine: Mapping[str, Any], cpus: int | None, folder: Path
-) -> Iterator[Cluster]:
+def cluster(address: str, make: Factory, how: Settings, cpus: int | None, folder: Path) -> Iterator[Cluster]:
     """Workers on Ray."""
     try:
         import ray
@@ -109,7 +109,7 @@ def cluster(
         ray.init(where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     workers = None
     try:
-        workers = Cluster(make, engine, cpus, folder.resolve())
+        workers = Cluster(make, how, cpus, folder.resolve())
         yield workers
     except ray.exceptions.RayError as error:
         raise RuntimeError(
@@ -144,7 +144,7 @@ def _require_someone(address: str) -> None:
 class Cluster:
     """Workers, and those that take the place of dead ones."""
 
-    def __init__(self, make: Factory, engine: Mapping[str, Any], cpus: int | None, folder: Path) -> None:
+    def __init__(self, make: Factory, how: Settings, cpus: int | None, folder: Path) -> None:
         import ray
 
         self.ray, errors = ray, ray.exceptions
@@ -163,7 +163,7 @@ class Cluster:
         if not places:
             raise ValueError(f"no machine of the cluster has {self._need} for a worker: ask for fewer")
         remote = ray.remote(**{f"num_{self.kind.lower()}s": self.each})(Worker)
-        self._start = lambda: remote.remote(make, engine, folder)
+        self._start = lambda: remote.remote(make, how, folder)
         self.workers = {number: self._start() for number in range(places)}
         self.started = places
 
@@ -194,8 +194,8 @@ class Cluster:
             say("windows, on one of the workers")
         return self._ask("describe", window, count)
 
-    def law(self, plan: Plan, sequential: int) -> SamplesLaw:
-        return self._ask("law", _shared(plan), sequential)
+    def law(self, plan: Plan, count: int) -> SamplesLaw:
+        return self._ask("law", _shared(plan), count)
 
     def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None) -> Iterator[Progress]:
         assert stop is None, "on Ray nobody is asked (generate)"
@@ -208,7 +208,7 @@ class Cluster:
         streams: dict[Any, int] = {}
 
         def begin() -> None:
-            """Those who do not work do, as long as there are shards."""
+            """Start every idle worker."""
             for worker, actor in self.workers.items():
                 if worker not in streams.values():
                     work = actor.work.options(num_returns="streaming")

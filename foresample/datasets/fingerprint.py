@@ -27,6 +27,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from foresample.backends import extra_noise, normal
 from foresample.contracts import (
     Target,
     expand,
@@ -36,7 +37,7 @@ from foresample.contracts import (
     start_states,
     transition_mean,
 )
-from foresample.core.noise import START, extra_noise, normal
+from foresample.core.noise import START
 from foresample.schema import Rule
 from foresample.text import printable
 
@@ -71,11 +72,6 @@ def difference(there: Mapping[str, list[float]], here: Mapping[str, list[float]]
         return None
     one, two = there[worst][0], here[worst][0]
     return f"its {printable(worst)} is {one:.6g} there and {two:.6g} here, which no rounding explains"
-
-
-def joined(there: Fingerprint, here: Fingerprint) -> Fingerprint:
-    """The first fingerprint, completed by what was NaN or infinite then."""
-    return {**here, **there}
 
 
 def _means(target: Target) -> Fingerprint:

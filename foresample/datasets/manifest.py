@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Annotated, Any
 
 import torch
 
-from foresample.datasets.fingerprint import Fingerprint
-from foresample.datasets.shards import Entry, Failure, Plan, shard_name
+from foresample.checks.samples import SamplesLaw
+from foresample.datasets.fingerprint import Fingerprint, difference
+from foresample.datasets.shards import Entry, Failure, Plan, shard_name, shard_number
 from foresample.provenance import Origin
 from foresample.schema import (
     AtLeastOne,
@@ -30,7 +32,6 @@ from foresample.schema import (
     read_object,
     read_plain,
 )
-from foresample.selftest import SamplesLaw
 from foresample.text import printable
 
 _DTYPES = {
@@ -45,7 +46,7 @@ Dtype = Annotated[str, Rule(f"one of {', '.join(_DTYPES)}", lambda value: value 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSettings:
-    """What a dataset holds; a manifest says more, according to its target."""
+    """Settings that every dataset has; a manifest has more, which depend on its target."""
 
     count: Length
     shard: Length
@@ -63,7 +64,7 @@ class DatasetSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of a dataset's samples."""
+    """Costs of a dataset's samples."""
 
     samples: Count
     calls_mean: NotNegative
@@ -98,14 +99,14 @@ class Manifest:
 
     settings: DatasetSettings
     fingerprint: Fingerprint | None = None
-    """Of the target; earlier versions kept none."""
+    """Fingerprint of the target; earlier versions kept none."""
     choice: str | None = None
     """Why this window was chosen, if it was measured."""
     costs: Costs
     in_order: Count | None = None
     """Samples before the first that is missing; earlier versions did not count them."""
     fair: Count = 0
-    """Of those, the first so many were chosen before they were drawn, not by being done in time."""
+    """Number of samples, from the first on, that were chosen before they were drawn, not by being done in time."""
     shards: list[ShardFile]
     failures: list[Failure]
     law: SamplesLaw | None
@@ -114,17 +115,17 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is, for those who watch it."""
+    """Progress of a run."""
 
     count: int
     steps: int
     samples: int
     calls: int
-    """Of those samples."""
+    """Calls of those samples."""
     doing: str = ""
-    """What is measured just now, before any sample is begun."""
+    """Measurement under way, before any sample is begun."""
     choice: str = ""
-    """How the samples are drawn, and why."""
+    """Choice of the window, and the reason."""
 
     @property
     def calls_mean(self) -> float:
@@ -156,8 +157,59 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return {"kind": "dataset", **manifest}
 
 
+def begun_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of the dataset begun in a folder; one without any shard binds nobody."""
+    manifest = read_manifest(folder)
+    with os.scandir(folder) as found:
+        return manifest if any(shard_number(entry.name) is not None for entry in found) else None
+
+
+def open_manifest(
+    folder: Path,
+    begun: dict[str, Any] | None,
+    settings: dict[str, Any],
+    fingerprint: Fingerprint,
+    choice: str | None,
+) -> dict[str, Any]:
+    """The folder's manifest, if its settings and its target are ours; a new one if there is none."""
+    if begun is None:
+        new = {"settings": settings, "fingerprint": fingerprint, "choice": choice}
+        return {"kind": "dataset", **new, "runs": []}
+    theirs, ours, name = _flat(begun["settings"]), _flat(settings), printable(folder)
+    names = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
+    if names:
+        told = ", ".join(
+            f"{printable(n):.50} {theirs.get(n)!r:.100} there and {ours.get(n)!r:.100} here" for n in names[:5]
+        )
+        raise ValueError(
+            f"{name} holds a dataset with other settings ({told}): give the same ones to go on with it, "
+            "or choose another folder"
+        )
+    if begun.get("fingerprint") is None:
+        raise ValueError(
+            f"{name} holds a dataset of an earlier version, which kept no fingerprint of its target, so another target "
+            "would not be noticed: choose another folder"
+        )
+    if other := difference(begun["fingerprint"], fingerprint):
+        raise ValueError(
+            f"{name} holds samples of another target ({other}): its code or its files have changed since then; "
+            "restore them to go on with this dataset, or choose another folder"
+        )
+    # Marks that were NaN or infinite when the dataset was begun are added.
+    return {**begun, "fingerprint": {**fingerprint, **begun["fingerprint"]}}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of an object by their own names, as scheduler.prediction_type."""
+    parts = [
+        {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        for name, value in settings.items()
+    ]
+    return {name: value for part in parts for name, value in part.items()}
+
+
 def plan_of(folder: Path, settings: Mapping[str, Any], fingerprint: Fingerprint | None = None) -> Plan:
-    """What these settings put where."""
+    """The plan of a dataset with these settings."""
     known = read_object(DatasetSettings, settings)
     labels = None if known.labels is None else tuple(known.labels)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -166,7 +218,7 @@ def plan_of(folder: Path, settings: Mapping[str, Any], fingerprint: Fingerprint 
 
 
 def summary(settings: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """What the shards hold and cost."""
+    """Contents and costs of the shards."""
     samples, calls, evaluations = (
         sum(getattr(entry, name) for entry in entries.values()) for name in ("samples", "calls", "evaluations")
     )

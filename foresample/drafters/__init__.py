@@ -1,8 +1,9 @@
-"""Drafters: where the guesses of a window come from."""
+"""Drafters: where the guesses of a window come from; and the values that authors of drafters handle."""
 
+from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft
 from foresample.drafters.frozen import Frozen
 from foresample.drafters.model import DraftModel
 from foresample.drafters.prior import Prior
 from foresample.drafters.replay import Replay
 
-__all__ = ["DraftModel", "Frozen", "Prior", "Replay"]
+__all__ = ["DraftModel", "DraftPath", "DrafterMemory", "Frozen", "PreviousDraft", "Prior", "Replay"]

@@ -32,9 +32,9 @@ class Prior:
     """[P, K, *shape]: sample i drafts from path i % P."""
     predictions: Tensor
     """[P, K, *shape]"""
-    gain: Tensor | None = None
+    slope: Tensor | None = None
     """[K]: slope of the prediction in the state around these paths; 0 if None."""
-    response: Tensor | None = None
+    jacobian: Tensor | None = None
     """[N, d, d]: J_k, for states of d elements; or its diagonal, [N, 1, d]."""
 
     def __post_init__(self) -> None:
@@ -51,15 +51,15 @@ class Prior:
                 f"a prior needs at least one path and one step, but its states have shape {states}"
             )
         steps, size = self.steps, self.states.shape[2:].numel()
-        if self.gain is not None and self.gain.shape != (steps,):
+        if self.slope is not None and self.slope.shape != (steps,):
             raise ValueError(
-                f"a prior's gain is one slope for each step of its paths, [{steps}], not {list(self.gain.shape)}"
+                f"a prior's slope is one number for each step of its paths, [{steps}], not {list(self.slope.shape)}"
             )
-        if self.response is not None:
-            found = tuple(self.response.shape)
+        if self.jacobian is not None:
+            found = tuple(self.jacobian.shape)
             if found[1:] not in ((size, size), (1, size)) or found[0] < steps:
                 raise ValueError(
-                    f"a prior's response is a matrix or its diagonal for each step of the chain, [N, {size}, {size}] "
+                    f"a prior's jacobian is a matrix or its diagonal for each step of the chain, [N, {size}, {size}] "
                     f"or [N, 1, {size}] with N of at least {steps}, the steps of its paths, not {list(found)}"
                 )
 
@@ -72,10 +72,10 @@ class Prior:
             )
         size, banded = target.shape.numel(), bands(target) is not None
         needed = (len(target.std), 1 if banded else size, size)
-        found = None if self.response is None else tuple(self.response.shape)
+        found = None if self.jacobian is None else tuple(self.jacobian.shape)
         if found != needed and (banded or found is not None):
             raise ValueError(
-                f"this prior's response is {found}, this target needs {needed}: fit one for this number of steps, and "
+                f"this prior's jacobian is {found}, this target needs {needed}: fit one for this number of steps, and "
                 "in this basis (foresample.targets.in_frequencies), with foresample.fit_prior"
             )
 
@@ -91,8 +91,8 @@ class Prior:
         """
         position = torch.arange(width, device=self.states.device).clamp(max=self.steps - 1)
         which = (row.to(self.states.device) % len(self.states)).unsqueeze(1)
-        gain = self.states.new_zeros(self.steps) if self.gain is None else self.gain
-        return self.states[which, position], self.predictions[which, position], gain[position]
+        slope = self.states.new_zeros(self.steps) if self.slope is None else self.slope
+        return self.states[which, position], self.predictions[which, position], slope[position]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Prior:
         """The same on a device."""

@@ -10,7 +10,7 @@ The secant makes the guess follow the new path to first order, with two measured
     within the horizon   guess_k = prediction_k + g_k (x_k − old_k)
     beyond it            guess_k = guess_{k−1} + κ · std_{k−1} z_{k−1}
 
-The gain g_k = ⟨Δprediction, Δx⟩ / ⟨Δx, Δx⟩ is that of the last two paths at step k, or, where only one has
+The slope g_k = ⟨Δprediction, Δx⟩ / ⟨Δx, Δx⟩ is that of the last two paths at step k, or, where only one has
 been, at the nearest step before. The response κ is how predictions along the last path moved with its noise,
 summed over that path: a denoised estimate is a martingale along the chain, so noise is all that moves it.
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -33,6 +33,29 @@ from foresample.drafters.prior import Prior, answer
 
 DIVERGED = 6.0
 """A sweep moved a prediction so many times as far as the prediction is from the window's first: it diverges."""
+
+
+class ReplayMemory(NamedTuple):
+    """What `Replay` with its secant remembers of rows: the memory's tensors by name, for backends."""
+
+    predictions: Tensor
+    """[R, W+1, *shape]: at each step of the last path from the next step on; behind its end, the last one."""
+    states: Tensor
+    """[R, W+1, *shape]: at which they were evaluated."""
+    slope: Tensor
+    """[R, W+1]: g."""
+    response: Tensor
+    """[R]: κ."""
+    visited: Tensor
+    """[R]: how many positions the last path has been at."""
+    horizon: Tensor
+    """[R]: positions at which to guess from the path; the same, but for a prior."""
+    ready: Tensor
+    """[R]: whether there is a path to draft from."""
+
+    @staticmethod
+    def of(memory: DrafterMemory) -> ReplayMemory:
+        return ReplayMemory(**memory)
 
 
 @dataclass(frozen=True)
@@ -82,7 +105,7 @@ class Replay:
         }
         if self.secant:
             memory["states"] = like.new_zeros(path)
-            memory["gain"] = like.new_zeros((rows, window + 1))
+            memory["slope"] = like.new_zeros((rows, window + 1))
             memory["response"] = like.new_zeros(rows)
             memory["horizon"] = torch.zeros_like(memory["visited"])
         return memory
@@ -94,12 +117,12 @@ class Replay:
         """
         if self.prior is None:
             return memory
-        states, predictions, gain = self.prior.paths(row, memory["predictions"].shape[1])
+        states, predictions, slope = self.prior.paths(row, memory["predictions"].shape[1])
         return {
             **memory,
             "states": states.to(memory["states"]),
             "predictions": predictions.to(memory["predictions"]),
-            "gain": gain.to(memory["gain"]).expand_as(memory["gain"]).contiguous(),
+            "slope": slope.to(memory["slope"]).expand_as(memory["slope"]).contiguous(),
             "ready": torch.ones_like(memory["ready"]),
             "horizon": torch.full_like(memory["horizon"], min(self.prior.steps, states.shape[1])),
         }
@@ -119,9 +142,9 @@ class Replay:
         prediction = memory["predictions"][:, position]
         if not self.secant:
             return prediction
-        jacobian = None if self.prior is None else self.prior.response
+        jacobian = None if self.prior is None else self.prior.jacobian
         apart = x - memory["states"][:, position]
-        within = prediction + expand(memory["gain"][:, position], x) * apart
+        within = prediction + expand(memory["slope"][:, position], x) * apart
         if jacobian is not None:
             within = within + answer(jacobian, step, apart)
         if before is None:
@@ -150,11 +173,11 @@ class Replay:
             after["states"] = path.states[shift]
             after["horizon"] = visited
             known = position < visited.unsqueeze(1)
-            after["gain"] = torch.where(known, self._gain(memory, path, moved)[shift], 0.0)
+            after["slope"] = torch.where(known, self._slope(memory, path, moved)[shift], 0.0)
             after["response"] = _response(path)
         return after
 
-    def _gain(self, memory: DrafterMemory, path: DraftPath, moved: Tensor) -> Tensor:
+    def _slope(self, memory: DrafterMemory, path: DraftPath, moved: Tensor) -> Tensor:
         """g at each position of the path, [R, W+1]: how predictions moved with states since the path before it.
 
         With a prior's Jacobian, it is the slope of what that leaves unexplained.
@@ -162,16 +185,16 @@ class Replay:
         width = path.states.shape[1]
         position = torch.arange(width, device=moved.device)
         apart = path.states - memory["states"][:, :width]
-        if self.prior is not None and self.prior.response is not None:
-            step = (path.step.unsqueeze(1) + position).clamp(max=len(self.prior.response) - 1)
-            moved = moved - answer(self.prior.response, step.flatten(), apart.flatten(0, 1)).view_as(moved)
+        if self.prior is not None and self.prior.jacobian is not None:
+            step = (path.step.unsqueeze(1) + position).clamp(max=len(self.prior.jacobian) - 1)
+            moved = moved - answer(self.prior.jacobian, step.flatten(), apart.flatten(0, 1)).view_as(moved)
         dx, dp = apart.flatten(2), moved.flatten(2)
         square, size = (dx * dx).sum(2), (path.states * path.states).flatten(2).sum(2)
         # Two paths that agree to rounding say nothing of the slope.
         telling = (square > torch.finfo(square.dtype).eps * size) & (position < memory["visited"].unsqueeze(1))
-        gain = (dp * dx).sum(2) / torch.where(telling, square, 1.0)
+        slope = (dp * dx).sum(2) / torch.where(telling, square, 1.0)
         nearest = torch.where(telling, position, -1).cummax(1).values  # telling position at or before each
-        return torch.where(nearest >= 0, gain.gather(1, nearest.clamp(min=0)), memory["gain"][:, :width])
+        return torch.where(nearest >= 0, slope.gather(1, nearest.clamp(min=0)), memory["slope"][:, :width])
 
 
 _METHODS = {

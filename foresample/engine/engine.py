@@ -16,15 +16,17 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from foresample.backends import backend_of
+from foresample.backends.graphs import require_cuda
+from foresample.backends.rounds import round_for
 from foresample.contracts import Target, calls_per_step, require_own_chain, require_target
 from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds
 from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, can_draft, last_draftable
 from foresample.engine.sequential import METHOD, SequentialDraws
-from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order, round_for
+from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order
 from foresample.faults import raise_faults
-from foresample.kernels.graphs import require_cuda
 from foresample.settings import RunKeywords, Settings
 
 
@@ -76,6 +78,7 @@ class Engine:
             settings.recycle,
             last_draftable(target.std),
             layout,
+            backend_of(target).normal,
         )
         if window is not None:
             round_for(target, self.how)  # compiles, where that is to be done, before any clock runs

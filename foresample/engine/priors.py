@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from foresample.backends import extra_noise
 from foresample.contracts import (
     Target,
     Wrapper,
@@ -25,7 +26,7 @@ from foresample.contracts import (
     require_target,
     transition_mean,
 )
-from foresample.core.noise import extra_noise, seeds_of
+from foresample.core.noise import seeds_of
 from foresample.drafters import Prior
 from foresample.engine.engine import Engine
 from foresample.settings import WINDOW
@@ -141,13 +142,13 @@ def prior_of_paths(
     pilots, table = len(states), min(window + 1, len(target.std))
     means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
     if _has_jacobian(target):
-        return Prior(means[0], means[1], response=_jacobians(target, states, predictions, seeds))
+        return Prior(means[0], means[1], jacobian=_jacobians(target, states, predictions, seeds))
     which = torch.arange(pilots, device=states.device) % paths
     dx, dp = (
         (v[:, :table] - mean[which]).flatten(2) for v, mean in zip((states, predictions), means, strict=True)
     )
     square = (dx * dx).sum((0, 2))
-    return Prior(means[0], means[1], gain=torch.where(square > 0, (dx * dp).sum((0, 2)) / square, 0.0))
+    return Prior(means[0], means[1], slope=torch.where(square > 0, (dx * dp).sum((0, 2)) / square, 0.0))
 
 
 def _has_jacobian(target: Target) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
+from foresample.backends import extra_noise, normal
+from foresample.baseline import Sequential
 from foresample.contracts import Target, start_states
-from foresample.core.baseline import Sequential
 from foresample.core.look import FreeLook
-from foresample.core.noise import START, extra_noise, normal
+from foresample.core.noise import START
 from foresample.core.report import Observer
 from foresample.engine.slots import Finished
 

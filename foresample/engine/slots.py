@@ -14,22 +14,22 @@ waits for stragglers. Two ways to keep slots, for two kinds of machine:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from foresample import kernels
+from foresample.backends import backend_of
+from foresample.backends.graphs import capture
+from foresample.backends.rounds import round_for
 from foresample.contracts import Target, expand, predict
-from foresample.core import round as plain
 from foresample.core.look import FreeLook
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
 from foresample.faults import NO_FAULT, raise_faults
-from foresample.kernels.graphs import capture
 
 STATES = (2, 4, 6, 8, 12, 16, 20, 26, 32, 40, 50, 64, 80, 104, 128)
 """Of each row in a call: the widths at which padded rounds are made, beside the whole window's."""
@@ -63,41 +63,18 @@ def in_order(parts: list[Finished]) -> Finished:
     return Finished(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
 
 
-class Round(NamedTuple):
-    """The two halves of a round: the plain ones, the fused ones, or the compiled ones."""
-
-    propose: Callable[[Target, Rows, Speculation], Any]
-    settle: Callable[[Target, Rows, Any, Tensor, Speculation], tuple[Rows, Commit]]
-
-
-def round_for(target: Target, how: Speculation) -> Round:
-    """The fused round or the compiled one where they serve, else the plain one."""
-    if how.recycle and kernels.serve(target):
-        from foresample.kernels import round as fused
-
-        if fused.serves(how.drafter, target.shape.numel()):
-            return Round(fused.propose, fused.settle)
-    if kernels.compiles(target.std.device, target.std.dtype):
-        from foresample.kernels.cpu import round as compiled
-
-        if compiled.serves(target, how):
-            compiled.prepare(target.std.dtype)
-            return Round(compiled.propose, compiled.settle)
-    return Round(plain.propose, plain.settle)
-
-
 class RoundRunner:
     """Takes rows through rounds, the calls answered by the target; counts and clocks them."""
 
     def __init__(self, target: Target, how: Speculation, look: FreeLook | None = None) -> None:
         self.target, self.how, self.steps = target, how, len(target.std)
         self.look = look
-        self.tally = Tally(how.window, self.steps, target.std.device)
+        self.tally = Tally(how.window, self.steps, target.std.device, backend_of(target).count)
         self.timed = TimedTarget(target)
         self._round = round_for(target, how)
 
     def begin(self, sample: Tensor, seed: Tensor) -> Rows:
-        return begin(self.target, self.how.drafter, self.how.window, seed, sample=sample)
+        return begin(self.target, self.how, seed, sample=sample)
 
     def round(self, rows: Rows, drafts: int | None = None) -> tuple[Rows, Commit]:
         """One round; of at most so many drafts, where it is known that no row can make more (padded rounds only)."""

@@ -23,13 +23,14 @@ from typing import Unpack, overload
 import torch
 from torch import Tensor
 
+from foresample.backends import extra_noise
+from foresample.backends.graphs import capture
+from foresample.baseline import Sequential
 from foresample.contracts import Target, at_least_one, predict, require_target, resolve_window
-from foresample.core.baseline import Sequential
-from foresample.core.noise import extra_noise, seeds_of
+from foresample.core.noise import seeds_of
 from foresample.core.report import Run
 from foresample.core.round import Padded
 from foresample.engine.engine import Engine
-from foresample.kernels.graphs import capture
 from foresample.schema import (
     AtLeastOne,
     NotNegative,

@@ -25,7 +25,7 @@ from foresample.integrations.policies.acceleration import (
     restore_policy,
 )
 from foresample.integrations.policies.plans import PlanKeywords, PlanSettings
-from foresample.settings import RunKeywords, Settings
+from foresample.settings import Settings, SpeculationKeywords, remedy
 
 _COMMON = ("window", "drafter", "block", "recycle", "look")
 _OPTIONS = {
@@ -34,12 +34,16 @@ _OPTIONS = {
     "package's sampler": _COMMON,
 }
 """The options each kind of object takes."""
+_PLAN = {f.name for f in fields(PlanSettings)}
+_DEFAULTS = {f.name: f.default for f in (*fields(Settings), *fields(PlanSettings)) if f.name != "slots"}
 
 
-class AccelerateKeywords(RunKeywords, PlanKeywords, total=False):
+class AccelerateKeywords(SpeculationKeywords, PlanKeywords, total=False):
     """All options of `accelerate`."""
 
+    graph: bool
     trace: bool
+    look: bool
 
 
 def accelerate(
@@ -64,7 +68,8 @@ def accelerate(
             ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's
             AtomDiffusion.
         window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
-            "auto": the first calls are drawn with several, and the fastest is kept.
+            "auto", for pipelines and policies: the first calls are drawn with several, and the fastest is kept.
+            A saved `Tuning` may be given for a policy.
         drafter: as for `sample`.
         block: as for `sample`.
         recycle: as for `sample`.
@@ -85,29 +90,29 @@ def accelerate(
             the call before again, whose answer must not change; the report's `evidence` tells the outcome.
     """
     kind, given = _kind(served), dict[str, Any](options)
-    names = [f.name for f in fields(PlanSettings)]
-    settings = Settings.of({n: v for n, v in given.items() if n not in names}, without=["slots"])
-    plan = PlanSettings(**{n: v for n, v in given.items() if n in names})
     _require_options(kind, given)
+    plan = PlanSettings(**{name: value for name, value in given.items() if name in _PLAN})
+    settings = Settings.of({name: value for name, value in given.items() if name not in _PLAN})
     if kind == "policy":
-        if given.get("drafter") is not None and (
-            plan.warm or plan.prior is not None or plan.pilots is not None
-        ):
+        if given.get("drafter") is not None and (plan.warm or (plan.prior, plan.pilots) != (None, None)):
             raise ValueError("prior, pilots and warm=True are Replay's: leave the drafter out, or them")
         return accelerate_policy(served, settings, plan)
+    window = settings.window
+    if window != "auto" and not isinstance(window, int):
+        raise ValueError(f"the window of a {kind} must be a whole number of at least 1, not {window!r}")
     if kind == "pipeline":
-        if not isinstance(settings.window, int | str):
-            raise ValueError("a pipeline takes a number or 'auto' as its window, not a tuning")
-        taken = {name: getattr(settings, name) for name in _COMMON}
-        return accelerate_pipeline(served, **taken, trace=plan.trace)
+        return accelerate_pipeline(served, settings, plan.trace)
+    if window == "auto":
+        raise ValueError("a package's sampler takes a number as its window: give window=16, say")
     return accelerate_package(served, settings)
 
 
 def _require_options(kind: str, options: dict[str, Any]) -> None:
-    """Refuse an option that such an object does not have, unless it has its default."""
-    defaults = {f.name: f.default for f in (*fields(Settings), *fields(PlanSettings))}
+    """Refuse an unknown option, and one that such an object does not have, unless it has its default."""
     for name, value in options.items():
-        if name in _OPTIONS[kind] or value is defaults[name]:
+        if name not in _DEFAULTS:
+            raise TypeError(f"{name} is not an option of accelerate: {remedy(name, list(_DEFAULTS))}")
+        if name in _OPTIONS[kind] or value is _DEFAULTS[name]:
             continue
         having = " or ".join(f"a {other}" for other in _OPTIONS if name in _OPTIONS[other])
         raise ValueError(f"{name} is an option of {having}, not of a {kind}: leave {name} out")

@@ -19,9 +19,9 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor
 
-from foresample.chains import scheduler_chain
+from foresample.chains import Kind, scheduler_chain
 from foresample.schema import Rule, Some, Unfit, parse_json, read_object, read_plain
-from foresample.targets import ChainTarget, Kind, from_scheduler
+from foresample.targets import ChainTarget, from_scheduler
 from foresample.text import printable
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"

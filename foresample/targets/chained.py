@@ -8,10 +8,9 @@ broadcast.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,43 +118,12 @@ def vp(
     alpha_bar: Tensor | Sequence[float],
     shape: Sequence[int],
     *,
-    time: Tensor | None = None,
-    eta: float = 1.0,
-    predicts: Kind = "eps",
-    reuse: Kind = "x0",
-    clip: float | None = None,
-    learned_base: float | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    **chain: Any,
 ) -> ChainTarget:
-    """DDPM (eta = 1) or DDIM sampling with a denoiser.
-
-    Args:
-        denoiser: denoiser(x, time, row) -> what `predicts` names.
-        alpha_bar: ᾱ at the states the chain visits, [N], rising from noise to data; the last transition
-            goes to ᾱ = 1 and is deterministic.
-        shape: of one state.
-        time: what the network is told of each step, [N]; ᾱ itself by default. Integers stay integers.
-        eta: noise of the chain, 0 < eta ≤ 1.
-        predicts: what the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
-        reuse: what drafters reuse.
-        clip: clamp the denoised estimate to ±clip.
-        learned_base: for a network with a learned variance ("learned_range": it returns 2C channels, the second half
-            of which says where between β̃ and β the variance is, −1 … 1): what of it is certain (`vp.learned_range`),
-            0.9 say. It stops with a sentence where that is undercut; `foresample.check` says how near it comes.
-        dtype: the chain's, and that of times which are no integers.
-        device: the chain's.
-    """
-    chain = vp_chain(
-        alpha_bar,
-        time=time,
-        eta=eta,
-        predicts=predicts,
-        reuse=reuse,
-        clip=clip,
-        learned_base=learned_base,
-    )
-    return from_chain(denoiser, chain, shape, dtype=dtype, device=device)
+    """DDPM (eta = 1) or DDIM sampling: `from_chain` with `chains.vp_chain(alpha_bar, **chain)`."""
+    return from_chain(denoiser, vp_chain(alpha_bar, **chain), shape, dtype=dtype, device=device)
 
 
 def flow(
@@ -163,29 +131,12 @@ def flow(
     sigmas: Tensor | Sequence[float],
     shape: Sequence[int],
     *,
-    churn: float,
-    time: Tensor | None = None,
-    predicts: Kind = "v",
-    reuse: Kind = "v",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    **chain: Any,
 ) -> ChainTarget:
-    """Stochastic flow matching with a velocity network (or any other denoiser).
-
-    Args:
-        denoiser: denoiser(x, time, row) -> what `predicts` names.
-        sigmas: noise levels of the states the chain visits, [N], falling within (0, 1]; the last transition
-            goes to 0.
-        shape: of one state.
-        churn: ε, how much noise the chain adds.
-        time: what the network is told of each step, [N]; σ itself by default. Integers stay integers.
-        predicts: what the network returns: "x0", "eps" or "v" (= ξ − x0).
-        reuse: what drafters reuse.
-        dtype: the chain's, and that of times which are no integers.
-        device: the chain's.
-    """
-    chain = flow_chain(sigmas, churn=churn, time=time, predicts=predicts, reuse=reuse)
-    return from_chain(denoiser, chain, shape, dtype=dtype, device=device)
+    """Stochastic flow matching: `from_chain` with `chains.flow_chain(sigmas, **chain)`."""
+    return from_chain(denoiser, flow_chain(sigmas, **chain), shape, dtype=dtype, device=device)
 
 
 def from_edm(
@@ -193,35 +144,16 @@ def from_edm(
     sigmas: Tensor | Sequence[float],
     shape: Sequence[int],
     *,
-    churn: float,
-    s_min: float = 0.0,
-    s_max: float = math.inf,
-    s_noise: float = 1.0,
-    steps: Literal["euler", "heun", "midpoint"] = "euler",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    **chain: Any,
 ) -> ChainTarget:
-    """EDM's stochastic sampler, as a chain on the churned states.
+    """EDM's stochastic sampler: `from_chain` with `chains.edm_chain(sigmas, **chain)`.
 
     A plain model(x, sigma) is wrapped as `lambda x, sigma, row: model(x, sigma)`, one that also takes classes
-    as `lambda x, sigma, row: model(x, sigma, labels[row])`. The prediction drafters reuse is what the model
-    returns, the denoised x0.
-
-    Args:
-        denoiser: denoiser(x, sigma, row) -> denoised x0: states [B, *shape], their noise levels [B] (of the
-            churned state) and sample indices [B].
-        sigmas: the schedule's noise levels, [N], falling; the final 0 may be given or left out.
-        shape: of one state.
-        churn: S_churn; a step's level is raised by γ = min(churn/N, √2 − 1).
-        s_min: levels below are not churned.
-        s_max: levels above are not churned.
-        s_noise: scales the noise added.
-        steps: "euler", one network call a step; "heun" (the paper's) or "midpoint", two.
-        dtype: the chain's, and that of times which are no integers.
-        device: the chain's.
+    as `lambda x, sigma, row: model(x, sigma, labels[row])`.
     """
-    chain = edm_chain(sigmas, churn=churn, s_min=s_min, s_max=s_max, s_noise=s_noise, steps=steps)
-    return from_chain(denoiser, chain, shape, dtype=dtype, device=device)
+    return from_chain(denoiser, edm_chain(sigmas, **chain), shape, dtype=dtype, device=device)
 
 
 def reverse_sde(
@@ -230,33 +162,12 @@ def reverse_sde(
     steps: int,
     shape: Sequence[int],
     *,
-    predictor: Literal["euler_maruyama", "reverse_diffusion"] = "euler_maruyama",
-    end: float = 1e-3,
-    denoise: bool = True,
-    predicts: Kind = "score",
-    reuse: Kind = "x0",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    **chain: Any,
 ) -> ChainTarget:
-    """The reverse-time SDE of a score model (Song et al. 2021), sampled as score_sde does without a corrector.
-
-    Args:
-        network: network(x, t, row) -> what `predicts` names; t falls from 1 to `end`.
-        process: the forward SDE: `chains.VP(…)`, `chains.VE(…)` or `chains.SubVP(…)`.
-        steps: N.
-        shape: of one state.
-        predictor: "euler_maruyama" or "reverse_diffusion".
-        end: the last time.
-        denoise: whether the last step adds no noise.
-        predicts: what the network returns: "score", or "eps" (= −σ(t) score), "x0", "v".
-        reuse: what drafters reuse.
-        dtype: the chain's, and that of times which are no integers.
-        device: the chain's.
-    """
-    chain = reverse_sde_chain(
-        process, steps, predictor=predictor, end=end, denoise=denoise, predicts=predicts, reuse=reuse
-    )
-    return from_chain(network, chain, shape, dtype=dtype, device=device)
+    """The reverse-time SDE of a score model: `from_chain` with `chains.reverse_sde_chain(process, steps, **chain)`."""
+    return from_chain(network, reverse_sde_chain(process, steps, **chain), shape, dtype=dtype, device=device)
 
 
 def from_chain(
@@ -292,25 +203,12 @@ def langevin(
     score: Denoiser,
     shape: Sequence[int],
     *,
-    step_size: float | Tensor,
-    steps: int | None = None,
-    start_scale: float = 1.0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    **chain: Any,
 ) -> ChainTarget:
-    """A Langevin chain; its prediction is the score.
-
-    Args:
-        score: score(x, step, row) -> ∇ log density, [B, *shape].
-        shape: of one state.
-        step_size: h, one number or one per step, [N].
-        steps: N, with a single step size.
-        start_scale: std of the Gaussian the chain starts from.
-        dtype: the chain's.
-        device: the chain's.
-    """
-    chain = langevin_chain(step_size, steps, start_scale=start_scale)
-    return from_chain(score, chain, shape, dtype=dtype, device=device)
+    """A Langevin chain: `from_chain` with `chains.langevin_chain(**chain)` and score(x, step, row) -> ∇ log density."""
+    return from_chain(score, langevin_chain(**chain), shape, dtype=dtype, device=device)
 
 
 def from_scheduler(

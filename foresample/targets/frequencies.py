@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from foresample import kernels
+from foresample.backends import backend_for
 from foresample.contracts import Target, Wrapper, affine_chain, require_target
 
 _RINGS = 4
@@ -74,13 +74,7 @@ class FrequencyTarget(Wrapper):
 
 def _product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """left · x · right for each of the pictures, [B, channels, height, width], channels and height as one."""
-    flat = x.flatten(1, 2)
-    if x.is_cuda and kernels.available():
-        from foresample.kernels import basis
-
-        if basis.serves(flat):
-            return basis.turn(left, flat, right).view_as(x)
-    return (left @ flat @ right).view_as(x)
+    return backend_for(x.device, x.dtype).change_basis(left, x.flatten(1, 2), right).view_as(x)
 
 
 def cosines(size: int) -> Tensor:

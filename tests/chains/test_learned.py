@@ -11,8 +11,8 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains.vp import transition
+from foresample.checks.kolmogorov import ks_two_sample
 from foresample.contracts import affine_chain
-from foresample.selftest import ks_two_sample
 from foresample.targets import ChainTarget, vp
 from tests.small_chains import mixture
 

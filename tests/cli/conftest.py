@@ -11,6 +11,7 @@ import pytest
 
 import foresample as fs
 from foresample.engine.tuning import Trial
+from foresample.settings import Settings
 from tests.tiny_model import save_tiny_model
 
 
@@ -57,7 +58,8 @@ def tunes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[int]]:
     def fix(window: int | None) -> list[int]:
         asked: list[int] = []
 
-        def tune(target: fs.Target, *, slots: int, **how: Any) -> fs.Tuning:
+        def measure(target: fs.Target, settings: Settings, **how: Any) -> fs.Tuning:
+            slots = settings.slots or 1
             asked.append(slots)
             gain = 0.5 if window is None else 2.0
             trials = [
@@ -66,8 +68,11 @@ def tunes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[int]]:
             ]
             return fs.Tuning(len(target.std), slots, 1e-3, trials, window, window and 1.9)
 
-        for user in ("foresample.cli.targets", "foresample.datasets.generation"):
-            monkeypatch.setattr(f"{user}.tune", tune)
+        def tune(target: fs.Target, *, progress: Any = None, **settings: Any) -> fs.Tuning:
+            return measure(target, Settings.of(settings))
+
+        monkeypatch.setattr("foresample.cli.targets.tune", tune)
+        monkeypatch.setattr("foresample.datasets.workers.measure", measure)
         return asked
 
     return fix

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from foresample.results import CheckResult, read_result
 from tests.cli.common import invoke, refuses, succeeds
 
 SMALL = ["--samples", "200"]
@@ -25,10 +24,11 @@ def test_it_passes_and_says_so(arguments: list[str]) -> None:
 def test_flow_by_default_and_a_file(tmp_path: Path) -> None:
     told = succeeds("check", *SMALL, "--steps", "8", "--drafter", "nearest", "--out", tmp_path / "check.json")
     assert "ok    distribution" in told
-    read = read_result(tmp_path / "check.json")
-    assert isinstance(read, CheckResult)
-    assert all(finding.passed for finding in read.findings)
-    assert {"target": "flow", "steps": 8, "drafter": "nearest", "slots": 200}.items() <= read.settings.items()
+    read = json.loads((tmp_path / "check.json").read_text())
+    assert all(finding["passed"] for finding in read["findings"])
+    assert {"target": "flow", "steps": 8, "drafter": "nearest", "slots": 200}.items() <= read[
+        "settings"
+    ].items()
 
 
 def test_it_says_what_so_many_samples_can_find() -> None:

@@ -25,15 +25,12 @@ def test_every_command_is_there_and_helps() -> None:
         "inspect",
         "tune",
         "check",
-        "bench",
-        "report",
         "policy-server",
         "doctor",
         "demo",
     }
     for name in COMMANDS:
         assert f"foresample {name}" in succeeds(name, "--help").replace("root", "foresample")
-    assert invoke("bench").exit_code == 2
     assert invoke("nonsense").exit_code == 2
 
 

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 import foresample as fs
 from foresample import pretrained
 from foresample.cli.sample import RunBars
-from foresample.results import SampleResult, read_result
 from tests.cli.common import invoke, refuses, succeeds
 from tests.waiting import GUARD, wait_for
 
@@ -56,10 +55,9 @@ def test_pictures_samples_and_report(folder: Path, tmp_path: Path) -> None:
 
 def test_the_report_is_one_that_can_be_read_back(folder: Path, tmp_path: Path) -> None:
     printed = json.loads(succeeds(*small(folder, tmp_path, "--json")))
-    read = read_result(tmp_path / "report.json")
-    assert isinstance(read, SampleResult)
-    assert read.speculative.mismatch[0] is None  # never examined: null, not NaN
-    assert read.sequential.seconds_estimated == printed["sequential"]["seconds_estimated"] > 0
+    read = json.loads((tmp_path / "report.json").read_text())
+    assert read["speculative"]["mismatch"][0] is None  # never examined: null, not NaN
+    assert read["sequential"]["seconds_estimated"] == printed["sequential"]["seconds_estimated"] > 0
     assert load_file(tmp_path / "samples.safetensors")["labels"].tolist() == [0, 1, 2, 0, 1]
 
 
@@ -91,12 +89,11 @@ def test_where_no_window_gains_the_samples_are_sequential_ones(tmp_path: Path, t
     assert files(tmp_path) == {"samples.safetensors", "report.json"}
     target = fs.GaussianMixture.of_draft_trees(2).vp(torch.linspace(0.01, 0.99, 16, dtype=torch.float64))
     assert torch.equal(load_file(tmp_path / "samples.safetensors")["samples"], fs.sequential(target, 5).samples)
-    read = read_result(tmp_path / "report.json")
-    assert isinstance(read, SampleResult)
-    assert (read.settings["window"], read.speculative.calls_mean, read.sequential.seconds) == (
+    read = json.loads((tmp_path / "report.json").read_text())
+    assert (read["settings"]["window"], read["speculative"]["calls_mean"], read["sequential"]["seconds"]) == (
         0,
         16,
-        read.speculative.seconds,
+        read["speculative"]["seconds"],
     )
 
 
@@ -119,9 +116,8 @@ def test_a_chain_with_nothing_to_draft(tmp_path: Path) -> None:
         out = tmp_path / str(len(more))
         told = succeeds("sample", "--target", "flow", "--steps", "1", "--count", "3", "--out", out, *more)
         assert "wrote" in told
-        read = read_result(out / "report.json")
-        assert isinstance(read, SampleResult)
-        assert read.speculative.calls_mean == 1
+        read = json.loads((out / "report.json").read_text())
+        assert read["speculative"]["calls_mean"] == 1
 
 
 def test_the_report_is_there_whatever_becomes_of_the_picture(
@@ -129,7 +125,7 @@ def test_the_report_is_there_whatever_becomes_of_the_picture(
 ) -> None:
     monkeypatch.setattr("foresample.cli.sample.paint", None)
     assert invoke("sample", "--target", "flow", "--count", "3", "--out", tmp_path).exit_code
-    assert isinstance(read_result(tmp_path / "report.json"), SampleResult)
+    assert json.loads((tmp_path / "report.json").read_text())["kind"] == "sample"
 
 
 def test_a_window_beyond_the_chain_is_cut(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def along_the_chain(
     """Rounds of both, from the same rows each time, and which rows may have parted."""
     target = CHAINS[chain]()
     how = Speculation(fs.Replay(), WINDOW, block, True, last_draftable(target.std), Packed())
-    rows = begin(target, how.drafter, WINDOW, seeds_of(1, count))
+    rows = begin(target, how, seeds_of(1, count))
     found = []
     while (rows.step < len(target.std)).any():
         one, other = plain_round(target, rows, how), plain_round(nudged(target, nudge), rows, how)
@@ -94,7 +94,7 @@ def test_single_precision_leaves_little_choice() -> None:
 def test_a_round_that_decides_wrongly_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = CHAINS["flow"]()
     how = Speculation(fs.Replay(), WINDOW, None, True, last_draftable(target.std), Padded())
-    rows = begin(target, how.drafter, WINDOW, seeds_of(1, 300))
+    rows = begin(target, how, seeds_of(1, 300))
     rows = plain_round(target, rows, how).after
     with pytest.raises(AssertionError):  # noqa: PT012
         while (rows.step < len(target.std)).any():
@@ -116,7 +116,7 @@ def test_bars_that_are_a_little_off_are_caught(monkeypatch: pytest.MonkeyPatch) 
 
     target = CHAINS["flow"]()
     how = Speculation(fs.Replay(), WINDOW, None, True, last_draftable(target.std), Packed())
-    rows = begin(target, how.drafter, WINDOW, seeds_of(1, 300))
+    rows = begin(target, how, seeds_of(1, 300))
     with pytest.raises(AssertionError, match=r"row \d+ kept \d drafts; its uniforms allow \d to \d"):  # noqa: PT012
         while (rows.step < len(target.std)).any():
             one = plain_round(target, rows, how)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.core.look import EVERY, Difference, FreeLook, dependence
 from foresample.core.noise import START, normal, seeds_of
 from foresample.core.round import Packed, Padded
-from foresample.targets import Chain, ChainTarget, from_scheduler
+from foresample.targets import ChainTarget, from_scheduler
 from tests.small_chains import CHAINS, flow
 
 Network = Callable[[Tensor, Tensor, Tensor], Tensor]

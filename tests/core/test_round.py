@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.contracts import predict
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
 from foresample.core.verify import Verdict, verify
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 from tests.small_chains import CHAINS, NOISIER, Zero, flow, interrupted
 
 
@@ -26,7 +27,7 @@ def test_memory_is_bounded_by_the_window() -> None:
     """Nothing carried from round to round has a dimension that grows with the chain."""
     target = fs.GaussianMixture.of_draft_trees(2).langevin(300, 0.01)
     how = speculation(target, 4)
-    rows = begin(target, how.drafter, 4, seeds_of(0, 3))
+    rows = begin(target, how, seeds_of(0, 3))
     for _ in range(3):
         draft = propose(target, rows, how)
         call = draft.call
@@ -41,7 +42,7 @@ def test_the_first_call_has_nothing_to_draft_from() -> None:
     """It evaluates where the rows stand, and a round is a step of the sequential sampler."""
     target, seeds = flow(), seeds_of(2, 4)
     how = speculation(target, 5)
-    rows = begin(target, how.drafter, 5, seeds)
+    rows = begin(target, how, seeds)
     draft = propose(target, rows, how)
     assert torch.equal(draft.call.x, rows.x)
     assert draft.length.tolist() == [0, 0, 0, 0]
@@ -56,7 +57,7 @@ def test_settling_leaves_rows_and_draft_as_they_were() -> None:
     """The plain round hands out new tensors, so that whoever kept the old ones can settle again."""
     target = flow()
     how = speculation(target, 5)
-    rows = begin(target, how.drafter, 5, seeds_of(2, 4))
+    rows = begin(target, how, seeds_of(2, 4))
     for _ in range(3):
         before = [value.clone() for value in rows.tensors()]
         draft = propose(target, rows, how)
@@ -73,7 +74,7 @@ def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
     """The layouts differ in what they evaluate and count, and in nothing that is committed."""
     target, window = {**CHAINS, **NOISIER}[chain](), 6
     kinds = [speculation(target, window, layout) for layout in (Packed(), Padded())]
-    both = [begin(target, how.drafter, window, seeds_of(4, 9)) for how in kinds]
+    both = [begin(target, how, seeds_of(4, 9)) for how in kinds]
     steps = len(target.std)
     while (both[0].step < steps).any():
         commits = []
@@ -98,7 +99,7 @@ def test_padded_rounds_draft_no_more_than_they_are_told() -> None:
     target = flow()
     for most, drafts in ((2, 2), (4, 4), (9, 4), (None, 4)):
         how = speculation(target, 4, Padded(most))
-        draft = propose(target, begin(target, how.drafter, 4, seeds_of(4, 9)), how)
+        draft = propose(target, begin(target, how, seeds_of(4, 9)), how)
         assert len(draft.call.x) == 9 * (drafts + 1)
 
 
@@ -136,11 +137,13 @@ class Astray(Zero):
     primed: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
 
-    def prime(self, memory: fs.DrafterMemory, row: torch.Tensor) -> fs.DrafterMemory:
+    def prime(self, memory: fs.drafters.DrafterMemory, row: torch.Tensor) -> fs.drafters.DrafterMemory:
         self.primed.extend(row.tolist())
         return memory
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: torch.Tensor
+    ) -> fs.drafters.DrafterMemory:
         for row, length in enumerate(path.length.tolist()):
             assert path.predictions[row, : length + 1].isfinite().all()
             self.lengths.append(length)
@@ -150,7 +153,9 @@ class Astray(Zero):
 class Listening(fs.Replay):
     """Remembers what it was told last."""
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: torch.Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: torch.Tensor
+    ) -> fs.drafters.DrafterMemory:
         object.__setattr__(self, "path", path)
         return super().learn(memory, path, committed)
 
@@ -158,13 +163,13 @@ class Listening(fs.Replay):
 def test_a_drafter_is_told_what_was_drafted_and_what_came_of_it() -> None:
     target, drafter = flow(), Listening()
     how = replace(speculation(target, 4), drafter=drafter)
-    rows = begin(target, drafter, 4, seeds_of(3, 7))
+    rows = begin(target, how, seeds_of(3, 7))
     for k in range(3):
         draft = propose(target, rows, how)
         width = draft.mean.shape[1]
         said = draft.call.spread(target.predict(draft.call.x, draft.call.step, draft.call.row), draft.states)
         after, _ = settle(target, rows, draft, said[draft.call.needed], how)
-        path: fs.DraftPath = vars(drafter)["path"]
+        path: fs.drafters.DraftPath = vars(drafter)["path"]
         assert path.length.tolist() == [0 if k == 0 else 4] * 7
         assert torch.equal(path.step, rows.step)
         assert torch.equal(path.states, draft.states)
@@ -200,6 +205,7 @@ def test_a_drafter_is_told_nothing_of_where_a_draft_broke_the_network(window: in
 
 
 def test_a_row_begins_with_the_memory_of_its_own_sample() -> None:
-    drafter = Astray()
-    begin(flow(), drafter, 3, seeds_of(1, 3), sample=torch.tensor([7, 2, 9]))
+    target, drafter = flow(), Astray()
+    how = replace(speculation(target, 3), drafter=drafter)
+    begin(target, how, seeds_of(1, 3), sample=torch.tensor([7, 2, 9]))
     assert drafter.primed == [7, 2, 9]

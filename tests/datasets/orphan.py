@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from foresample.datasets.cluster import Worker, _shared
-from foresample.datasets.generation import LocalWorker
-from foresample.datasets.shards import Plan, Progress
+from foresample.datasets.drawing import Progress
+from foresample.datasets.shards import Plan
+from foresample.datasets.workers import LocalWorker
+from foresample.settings import Settings
 
 
 class Driver(LocalWorker):
@@ -29,7 +31,7 @@ class Driver(LocalWorker):
 if __name__ == "__main__":
     make, plan, numbers = pickle.loads(Path(sys.argv[1]).read_bytes())
     try:
-        for _ in Worker(make, {"slots": 8}, plan.out).local.draw(plan, iter(numbers)):
+        for _ in Worker(make, Settings(slots=8), plan.out).local.draw(plan, iter(numbers)):
             pass
     except OSError as error:
         print(error, file=sys.stderr)

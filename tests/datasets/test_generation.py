@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import signal
@@ -18,11 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import foresample as fs
+from foresample.checks.samples import samples_law
 from foresample.contracts import Wrapper
 from foresample.core.noise import seeds_of
-from foresample.datasets.generation import Status
+from foresample.datasets.manifest import Status
 from foresample.engine.tuning import Trial
-from foresample.selftest import samples_law
 from tests.datasets.disturbing import SHARDS, Start, assert_identical, inodes, run, shards
 from tests.datasets.process import AT_STEP, BREAKS, COUNT, SHARD, WINDOW, Gate, Make, draw
 from tests.small_chains import flow, mixture
@@ -405,10 +406,11 @@ def test_the_law_check_passes_and_can_fail(tmp_path: Path) -> None:
     assert dataset.law.passed
     assert dataset.law.samples == COUNT
     assert draw(tmp_path).law == dataset.law  # nothing was drawn: it still holds
+    plain = fs.sequential(flow(), 300, seed=1).samples
     parts = [part + 0.5 for part in dataset.samples()]
-    assert not samples_law(flow(), parts, seeds_of(1, 200), 64).passed
+    assert not samples_law(plain[:200], parts).passed
     narrow = [0.7 * part for part in dataset.samples()]
-    assert not samples_law(flow(), narrow, seeds_of(1, 300), 64).passed
+    assert not samples_law(plain, narrow).passed
 
 
 # ------------------------------------------------------------------ bad input
@@ -492,6 +494,17 @@ def test_what_is_no_target_and_what_makes_none(tmp_path: Path) -> None:
     for thing in (None, 3, lambda: None):
         with pytest.raises(TypeError, match="is not a target"):
             fs.generate(thing, 5, out=tmp_path, window=4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("slot", "did you mean slots?"), ("engine", "the settings are window")]
+)
+def test_a_misspelt_setting_is_refused_by_name_before_anything_is_made(
+    tmp_path: Path, name: str, hint: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{name} is not a setting here: {re.escape(hint)}"):
+        fs.generate(flow(), 5, out=tmp_path / "new", **{name: 3})  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
 
 
 def test_labels_must_be_some(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.core.noise import seeds_of
-from foresample.datasets import generation
+from foresample.datasets import workers
+from foresample.datasets.drawing import _Filling
 from foresample.datasets.folder import write_atomically
-from foresample.datasets.generation import LocalWorker
 from foresample.datasets.manifest import plan_of
-from foresample.datasets.shards import _checksum, _Filling
+from foresample.datasets.shards import _checksum
+from foresample.datasets.workers import LocalWorker
+from foresample.settings import Settings
 from tests.datasets.disturbing import assert_identical, inodes, shards
 from tests.datasets.process import BREAKS, COUNT, SHARD, WINDOW, draw
 from tests.small_chains import flow
@@ -108,7 +110,7 @@ def test_the_law_of_a_selection_is_not_checked(tmp_path: Path) -> None:
     dataset = interrupted(tmp_path)
     plan, worker = (
         plan_of(tmp_path, dataset.manifest["settings"]),
-        LocalWorker(flow(), {"slots": 8}),
+        LocalWorker(flow(), Settings(slots=8)),
     )
     with pytest.raises(
         ValueError, match=rf"sample {dataset.in_order} is missing .* biased selection, whose law"
@@ -121,13 +123,13 @@ def test_the_law_is_checked_against_seeds_that_are_not_the_dataset_s(
 ) -> None:
     """Against its own, sequential and speculative samples would share noise, and the test would be blind."""
     used: list[Tensor] = []
-    original = generation.samples_law
+    original = workers.sequential
 
-    def watched(target: fs.Target, parts: Any, seeds: Tensor, slots: int) -> Any:
+    def watched(target: fs.Target, *, seeds: Tensor, slots: int) -> fs.Run:
         used.append(seeds)
-        return original(target, parts, seeds, slots)
+        return original(target, seeds=seeds, slots=slots)
 
-    monkeypatch.setattr(generation, "samples_law", watched)
+    monkeypatch.setattr(workers, "sequential", watched)
     dataset = draw(tmp_path, law=200)
     own = torch.cat([load_file(path)["seeds"] for path in sorted(tmp_path.glob("shard-*"))])
     assert len(used[0]) == len(set(used[0].tolist())) == 200

@@ -16,6 +16,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.datasets.fingerprint import difference, fingerprint
 from foresample.engine.tuning import Trial
+from foresample.settings import Settings
 from foresample.targets import ChainTarget
 from tests.datasets.disturbing import inodes, run, shards
 from tests.datasets.process import COUNT, SHARD, draw
@@ -103,11 +104,12 @@ class Conditioned:
 def fix_tuning(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
     """What auto measures; None: the sequential sampler is faster."""
 
-    def tune(target: fs.Target, *, slots: int, **how: Any) -> fs.Tuning:
+    def measure(target: fs.Target, settings: Settings, **_: Any) -> fs.Tuning:
+        slots = settings.slots or 1
         trial = Trial(window or 6, slots, 1e-3, 1e-3, 5.0, 2.0 if window else 0.5)
         return fs.Tuning(len(target.std), slots, 1e-3, [trial], window, window and 1.9)
 
-    monkeypatch.setattr("foresample.datasets.generation.tune", tune)
+    monkeypatch.setattr("foresample.datasets.workers.measure", measure)
 
 
 @pytest.mark.parametrize("window", ["auto, 6", "auto, sequential", 6])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.selftest import drafter_is_adapted
+from foresample.checks.adaptedness import drafter_is_adapted
 from tests.law.test_law import SHARES, SUITE_LEVEL, smallest_p_value
 from tests.small_chains import DRAFTERS, LooksAhead, Zero, constant_drift, flow
 
@@ -22,16 +22,16 @@ def test_every_drafter_is_adapted(name: str, window: int) -> None:
 
 
 class FutureAverage(fs.Replay):
-    """A gain from sums over the whole window: the tempting mistake."""
+    """A slope from sums over the whole window: the tempting mistake."""
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         return memory["predictions"][:, position] + 1e-9 * memory["predictions"].mean(1)
 
@@ -41,12 +41,12 @@ class RespondsTooEarly(fs.Replay):
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         return memory["predictions"][:, position] + memory["response"].unsqueeze(1) * x
 
@@ -54,7 +54,9 @@ class RespondsTooEarly(fs.Replay):
 class CutsTooEarly(fs.Replay):
     """Ends the horizon one position before what it knows of the sweeps allows."""
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: Tensor
+    ) -> fs.drafters.DrafterMemory:
         cut = super().learn(memory, path, committed)["visited"] + committed - 1
         return super().learn(
             memory, replace(path, length=torch.where(cut < path.length, cut - 1, cut)), committed
@@ -74,12 +76,12 @@ class OneRowLooksAhead(LooksAhead):
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         ahead = super().guess(memory, x, position, step, row, before)
         honest = fs.Replay.guess(self, memory, x, position, step, row, before)
@@ -96,7 +98,7 @@ def test_no_row_is_asked_for_that_there_is_not() -> None:
     seen: set[int] = set()
 
     class Notes(fs.Replay):
-        def prime(self, memory: fs.DrafterMemory, row: Tensor) -> fs.DrafterMemory:
+        def prime(self, memory: fs.drafters.DrafterMemory, row: Tensor) -> fs.drafters.DrafterMemory:
             seen.update(row.tolist())
             return memory
 
@@ -113,7 +115,7 @@ def test_states_too_large_to_hold_for_all_rows_are_looked_at_in_parts() -> None:
     widest = 0
 
     class Notes(fs.Frozen):
-        def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+        def begin(self, rows: int, window: int, like: Tensor) -> fs.drafters.DrafterMemory:
             nonlocal widest
             widest = max(widest, rows)
             return super().begin(rows, window, like)
@@ -131,7 +133,7 @@ class Reaches(fs.Replay):
 
     at: int = 0
 
-    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
+    def reach(self, memory: fs.drafters.DrafterMemory, window: int) -> Tensor:
         large = memory["predictions"][:, self.at].flatten(1).norm(dim=1) > 1
         return memory["ready"] * torch.where(large, 2, 1).clamp(max=window)
 
@@ -147,13 +149,15 @@ def test_reach_may_look_at_what_is_known_where_it_decides_and_not_further() -> N
 class PeeksAtItsNoise(Zero):
     """Drafts where the noise of the next transition, which the last path was drafted with, is negative."""
 
-    def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+    def begin(self, rows: int, window: int, like: Tensor) -> fs.drafters.DrafterMemory:
         return {"next": like.new_zeros(rows)}
 
-    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
+    def reach(self, memory: fs.drafters.DrafterMemory, window: int) -> Tensor:
         return (memory["next"] <= 0) * window
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: Tensor
+    ) -> fs.drafters.DrafterMemory:
         row, width = torch.arange(len(committed)), path.innovations.shape[1]
         noise = path.innovations[row, committed.clamp(max=width - 1), 0]
         return {"next": torch.where(committed < path.length, noise, 0.0)}

@@ -25,7 +25,7 @@ def test_one_prediction_is_kept_for_the_whole_window(source: Any, kept: list[int
     memory = drafter.begin(4, 5, torch.zeros(1))
     assert drafter.reach(memory, 5).tolist() == [0, 0, 0, 0]
     length, committed = torch.tensor([0, 3, 3, 3]), torch.tensor([1, 1, 4, 3])
-    path = fs.DraftPath(torch.zeros(4, 4, 1), predictions, torch.zeros(4, 3, 1), length, 0 * length)
+    path = fs.drafters.DraftPath(torch.zeros(4, 4, 1), predictions, torch.zeros(4, 3, 1), length, 0 * length)
     memory = drafter.learn(memory, path, committed)
     assert drafter.reach(memory, 5).tolist() == reach
     for position in range(5):

@@ -13,12 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.contracts import no_history, remember, transition_mean
 from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.round import Padded
 from foresample.engine.priors import prior_of_paths
-from foresample.targets import Chain, ChainTarget
-from tests.kernels.fused import CPU, wide
+from foresample.targets import ChainTarget
+from tests.backends.fused import CPU, wide
 from tests.small_chains import CHAINS, NOISIER, ddpm, mixture
 
 
@@ -68,21 +69,21 @@ def test_the_first_round_drafts_from_the_prior_and_a_cold_one_has_nothing() -> N
 
 
 def test_slopes_are_not_measured_against_the_prior() -> None:
-    """After one round nothing has been visited twice, so gains are the prior's own: 0 without any."""
+    """After one round nothing has been visited twice, so slopes are the prior's own: 0 without any."""
     target = ddpm()
     drafter = fs.Replay(prior=fs.Prior(torch.randn(1, 7, 2).double(), torch.randn(1, 7, 2).double()))
     row = torch.arange(4)
     memory = drafter.prime(drafter.begin(4, 6, torch.zeros(2).double()), row)
     assert memory["visited"].tolist() == [0] * 4
     assert memory["horizon"].tolist() == [7] * 4
-    path = fs.DraftPath(
+    path = fs.drafters.DraftPath(
         torch.randn(4, 7, 2).double(),
         torch.randn(4, 7, 2).double(),
         torch.randn(4, 6, 2).double(),
         torch.full((4,), 6),
         torch.zeros(4, dtype=torch.int64),
     )
-    assert drafter.learn(memory, path, torch.ones(4, dtype=torch.int64))["gain"].abs().max() == 0
+    assert drafter.learn(memory, path, torch.ones(4, dtype=torch.int64))["slope"].abs().max() == 0
     assert len(target.std) > 6
 
 
@@ -101,25 +102,25 @@ def test_the_slopes_of_a_linear_network_are_found(matrix: bool, monkeypatch: pyt
     assert prior.states.shape == (2, 4, 2)
     torch.testing.assert_close(prior.predictions, prior.states @ true.T + 9)
     if matrix:
-        assert prior.gain is None
-        assert prior.response is not None
+        assert prior.slope is None
+        assert prior.jacobian is not None
         slope = 1.5 * torch.eye(2).double()
         shrunk = slope + (true - slope) / 1.1
-        torch.testing.assert_close(prior.response[1:], shrunk.expand(5, 2, 2), rtol=0, atol=0.02)
-        assert not prior.response[0].any()
+        torch.testing.assert_close(prior.jacobian[1:], shrunk.expand(5, 2, 2), rtol=0, atol=0.02)
+        assert not prior.jacobian[0].any()
     else:
-        assert prior.response is None
-        torch.testing.assert_close(prior.gain, 1.5 * one[:4])
+        assert prior.jacobian is None
+        torch.testing.assert_close(prior.slope, 1.5 * one[:4])
 
 
 @pytest.mark.parametrize("std", [0.0, 1e-30])
 def test_a_step_whose_noise_is_none_or_lost_in_rounding_has_no_slope(std: float) -> None:
     noise, one = torch.tensor([1.0, std, 1.0, 1.0]), torch.ones(4)
     walk = ChainTarget(Chain(noise, one, 0 * one), torch.Size([2]), lambda x, step, row: 2 * x)
-    response = fs.fit_prior(walk, window=2, pilots=50).response
-    assert response is not None
-    assert response.isfinite().all()
-    assert [bool(matrix.any()) for matrix in response] == [False, True, False, True]
+    jacobian = fs.fit_prior(walk, window=2, pilots=50).jacobian
+    assert jacobian is not None
+    assert jacobian.isfinite().all()
+    assert [bool(matrix.any()) for matrix in jacobian] == [False, True, False, True]
 
 
 def answering(target: fs.Target, answer: Tensor, noise: Tensor, seeds: Tensor) -> fs.Prior:
@@ -144,10 +145,10 @@ def test_the_noise_of_a_step_is_told_from_all_else_in_it(chain: str) -> None:
     generator = torch.Generator().manual_seed(6)
     shape = 1, len(target.std) - 1, *target.shape
     noise = torch.randn(shape, generator=generator, dtype=target.std.dtype)
-    response = answering(target, torch.tensor(-0.7).double(), noise, seeds_of(2, 1)).response
-    assert response is not None
+    jacobian = answering(target, torch.tensor(-0.7).double(), noise, seeds_of(2, 1)).jacobian
+    assert jacobian is not None
     noisy = torch.cat([torch.zeros(1), (target.std[:-1] > 0).double()]).view(-1, 1, 1)
-    torch.testing.assert_close(response, -0.7 * noisy * torch.eye(2).double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(jacobian, -0.7 * noisy * torch.eye(2).double(), rtol=0, atol=1e-6)
 
 
 def test_a_band_without_noise_has_no_slope() -> None:
@@ -157,10 +158,10 @@ def test_a_band_without_noise_has_no_slope() -> None:
     quiet = bands == 2
     noise = torch.randn(5, 3, 1, 4, 4, generator=torch.Generator().manual_seed(1)).double() * ~quiet
     answer = (1.0 + bands).double()
-    response = answering(target, answer, noise, seeds_of(2, 5)).response
-    assert response is not None
+    jacobian = answering(target, answer, noise, seeds_of(2, 5)).jacobian
+    assert jacobian is not None
     expected = (answer * ~quiet).flatten().expand(3, 1, 16)
-    torch.testing.assert_close(response[1:], expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(jacobian[1:], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_small_states_have_slopes_as_large_ones_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +169,9 @@ def test_small_states_have_slopes_as_large_ones_have(monkeypatch: pytest.MonkeyP
     target, generator = ddpm(), torch.Generator().manual_seed(6)
     states = 1e-3 * torch.randn(9, 4, 2, generator=generator, dtype=torch.float64)
     states[:, 2] = 1
-    gain = prior_of_paths(target, states, 3 * states, window=3).gain
-    assert gain is not None
-    torch.testing.assert_close(gain, torch.tensor([3.0, 3.0, 0.0, 3.0]).double())
+    slope = prior_of_paths(target, states, 3 * states, window=3).slope
+    assert slope is not None
+    torch.testing.assert_close(slope, torch.tensor([3.0, 3.0, 0.0, 3.0]).double())
 
 
 def test_two_pilots_a_path_are_enough_and_one_is_not() -> None:
@@ -181,11 +182,11 @@ def test_two_pilots_a_path_are_enough_and_one_is_not() -> None:
 
 def test_samples_take_their_paths_in_turn() -> None:
     states = torch.arange(3.0).view(3, 1, 1).expand(3, 2, 1)
-    prior = fs.Prior(states, 10 * states, gain=torch.tensor([1.0, 2.0]))
-    got, predicted, gain = prior.paths(torch.tensor([0, 4, 2]), 4)
+    prior = fs.Prior(states, 10 * states, slope=torch.tensor([1.0, 2.0]))
+    got, predicted, slope = prior.paths(torch.tensor([0, 4, 2]), 4)
     assert got[:, :, 0].tolist() == [[0.0] * 4, [1.0] * 4, [2.0] * 4]
     assert torch.equal(predicted, 10 * got)
-    assert gain.tolist() == [1.0, 2.0, 2.0, 2.0]
+    assert slope.tolist() == [1.0, 2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("chain", ["flow", "multistep", "interrupted", "single precision"])
@@ -250,7 +251,7 @@ def test_refusals() -> None:
         fs.sample(
             target, 2, window=3, drafter=fs.Replay(prior=fs.Prior(torch.zeros(1, 4, 3), torch.zeros(1, 4, 3)))
         )
-    short = fs.Prior(table, table, response=torch.zeros(4, 2, 2))
+    short = fs.Prior(table, table, jacobian=torch.zeros(4, 2, 2))
     with pytest.raises(ValueError, match="fit one for this number of steps"):
         fs.sample(target, 2, window=3, drafter=fs.Replay(prior=short))
     with pytest.raises(ValueError, match="at least two for each"):
@@ -260,13 +261,13 @@ def test_refusals() -> None:
 TABLE = torch.zeros(2, 4, 3)
 """Two paths of four steps, of states with three elements."""
 UNFIT: dict[str, tuple[dict[str, Any], str]] = {
-    "a short gain": (
-        {"gain": torch.zeros(3)},
-        r"gain is one slope for each step of its paths, \[4\], not \[3\]",
+    "a short slope": (
+        {"slope": torch.zeros(3)},
+        r"slope is one number for each step of its paths, \[4\], not \[3\]",
     ),
-    "a long gain": ({"gain": torch.zeros(5)}, r"gain is one slope .* \[4\], not \[5\]"),
-    "a gain a path": ({"gain": torch.zeros(2, 4)}, r"gain is one slope .* \[4\], not \[2, 4\]"),
-    "one gain": ({"gain": torch.tensor(1.0)}, r"gain is one slope .* \[4\], not \[\]"),
+    "a long slope": ({"slope": torch.zeros(5)}, r"slope is one number .* \[4\], not \[5\]"),
+    "a slope a path": ({"slope": torch.zeros(2, 4)}, r"slope is one number .* \[4\], not \[2, 4\]"),
+    "one slope": ({"slope": torch.tensor(1.0)}, r"slope is one number .* \[4\], not \[\]"),
     "no path": (
         {"states": TABLE[:0], "predictions": TABLE[:0]},
         r"at least one path and one step, .*\(0, 4, 3\)",
@@ -329,7 +330,7 @@ def test_a_prior_of_another_chain_is_refused_before_any_call(draw: str) -> None:
         (torch.zeros(13, 2, 2), table, "fit one for this number of steps"),
         (None, torch.zeros(1, 4, 3), "fit one for this target"),
     ):
-        drafter = fs.Replay(prior=fs.Prior(states, states, response=response))
+        drafter = fs.Replay(prior=fs.Prior(states, states, jacobian=response))
         with pytest.raises(ValueError, match=sentence):
             draws[draw](drafter)
         assert calls == 0

@@ -23,22 +23,22 @@ class Plain:
     """What Replay says of itself, once more: one row, by lists."""
 
     def __init__(self, prior: fs.Prior | None, row: int) -> None:
-        self.jacobian = None if prior is None else prior.response
+        self.jacobian = None if prior is None else prior.jacobian
         self.states: list[Tensor] = []
         self.predictions: list[Tensor] = []
-        self.gains: list[Tensor] = []
+        self.slopes: list[Tensor] = []
         self.visited, self.response = 0, torch.tensor(0.0)
         self.last = (torch.zeros(2, dtype=torch.float64),) * 2
         if prior is not None:
             which = row % len(prior.states)
             self.states, self.predictions = [*prior.states[which]], [*prior.predictions[which]]
-            assert prior.gain is not None
-            self.gains = [*prior.gain, *prior.gain[-1:].expand(9)]  # the last one goes on
+            assert prior.slope is not None
+            self.slopes = [*prior.slope, *prior.slope[-1:].expand(9)]  # the last one goes on
 
     def guess(self, x: Tensor, position: int, step: int, before: tuple[Tensor, Tensor] | None) -> Tensor:
         if position < len(self.states):
             apart = x - self.states[position]
-            known = self.predictions[position] + self.gains[position] * apart
+            known = self.predictions[position] + self.slopes[position] * apart
             return known if self.jacobian is None else known + self.jacobian[step] @ apart
         if before is None:  # all was committed: from where the path ended
             x_last, prediction = self.last
@@ -57,7 +57,7 @@ class Plain:
             if swept > 6 * (predictions[j] - predictions[0]).norm():
                 length = j - 1
                 break
-        gains: list[Tensor] = []
+        slopes: list[Tensor] = []
         slope = None
         for j in range(length + 1):
             if j < self.visited:
@@ -66,8 +66,8 @@ class Plain:
                     dp = dp - self.jacobian[step + j] @ dx
                 if dx @ dx > torch.finfo(torch.float64).eps * (states[j] @ states[j]):
                     slope = (dx @ dp) / (dx @ dx)
-            earlier = self.gains[j] if j < len(self.gains) else torch.tensor(0.0)
-            gains.append(earlier if slope is None else slope)
+            earlier = self.slopes[j] if j < len(self.slopes) else torch.tensor(0.0)
+            slopes.append(earlier if slope is None else slope)
         self.response = torch.tensor(0.0)
         if length:
             z = innovations[:length]
@@ -76,17 +76,17 @@ class Plain:
             [*states[committed : length + 1]],
             [*predictions[committed : length + 1]],
         )
-        self.gains, self.visited = gains[committed:], length + 1 - committed
+        self.slopes, self.visited = slopes[committed:], length + 1 - committed
         self.last = states[length], predictions[length]
 
 
 OTHERS = torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-PRIOR = fs.Prior(OTHERS[0], OTHERS[1], gain=torch.linspace(0.5, 1, 4, dtype=torch.float64))
+PRIOR = fs.Prior(OTHERS[0], OTHERS[1], slope=torch.linspace(0.5, 1, 4, dtype=torch.float64))
 JACOBIAN = torch.randn(40, 2, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    "prior", [None, PRIOR, replace(PRIOR, response=JACOBIAN)], ids=["cold", "warm", "with a response"]
+    "prior", [None, PRIOR, replace(PRIOR, jacobian=JACOBIAN)], ids=["cold", "warm", "with a Jacobian"]
 )
 def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
     """Any paths, of any lengths, with states seen twice to rounding, in windows of any width."""
@@ -107,16 +107,16 @@ def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
         again = torch.rand(rows, width + 1, generator=generator) < 0.3
         nudge = 1e-8 * torch.randn(rows, width + 1, 1, generator=generator, dtype=torch.float64)
         states = torch.where(again.unsqueeze(2), memory["states"][:, : width + 1] * (1 + nudge), states)
-        before: fs.PreviousDraft | None = None
+        before: fs.drafters.PreviousDraft | None = None
         for j in range(width + 1):
             guess = drafter.guess(memory, states[:, j], j, step + j, row, before)
             for r in range(rows):
                 row_before = None if before is None else (before.guess[r], before.innovation[r])
                 told = plain[r].guess(states[r, j], j, int(step[r]) + j, row_before)
                 torch.testing.assert_close(guess[r], told, rtol=1e-9, atol=1e-9)
-            before = fs.PreviousDraft(guess, innovations[:, j])
+            before = fs.drafters.PreviousDraft(guess, innovations[:, j])
         committed = torch.minimum(torch.randint(1, window + 2, (rows,), generator=generator), length + 1)
-        path = fs.DraftPath(states, predictions, innovations[:, :width], length, step)
+        path = fs.drafters.DraftPath(states, predictions, innovations[:, :width], length, step)
         memory = drafter.learn(memory, path, committed)
         for r in range(rows):
             n = int(length[r]) + 1
@@ -125,19 +125,23 @@ def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
         assert memory["visited"].tolist() == [p.visited for p in plain]
 
 
-def test_secant_gains_ignore_paths_that_agree_to_rounding() -> None:
+def test_secant_slopes_ignore_paths_that_agree_to_rounding() -> None:
     """Else g is rounding over rounding, and a draft can run away."""
     drafter, generator = fs.Replay(), torch.Generator().manual_seed(0)
     states = torch.randn(1, 5, 2, generator=generator, dtype=torch.float64)
     predictions = torch.randn(1, 5, 2, generator=generator, dtype=torch.float64)
     memory = drafter.begin(1, 4, states[0, 0])
     length, one = torch.tensor([4]), torch.tensor([1])
-    memory = drafter.learn(memory, fs.DraftPath(states, predictions, states[:, 1:], length, 0 * length), one)
+    memory = drafter.learn(
+        memory, fs.drafters.DraftPath(states, predictions, states[:, 1:], length, 0 * length), one
+    )
     nudged = memory["states"] * (1 + 1e-15)
     memory = drafter.learn(
-        memory, fs.DraftPath(nudged, memory["predictions"] + 1e-3, states[:, 1:], length, 0 * length), one
+        memory,
+        fs.drafters.DraftPath(nudged, memory["predictions"] + 1e-3, states[:, 1:], length, 0 * length),
+        one,
     )
-    assert memory["gain"].abs().max() == 0
+    assert memory["slope"].abs().max() == 0
 
 
 def test_replay_forgets_where_sweeps_diverge() -> None:
@@ -145,14 +149,16 @@ def test_replay_forgets_where_sweeps_diverge() -> None:
     drafter, ones = fs.Replay(), torch.ones(3, dtype=torch.int64)
     line = torch.arange(6.0, dtype=torch.float64).expand(3, 6).unsqueeze(2)
     memory = drafter.begin(3, 5, line[0, 0])
-    memory = drafter.learn(memory, fs.DraftPath(line, line + 100, line[:, 1:], 5 * ones, 0 * ones), ones)
+    memory = drafter.learn(
+        memory, fs.drafters.DraftPath(line, line + 100, line[:, 1:], 5 * ones, 0 * ones), ones
+    )
     assert memory["visited"].tolist() == [5, 5, 5]  # seen once only
 
     again = line + 101  # at the same steps, the same predictions
     memory["predictions"][1, 4] += 6.1 * 4  # the sweep moves it so far, and it is 4 away from the first
     memory["predictions"][1, 3] += 5.9 * 3
     memory["predictions"][2, :3] += 1000
-    memory = drafter.learn(memory, fs.DraftPath(line, again, line[:, 1:], 5 * ones, ones), 2 * ones)
+    memory = drafter.learn(memory, fs.drafters.DraftPath(line, again, line[:, 1:], 5 * ones, ones), 2 * ones)
     assert memory["visited"].tolist() == [4, 2, 4]
     assert memory["predictions"][1].flatten().tolist() == [103, 104, 104, 104, 104, 104]
 
@@ -180,7 +186,9 @@ class Careful(fs.Replay):
 
     spared: list[int] = field(default_factory=list)
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: Tensor
+    ) -> fs.drafters.DrafterMemory:
         inside = torch.arange(path.states.shape[1]) <= path.length.unsqueeze(1)
         broken = ~(path.predictions.isfinite() & path.states.isfinite()).flatten(2).all(2)
         assert not (broken & inside).any()
@@ -231,7 +239,7 @@ def instance_with(method: str, **fields: Any) -> fs.Replay:
     return drafter
 
 
-METHODS = ("begin", "prime", "reach", "guess", "learn", "_gain")
+METHODS = ("begin", "prime", "reach", "guess", "learn", "_slope")
 OWN: dict[str, Callable[[], fs.Drafter]] = {
     **{f"subclass with {name}": partial(lambda name: subclass_with(name)(), name) for name in METHODS},
     **{f"instance with {name}": partial(instance_with, name) for name in METHODS},
@@ -247,13 +255,13 @@ def takes_its_place(drafter: Any) -> dict[str, bool]:
     how = Speculation(drafter, 4, None, True, last_draftable(target.std), Packed())
     found = {"rule": is_replay(drafter)}
     if find_spec("numba"):
-        from foresample.kernels.cpu import round as compiled
+        from foresample.backends.numba import round as compiled
 
         found["numba"] = compiled.serves(target, how)
     if find_spec("triton"):
-        from foresample.kernels import round as fused
+        from foresample.backends.triton import round as fused
 
-        found["triton"] = fused.serves(drafter, target.shape.numel())
+        found["triton"] = fused.serves(target, how)
     return found
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import foresample as fs
-from foresample.core.baseline import Sequential
+from foresample.baseline import Sequential
 from foresample.core.noise import seeds_of
 from foresample.core.round import Packed, Padded
 from foresample.engine import Engine

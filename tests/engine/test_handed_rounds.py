@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import foresample as fs
+from foresample.backends import backend_of
 from foresample.contracts import Target, predict
 from foresample.core import noise as streams
 from foresample.core.report import Tally
@@ -20,9 +21,11 @@ WINDOW, SEEDS = 5, streams.seeds_of(3, 7)
 
 def answered(target: Target) -> Finished:
     drafter = fs.Replay().for_target(target)
-    how = Speculation(drafter, WINDOW, None, True, last_draftable(target.std), Packed())
+    how = Speculation(
+        drafter, WINDOW, None, True, last_draftable(target.std), Packed(), backend_of(target).normal
+    )
     tally = Tally(WINDOW, len(target.std), target.std.device)
-    rounds = HandedRounds(target, begin(target, drafter, WINDOW, SEEDS), how, tally, lambda commit: None)
+    rounds = HandedRounds(target, begin(target, how, SEEDS), how, tally, lambda commit: None)
     while (call := rounds.call) is not None:
         rounds.answer(predict(target, call.x, call.step, call.row, call.extra))
     assert rounds.finished is not None

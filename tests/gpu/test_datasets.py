@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import foresample as fs
-from foresample.targets import Chain, ChainTarget
+from foresample.chains import Chain
+from foresample.targets import ChainTarget
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresample.kernels.graphs import capture
+from foresample.backends.graphs import capture
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")

@@ -12,14 +12,15 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.soak import wavy
+from foresample.backends.rounds import Round
+from foresample.checks.distribution import Recorder, law_tests
 from foresample.core import noise as streams
-from foresample.core.round import Layout, Packed, Padded, Speculation, begin
+from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable
 from foresample.engine import slots as engine_slots
-from foresample.engine.slots import FixedSlots, Round
+from foresample.engine.slots import FixedSlots
 from foresample.faults import NO_FAULT
-from foresample.selftest import Recorder, law_tests
 from foresample.targets import ChainTarget
-from tests.kernels.fused import (
+from tests.backends.fused import (
     assert_agree_along,
     assert_noise_is_the_same_stream,
     assert_pictures_are_turned,
@@ -209,5 +210,6 @@ def test_the_fused_round_has_the_law_of_the_chain(monkeypatch: pytest.MonkeyPatc
 
 def test_faults_start_at_none() -> None:
     target = wide(GPU, torch.float32)
-    rows = begin(target, fs.Replay(), 3, streams.seeds_of(0, 2).to(GPU))
+    how = Speculation(fs.Replay(), 3, None, True, last_draftable(target.std), Padded())
+    rows = begin(target, how, streams.seeds_of(0, 2).to(GPU))
     assert (rows.fault == NO_FAULT).all()

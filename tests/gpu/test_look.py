@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import foresample as fs
+from foresample.chains import Chain
 from foresample.core.noise import seeds_of
-from foresample.targets import Chain, ChainTarget
+from foresample.targets import ChainTarget
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,10 +24,10 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import scheduler_chain
-from foresample.integrations.diffusers import turns
-from foresample.integrations.diffusers.pipelines import _undisturbed
-from foresample.integrations.diffusers.turns import Step
-from foresample.selftest import ks_two_sample
+from foresample.checks.kolmogorov import ks_two_sample
+from foresample.integrations.diffusers.callbacks import InOrder
+from foresample.integrations.diffusers.calls import undisturbed
+from foresample.integrations.diffusers.session import Step
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def walk(
     pipeline then, both times. `callback` is the pipeline's `callback_on_step_end`.
     """
     path: dict[int, Tensor] = {}
-    report = turns._InOrder._report
+    report = InOrder._report
 
     def keep(self: Any, step: int, latents: Tensor) -> None:
         path[step] = latents.clone()
@@ -102,10 +102,10 @@ def walk(
             bound = inspect.signature(kind.__call__).bind(self, **told)
             handle.traces[None] = handle._watch(bound)
             if between is not None:
-                with _undisturbed(pipe, bound) as others:
+                with undisturbed(pipe, bound) as others:
                     handle._draw(others, window, None, None)
                 between()
-            with mock.patch.object(turns._InOrder, "_report", keep):
+            with mock.patch.object(InOrder, "_report", keep):
                 return handle._draw(bound, window, callback or (lambda *told: None), None)
 
         ours = draw(observed)

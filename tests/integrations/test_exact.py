@@ -11,10 +11,12 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import Chain
-from foresample.integrations.diffusers import turns
+from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations.diffusers.again import AskAgain
+from foresample.integrations.diffusers.arguments import Recorded
+from foresample.integrations.diffusers.session import Session
+from foresample.integrations.diffusers.witnesses import Witnesses
 from foresample.integrations.refusal import Refused
-from foresample.selftest import ks_two_sample
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -84,10 +86,11 @@ def test_what_cannot_be_exact_is_refused_before_an_image_comes_out(case: Case, t
 
 @pytest.mark.law
 @pytest.mark.parametrize(
-    ("check", "build", "arguments"),
+    ("kind", "check", "build", "arguments"),
     [
-        ("_require_same_guidance", lambda: wan(two=True), lambda: video(4, guidance_scale_2=1.5)),
+        (Witnesses, "require_same_guidance", lambda: wan(two=True), lambda: video(4, guidance_scale_2=1.5)),
         (
+            Recorded,
             "_argument",
             lambda: next(case for case in REFUSED if "guidance_end" in case.note).build,
             lambda: next(case for case in REFUSED if "guidance_end" in case.note).arguments(4),
@@ -95,12 +98,12 @@ def test_what_cannot_be_exact_is_refused_before_an_image_comes_out(case: Case, t
     ],
 )
 def test_without_a_check_another_law_is_noticed(
-    check: str, build: Any, arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type, check: str, build: Any, arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken twins: a guard that is switched off, and the step that the loop does otherwise."""
     pipe = build()
     pipe = pipe(tmp_path) if not hasattr(pipe, "scheduler") else pipe
-    original = getattr(turns.Session, check)
+    original = getattr(kind, check)
 
     def careless(self: Any, *args: Any) -> Any:
         try:
@@ -108,7 +111,7 @@ def test_without_a_check_another_law_is_noticed(
         except Refused:
             return args[2] if check == "_argument" else None
 
-    monkeypatch.setattr(turns.Session, check, careless)
+    monkeypatch.setattr(kind, check, careless)
     monkeypatch.setattr(AskAgain, "_require_alike", lambda *args: None)  # it notices, too
     with pytest.raises(AssertionError):
         walk(pipe, arguments()).require_exact()
@@ -127,8 +130,8 @@ def test_a_fixed_variance_in_the_place_of_a_learned_one_is_noticed(monkeypatch: 
 @pytest.mark.slow
 def test_the_two_sample_tests_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken twin: a tenth more of the guided output."""
-    settle = turns.Session._settle
-    monkeypatch.setattr(turns.Session, "_settle", lambda self, x, output: settle(self, x, 1.1 * output))
+    settle = Session._settle
+    monkeypatch.setattr(Session, "_settle", lambda self, x, output: settle(self, x, 1.1 * output))
     case = next(case for case in EXACT if case.pipeline == "FluxPipeline")
     p_values = two_sample(case, tmp_path)
     assert min(p_values) < 1e-4 / len(EXACT) / len(p_values)

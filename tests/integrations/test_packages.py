@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.integrations import packages
-from foresample.selftest import ks_two_sample
+from foresample.checks.kolmogorov import ks_two_sample
+from foresample.integrations.packages.gaussian import gaussian_chain, gaussian_target
+from foresample.integrations.packages.monai import InfererSample
 from foresample.targets.atoms import rotations
 from tests.packages import load
 
@@ -78,9 +79,9 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_their_loop_with_the_same_noise(options: dict[str, Any]) -> None:
     diffusion = gaussian(**dict(options))
-    chain = packages._gaussian_chain(diffusion)
+    chain = gaussian_chain(diffusion)
     start = torch.randn(3, 1, 1, 2, generator=torch.Generator().manual_seed(1))
-    target = packages._gaussian_target(diffusion, chain, start)
+    target = gaussian_target(diffusion, chain, start)
     noise = [
         torch.randn(start.shape, generator=torch.Generator().manual_seed(9 + k)) for k in range(len(chain.std))
     ]
@@ -390,7 +391,7 @@ def test_monai_in_one_line_has_the_law_of_its_own() -> None:
         ours = inferer.sample(starts[1], net, verbose=False)
         assert inferer.foresample_report.speedup > 1.5
     assert ks_two_sample(ours.flatten().numpy(), theirs.flatten().numpy()) > 1e-3
-    assert not isinstance(inferer.sample, packages.InfererSample)
+    assert not isinstance(inferer.sample, InfererSample)
 
 
 def test_what_monai_does_otherwise_is_refused() -> None:

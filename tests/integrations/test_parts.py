@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.integrations.diffusers import turns
+from foresample.integrations.diffusers.again import AskAgain
+from foresample.integrations.diffusers.arguments import Recorded
+from foresample.integrations.diffusers.clock import Clock
+from foresample.integrations.diffusers.rounds import Rounds
+from foresample.integrations.diffusers.session import Session
+from foresample.integrations.diffusers.witnesses import Witnesses
 from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
@@ -363,13 +368,23 @@ def test_a_network_s_exception_leaves_the_pipeline_whole(error: Any, calls: int,
     assert torch.equal(draw(pipe), before)
 
 
-OWN = ["answer", "evaluate", "scale", "aligned", "_hand_out", "_settle", "_first", "_argument", "close"]
+OWN = [
+    *[
+        (Session, n)
+        for n in ("answer", "evaluate", "scale", "aligned", "_hand_out", "_settle", "_first", "close")
+    ],
+    (Recorded, "_argument"),
+    (AskAgain, "evaluate"),
+    (Clock, "require_told"),
+    (Rounds, "settle"),
+    (Witnesses, "beside"),
+]
 
 
 @pytest.mark.parametrize("trace", [True, False])
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(("kind", "name"), OWN)
 def test_an_exception_of_our_own_is_a_refusal(
-    name: str, trace: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type, name: str, trace: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any of our own functions may fail on a loop that nobody thought of: one sentence, and the pipeline is whole."""
     pipe = stable_diffusion(tmp_path, diffusers.EulerAncestralDiscreteScheduler())
@@ -380,7 +395,7 @@ def test_an_exception_of_our_own_is_a_refusal(
 
     with fs.accelerate(pipe, window=5, trace=trace):
         with monkeypatch.context() as broken:
-            broken.setattr(turns.Session, name, fail)
+            broken.setattr(kind, name, fail)
             with pytest.raises(Refused, match=r"at step \d+ .*foresample\.restore\(pipe\) first") as found:
                 draw(pipe)
         assert found.value.__cause__ is error

@@ -273,7 +273,7 @@ def test_the_look_costs_no_call_and_one_state(case: Case, tmp_path: Path) -> Non
 def test_rounding_is_no_dependence(pipe: Any) -> None:
     """A network whose answers depend on the size of its call, as libraries' do: three calls more, once.
 
-    One is as large as the call that first answered the state (four images with guidance), two have four rows.
+    One is as large as the call that first answered the state (four images with guidance), two have four states.
     """
 
     def rounding(forward: Any, sample: Tensor, timestep: Tensor, **arguments: Any) -> Any:
@@ -284,7 +284,7 @@ def test_rounding_is_no_dependence(pipe: Any) -> None:
     pipe.unet.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     with fs.accelerate(pipe, window=5, trace=False):
         draw(pipe)
-        assert rows[2:5] == [8, 4, 4]
+        assert rows[2:5] == [8, 8, 8]
         first = pipe.foresample_report
         draw(pipe)
         second = pipe.foresample_report

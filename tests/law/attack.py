@@ -182,27 +182,29 @@ class Off:
     target: Walk
     by: float
 
-    def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+    def begin(self, rows: int, window: int, like: Tensor) -> fs.drafters.DrafterMemory:
         return {"ready": torch.ones(rows, dtype=torch.bool)}
 
-    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
+    def reach(self, memory: fs.drafters.DrafterMemory, window: int) -> Tensor:
         return memory["ready"] * window
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         scale = torch.from_numpy(self.by * self.target.noise_scale / self.target.prediction).to(x.dtype)
         shift = torch.zeros_like(x)
         shift[:, -1] = scale[step]
         return self.target.predict(x, step, row) + shift
 
-    def learn(self, memory: fs.DrafterMemory, path: fs.DraftPath, committed: Tensor) -> fs.DrafterMemory:
+    def learn(
+        self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: Tensor
+    ) -> fs.drafters.DrafterMemory:
         return memory
 
 
@@ -212,23 +214,23 @@ class Nonsense(Off):
 
     by: float = 1.0
 
-    def begin(self, rows: int, window: int, like: Tensor) -> fs.DrafterMemory:
+    def begin(self, rows: int, window: int, like: Tensor) -> fs.drafters.DrafterMemory:
         return {"row": torch.zeros(rows, dtype=torch.int64)}
 
-    def prime(self, memory: fs.DrafterMemory, row: Tensor) -> fs.DrafterMemory:
+    def prime(self, memory: fs.drafters.DrafterMemory, row: Tensor) -> fs.drafters.DrafterMemory:
         return {"row": row.clone()}
 
-    def reach(self, memory: fs.DrafterMemory, window: int) -> Tensor:
+    def reach(self, memory: fs.drafters.DrafterMemory, window: int) -> Tensor:
         return (memory["row"] % (window + 2)).clamp(max=window)
 
     def guess(
         self,
-        memory: fs.DrafterMemory,
+        memory: fs.drafters.DrafterMemory,
         x: Tensor,
         position: int,
         step: Tensor,
         row: Tensor,
-        before: fs.PreviousDraft | None,
+        before: fs.drafters.PreviousDraft | None,
     ) -> Tensor:
         return self.by * torch.sin(11 * x + (row + 3 * step + position).unsqueeze(1).to(x.dtype))
 

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("numba", reason="numba is not installed: pip install 'foresample[fast]'")
 
 import foresample as fs
+from foresample.backends.rounds import Round, round_for
 from foresample.core.round import Speculation
 from foresample.engine import slots as engine_slots
-from foresample.engine.slots import Round, round_for
 from foresample.targets import ChainTarget
 from tests.law.test_law import BLOCKS, SHARES, SUITE_LEVEL, smallest_p_value
 from tests.small_chains import CHAINS, DRAFTERS, flow, strays
@@ -27,7 +27,7 @@ def _compiled_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def compiled(target: fs.Target, how: Speculation) -> Round:
         chosen = honest(target, how)
-        assert chosen.propose.__module__ == "foresample.kernels.cpu.round"
+        assert chosen.propose.__module__ == "foresample.backends.numba.round"
         return chosen
 
     monkeypatch.setattr(engine_slots, "round_for", compiled)

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.checks.adaptedness import drafter_is_adapted
+from foresample.checks.distribution import Recorder, law_tests
+from foresample.checks.kolmogorov import ks_normal
 from foresample.contracts import earlier_predictions
 from foresample.core import noise
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Rows
 from foresample.core.verify import verify
-from foresample.selftest import Recorder, drafter_is_adapted, ks_normal, law_tests
 from tests import reference
 from tests.small_chains import (
     CHAINS,
@@ -187,12 +189,12 @@ def test_a_draft_that_peeks_at_its_own_noise_is_caught(monkeypatch: pytest.Monke
 
             def guess(
                 self,
-                memory: fs.DrafterMemory,
+                memory: fs.drafters.DrafterMemory,
                 x: Tensor,
                 position: int,
                 step: Tensor,
                 row: Tensor,
-                before: fs.PreviousDraft | None,
+                before: fs.drafters.PreviousDraft | None,
             ) -> Tensor:
                 return drafter.guess(memory, x, position, step, row, before) + 0.5 * rows.noise[:, position]
 
@@ -208,14 +210,14 @@ def test_a_drafter_that_looks_ahead_is_caught_by_the_law_and_by_adaptedness() ->
     assert not drafter_is_adapted(LooksAhead(), target, 6).passed
 
 
-def _peeks_at_the_noise(target: fs.Target, seed: Tensor, step: Tensor) -> Tensor:
+def _peeks_at_the_noise(target: fs.Target, seed: Tensor, step: Tensor, normal: noise.Normal) -> Tensor:
     """ξ is not of a stream of its own but made of the noise of the step."""
     at, seed = step.flatten(), seed.unsqueeze(1).expand_as(step).flatten()
-    drawn = noise.normal(seed, target.shape, target.std.dtype, step=at, draw=torch.zeros_like(at))
+    drawn = normal(seed, target.shape, target.std.dtype, step=at, draw=torch.zeros_like(at))
     return drawn.view(*step.shape, *target.shape)
 
 
-def _fresh_in_every_round(target: fs.Target, seed: Tensor, step: Tensor) -> Tensor:
+def _fresh_in_every_round(target: fs.Target, seed: Tensor, step: Tensor, _: noise.Normal) -> Tensor:
     """ξ is drawn again whenever a step is drafted again."""
     return torch.randn(*step.shape, *target.shape, dtype=target.std.dtype)
 
@@ -241,8 +243,8 @@ def test_extra_noise_that_is_fresh_in_the_verification_is_caught(monkeypatch: py
 def test_noise_of_the_round_before_instead_of_fresh_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a first window that is the noise just examined; drafters that begin with a bare call would never show it."""
 
-    def redrawn(rows: Rows, step: Tensor) -> Tensor:
-        return rounds._stream(rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round)
+    def redrawn(rows: Rows, step: Tensor, normal: noise.Normal) -> Tensor:
+        return rounds._stream(normal, rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round)
 
     monkeypatch.setattr(rounds, "_redrawn", redrawn)
     p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)

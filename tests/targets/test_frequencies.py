@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.chains import Chain
+from foresample.checks.kolmogorov import ks_two_sample
 from foresample.contracts import affine_chain
-from foresample.selftest import ks_two_sample
-from foresample.targets import Chain, ChainTarget, FrequencyTarget, in_frequencies, replicated
+from foresample.targets import ChainTarget, FrequencyTarget, in_frequencies, replicated
 from foresample.targets.frequencies import bands, cosines
 from tests.law.test_law import SHARES, SUITE_LEVEL
 from tests.small_chains import CHAINS, ddpm, multistep, turned, wells
@@ -124,17 +125,17 @@ def test_the_answer_of_a_filter_is_found_by_bands() -> None:
     # A prediction that has no weight: states only walk, so that its change is its answer to the noise.
     walk = ChainTarget(Chain(one, one, 0 * one), shape, filtered)
     prior = fs.fit_prior(in_frequencies(walk), window=3, pilots=2)
-    assert prior.gain is None
-    assert prior.response is not None
-    torch.testing.assert_close(prior.response[1:], weights.expand(4, 1, 32))
-    assert not prior.response[0].any()
+    assert prior.slope is None
+    assert prior.jacobian is not None
+    torch.testing.assert_close(prior.jacobian[1:], weights.expand(4, 1, 32))
+    assert not prior.jacobian[0].any()
 
 
 def test_replicas_have_the_bands_of_their_first() -> None:
     waves = in_frequencies(smooth(6))
     several = replicated([waves, waves])
     priors = [fs.fit_prior(target, window=3, pilots=4) for target in (waves, several)]
-    torch.testing.assert_close(priors[0].response, priors[1].response)
+    torch.testing.assert_close(priors[0].jacobian, priors[1].jacobian)
     drafter = fs.Replay(prior=priors[0])
     one, two = (fs.sample(target, 2, window=3, drafter=drafter).samples for target in (waves, several))
     torch.testing.assert_close(one, two)

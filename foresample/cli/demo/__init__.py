@@ -2,7 +2,7 @@
 
 shows     what is shown: pictures drawn both ways, a pen that plans both ways; told as events while they run
 server    the page and its events over HTTP, on the loopback only
-page.*    the page; its style builds on that of `foresample report`
+page.*    the page
 """
 
 from __future__ import annotations

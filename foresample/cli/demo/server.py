@@ -170,14 +170,14 @@ def read_numbers(query: str, limits: Mapping[str, tuple[int, int]]) -> dict[str,
 
 def page(about: Mapping[str, Any]) -> str:
     """The page, everything inside one file."""
-    here, report = files("foresample.cli.demo"), files("foresample.webpage")
+    here = files("foresample.cli.demo")
     options = {
         name: "".join(f'<option value="{i}">{escape(text)}</option>' for i, text in enumerate(about[name]))
         for name in ("labels", "shapes")
     }
     return Template((here / "page.html").read_text("utf-8")).substitute(
         options,
-        style=(report / "page.css").read_text("utf-8") + (here / "page.css").read_text("utf-8"),
+        style=(here / "page.css").read_text("utf-8"),
         script=(here / "page.js").read_text("utf-8"),
         device=escape(about["device"]),
         version=escape(__version__),

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import foresample
+from foresample.baseline import sequential
 from foresample.cli.pictures import are_pictures, grid
-from foresample.core.baseline import sequential
 from foresample.core.noise import seeds_of
 from foresample.core.report import Commit, Run
 from foresample.engine import sample

@@ -5,30 +5,26 @@ random numbers or was changed in between answers otherwise, and is refused.
 
 Rounding is told from change as in `core.look`, by calls of one size, since libraries take other algorithms for calls
 of other sizes. Where the answers of two turns differ by more than 1e-4 of their size, the state is asked a third time,
-in a call of the size that first answered it and in the same place, among other mates. If it gets its first answer
-there, the difference is the network's rounding, and up to twice as much is allowed from then on.
+in a call of the size that first answered it and in the same place, among other states of the run. If it gets its first
+answer there, the difference is the network's rounding, and up to twice as much is allowed from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foresample.core.look import DIFFERS, dependence
+from foresample.core.look import DIFFERS, STATES, Shift, change, dependence
+from foresample.core.report import Evidence
+from foresample.integrations.diffusers.arguments import Recorded
+from foresample.integrations.diffusers.networks import Networks
+from foresample.integrations.diffusers.trees import Path, at, plain, rebuilt, tensors
+from foresample.integrations.diffusers.witnesses import Batch
 from foresample.integrations.refusal import REMEDY, Refused
-
-if TYPE_CHECKING:
-    from foresample.integrations.diffusers.turns import Recorded, Session
-
-Path = tuple[Any, ...]
-"""Where a tensor is in the arguments or in the answer of a network."""
-MATES = ((3.0, 0), (-2.0, -1))
-"""What the states of batch-mates are multiplied with, before 1 is added, and the step they are told."""
 
 
 @dataclass
@@ -49,7 +45,7 @@ class Kept:
     place: int
     """Which of them it was: of two networks that share a turn's states, each has a call of its own."""
     side: dict[Path, Tensor] = field(default_factory=dict)
-    """Arguments that another network made of this state, [copies, 1, …]."""
+    """Arguments that another network made of this state, [copies, 1, 1, …]."""
     answers: dict[Path, Tensor] = field(default_factory=dict)
     """[copies, 1, …], for each tensor returned."""
 
@@ -63,192 +59,193 @@ class Answered:
 
     @classmethod
     def of(cls, states: Tensor, output: Any) -> Answered:
-        answers = _batched(output, output, len(states))
-        return cls(states, {path: answer.clone() for path, answer in answers.items()})
+        return cls(states, {path: answer.clone() for path, answer in _rows(output, len(states)).items()})
 
 
 class AskAgain:
     """Keeps one state of each turn of a session, and asks for it again in the next."""
 
-    def __init__(self, session: Session, rounding: dict[str, float], new: bool) -> None:
+    def __init__(self, networks: Networks, rounding: dict[str, float], new: bool) -> None:
         """`rounding`: the difference allowed for each network, from earlier runs of this configuration. `new`: there
         were none."""
-        self.session, self.rounding, self.new = session, rounding, new
-        self.since_watched: dict[str, float] = {}
-        self.first: dict[tuple[int, bool], tuple[Recorded, Kept]] = {}
-        """The first state kept of each call of the loop; where two networks share its steps, one of each."""
-        self.beside: Kept | None = None
-        """A state of the call under way that the other of two networks answers."""
+        self.networks, self.clock, self.rounding, self.new = networks, networks.clock, rounding, new
+        self.evidence, self.calls = Evidence(), 0
+        self._shift: Shift
+        self._since_watched: dict[str, float] = {}
+        self._kept: dict[Recorded, Kept] = {}
+        """A state of each call's last turn, to ask for again."""
+        self._first: dict[tuple[Recorded, str], Kept] = {}
+        """The first state kept of each call of the loop, and of each network that serves it."""
+        self._latest: dict[Recorded, tuple[Tensor, Tensor]] = {}
+        """The states of each call's last turn, [copies, n, …], and their steps."""
 
     def as_watched(self, name: str, watched: Answered, states: Tensor, output: Any) -> None:
         """The untouched loop was watched from the same noise: its first call is this run's first once more."""
         if watched.states.shape == states.shape and torch.equal(watched.states, states):
-            now = _batched(output, output, len(states))
-            self.since_watched[name] = _largest_change(watched.answers, now)
+            self._since_watched[name] = _largest_change(watched.answers, _rows(output, len(states)))
 
-    def keep_first(self, recorded: Recorded) -> None:
+    def keep_first(self, recorded: Recorded, shift: Shift) -> None:
         """Keep the first image's state of turn 0."""
-        session = self.session
-        zero = torch.zeros(1, dtype=torch.int64, device=session.first.device)
-        states = recorded.states.unflatten(0, (recorded.copies, session.images))[:, :1]
-        recorded.kept = Kept(0, 0, states, zero, zero, session.images, 0)
-        self._keep(recorded, recorded.kept, recorded.output)
-        found = self.since_watched.pop(recorded.name, 0.0)
+        self._shift = shift
+        states = recorded.states.unflatten(0, (recorded.copies, recorded.images))
+        step = torch.zeros(recorded.images, dtype=torch.int64, device=states.device)
+        kept = Kept(0, 0, states[:, :1], step[:1], step[:1], recorded.images, 0)
+        self._latest[recorded] = (
+            -states,
+            step,
+        )  # noise of the other sign is as likely; drafted states come later
+        self._kept[recorded] = kept
+        self._keep(recorded, kept, recorded.output)
+        found = self._since_watched.pop(recorded.name, 0.0)
         if found > DIFFERS:
-            self._require_law(recorded)
-            raise self._changed(recorded, recorded.kept, "in three steps of the untouched loop", found)
+            self._require_row_by_row(recorded, kept)
+            raise self._changed(recorded, kept, "in three steps of the untouched loop", found)
 
-    def going_along(self, recorded: Recorded, states: Tensor, step: Tensor) -> Tensor:
-        """Choose which of a call's states, [copies, drafted, …], to keep; return the steps of all in the call."""
-        session, asked = self.session, recorded.asked
-        # Another place in each turn, spread over the window.
-        number = int(session.turn * 0.6180339887 % 1 * session.drafted)
-        if asked is not None:
-            step = torch.cat([step, asked.step])
-        later = self._later(recorded, step)
+    def evaluate(self, recorded: Recorded, batch: Batch, states: Tensor, arguments: dict[str, Any]) -> Any:
+        """A call on drafted states, [copies, drafted, …], and on the one kept from the call before, the last.
+
+        That one must get the answer it had. Another state is kept for the next call.
+        """
+        asked, drafted = self._kept[recorded], batch.drafted
+        step = torch.cat([batch.step[:drafted], asked.step])
+        later = self.networks.later(recorded.name, step.cpu())
 
         def kept(number: int) -> Kept:
             together = later == later[number]
             rows, place = int(together.sum()), int(together[:number].sum())
-            given = states[:, [number]], step[[number]], session.row[[number]]
-            return Kept(session.turn, number, *given, rows, place)
+            side = {p: _apart(recorded, at(arguments, p), 1)[:, [number]] for p in recorded.side}
+            own = states[:, [number]], step[[number]], batch.row[[number]]
+            return Kept(self.clock.turn, number, *own, rows, place, side)
 
-        recorded.kept = kept(number)
-        others = (later[: session.drafted] != later[number]).nonzero().flatten()
-        self.beside = kept(int(others[0])) if len(others) else None
-        return step
+        def along(path: Path, value: Any) -> Any:
+            old = at(recorded.arguments, path)
+            frames = recorded.frames(path, old) if isinstance(old, Tensor) else 0
+            if not frames:
+                return value
+            again = _had(recorded, asked, path, frames)
+            return torch.cat([_apart(recorded, value, frames), again], 1).flatten(0, 2)
 
-    def compare(self, recorded: Recorded, output: Any) -> None:
-        """Keep an answer for the next turn; that of the state asked again, the last, must be the one it had."""
-        for kept in (recorded.kept, self.beside):
-            if kept is not None:
-                self._keep(recorded, kept, output)
-        if recorded.asked is not None:
-            self._require_alike(recorded, recorded.asked, self._answers(recorded, output, -1))
+        # Another place in each turn, spread over the window; and a state that the other of two networks answers.
+        number = int(self.clock.turn * 0.6180339887 % 1 * drafted)
+        others = (later[:drafted] != later[number]).nonzero().flatten()[:1].tolist()
+        chosen = [kept(n) for n in (number, *others)]
+        self._kept[recorded], self._latest[recorded] = chosen[0], (states, step[:drafted])
+        together = torch.cat([states, asked.states], 1)
+        output = self.networks.evaluate(recorded, together, rebuilt(along, arguments), step)
+        for one in chosen:
+            self._keep(recorded, one, output)
+        self._require_alike(recorded, asked, _answers(recorded, output, -1))
+        return output
 
-    def at_the_end(self) -> None:
+    def at_the_end(self, callback: bool) -> None:
         """The loop is over: does each network still answer as it did first?
 
         Its last turns needed no network, and a callback may come after them. Asked at the first use of a configuration
         and wherever there is a callback: one call on one state.
         """
-        session = self.session
-        if not self.new and session.callback is None:
-            return
-        for recorded, kept in self.first.values():
-            session.report.look_calls += 1
-            self._require_alike(recorded, kept, self._once_more(recorded, kept, 1, 0))
+        if self.new or callback:
+            for (recorded, _), kept in self._first.items():
+                self._require_alike(recorded, kept, self._once_more(recorded, kept, 1, 0))
 
     def _keep(self, recorded: Recorded, kept: Kept, output: Any) -> None:
-        kept.answers = self._answers(recorded, output, kept.number)
-        self.first.setdefault((id(recorded), bool(self._later(recorded, kept.step))), (recorded, kept))
-
-    def _later(self, recorded: Recorded, step: Tensor) -> Tensor:
-        """Whether the second of two networks serves these steps, on the CPU."""
-        route = self.session.routes.get(recorded.name)
-        if route is None:
-            return torch.zeros(len(step), dtype=torch.bool)
-        return self.session.timesteps.cpu()[step.cpu()] < route.boundary
-
-    def _answers(self, recorded: Recorded, output: Any, number: int) -> dict[Path, Tensor]:
-        """One state's answers, [copies, 1, …]."""
-        found = _batched(recorded.output, output, recorded.copies * self.session.images)
-        return {k: v.unflatten(0, (recorded.copies, -1))[:, [number]] for k, v in found.items()}
+        kept.answers = _answers(recorded, output, kept.number)
+        self._first.setdefault((recorded, self.networks.serving(recorded.name, kept.step)), kept)
 
     def _require_alike(self, recorded: Recorded, kept: Kept, now: dict[Path, Tensor]) -> None:
-        evidence = self.session.report.evidence
         found = _largest_change(kept.answers, now)
-        evidence.asked_again += 1
+        self.evidence.asked_again += 1
         if found > max(DIFFERS, self.rounding.get(recorded.name, 0.0)):
-            straddled = set(self.session.straddled)
             self._require_rounding(recorded, kept, found)
-            self.session.straddled = straddled
             self.rounding[recorded.name] = 2 * found
-        evidence.largest_change = max(evidence.largest_change, found)
+        self.evidence.largest_change = max(self.evidence.largest_change, found)
 
     def _require_rounding(self, recorded: Recorded, kept: Kept, found: float) -> None:
         """Refuse unless it was the size of the call that made the difference."""
-        session = self.session
         again = self._once_more(recorded, kept, kept.rows, kept.place)
         same = _largest_change(kept.answers, again) <= DIFFERS
-        session.report.look_calls += 1
-        if same and recorded.name in self.rounding:  # rows are by themselves: that was found before
+        if same and recorded.name in self.rounding:  # each row is by itself: that was found before
             return
-        self._require_law(recorded)
+        self._require_row_by_row(recorded, kept)
         if not same:
-            between = f"between step {kept.turn} and step {session.turn} of its loop"
+            between = f"between step {kept.turn} and step {self.clock.turn} of its loop"
             raise self._changed(recorded, kept, between, found)
-        session.report.look_calls += len(MATES)
 
-    def _require_law(self, recorded: Recorded) -> None:
+    def _require_row_by_row(self, recorded: Recorded, kept: Kept) -> None:
         """Refuse a network that draws random numbers, mixes rows or keeps state between calls: two calls."""
-        session = self.session
-        _, cause = dependence(partial(session._asked, recorded), partial(session._shift, recorded))
+
+        def ask(kind: int) -> Tensor:
+            answers = self._once_more(recorded, kept, STATES, STATES - 1, first=kind == 0)
+            return torch.cat([answer[0, 0].flatten() for answer in answers.values()])
+
+        _, cause = dependence(ask, self._shift)
         if cause is not None:
             what = str(cause).replace("the target", f"the pipeline's {recorded.name}", 1)
             raise Refused(f"{what} (look=False draws with it all the same, inexactly)")
 
     def _changed(self, recorded: Recorded, kept: Kept, between: str, found: float) -> Refused:
-        route = self.session.routes.get(recorded.name)
-        name = route.later if route is not None and self._later(recorded, kept.step) else recorded.name
         return Refused(
-            f"the pipeline's {name} was changed {between}: asked the same again, its answer changes by "
-            f"{found:.1e} of its size; take out what changes it (a callback, a hook, a cache), or {REMEDY}"
+            f"the pipeline's {self.networks.serving(recorded.name, kept.step)} was changed {between}: asked the same "
+            f"again, its answer changes by {found:.1e} of its size; take out what changes it (a callback, a hook, a "
+            f"cache), or {REMEDY}"
         )
 
-    def _once_more(self, recorded: Recorded, kept: Kept, rows: int, place: int) -> dict[Path, Tensor]:
-        """A kept state's answers in a call of so many states, in this place among others."""
-        session, copies = self.session, recorded.copies
+    def _once_more(
+        self, recorded: Recorded, kept: Kept, rows: int, place: int, first: bool = False
+    ) -> dict[Path, Tensor]:
+        """A kept state's answers in a call of so many states, in this place among others of the run.
 
-        def had(path: Path, old: Any) -> Any:
-            if not isinstance(old, Tensor):
-                return old
-            frames = session._frames(recorded, old)
-            apart = old.unflatten(0, (len(old) // frames, frames)) if frames > 1 else old
-            if not session._batched(recorded, path, apart):
-                return old.clone()
-            own = session._had(recorded, kept, path, apart)
-            value = own.repeat(1, rows, *[1] * (own.ndim - 2)).flatten(0, 1)
-            return value.flatten(0, 1) if frames > 1 else value
+        They are the loop's latest states, or its first, as far as the same network serves them.
+        """
+        self.calls += 1
 
-        states = (MATES[0][0] * kept.states + 1).repeat(1, rows, *[1] * (kept.states.ndim - 2))
-        states[:, place] = kept.states[:, 0]
-        step = kept.step.repeat(copies * rows)
-        arguments = {k: _walked(had, (k,), v) for k, v in recorded.arguments.items()}
-        arguments[recorded.names[0]], arguments[recorded.names[1]] = states.flatten(0, 1), session._times(step)
-        return self._answers(recorded, session._routed(recorded.name, arguments, step), place)
+        def repeated(path: Path, old: Any) -> Any:
+            frames = recorded.frames(path, old) if isinstance(old, Tensor) else 0
+            if not frames:
+                return old.clone() if isinstance(old, Tensor) else old
+            own = _had(recorded, kept, path, frames)
+            return own.repeat(1, rows, *[1] * (own.ndim - 2)).flatten(0, 2)
 
-
-def _batched(old: Any, new: Any, batch: int, path: Path = ()) -> dict[Path, Tensor]:
-    """The tensors of a network's answer that had `batch` rows in turn 0, by their place in it."""
-    if isinstance(old, dict):
-        parts = [_batched(v, new[k], batch, (*path, k)) for k, v in old.items()]
-    elif isinstance(old, (list, tuple)):
-        parts = [_batched(v, new[i], batch, (*path, i)) for i, v in enumerate(old)]
-    else:
-        has_rows = isinstance(old, Tensor) and old.ndim > 0 and len(old) == batch
-        return {path: new.as_subclass(Tensor)} if has_rows else {}
-    return {k: v for part in parts for k, v in part.items()}
+        states, step = self._latest[recorded]
+        if first:
+            states = recorded.states.unflatten(0, (recorded.copies, recorded.images))
+            step = torch.zeros_like(kept.step).repeat(recorded.images)
+        served = self.networks.later(recorded.name, step) == self.networks.later(recorded.name, kept.step)
+        index = served.nonzero().flatten()
+        if not len(index):
+            states, step, index = kept.states, kept.step, torch.zeros_like(kept.step)
+        mates = index[torch.arange(rows, device=index.device) % len(index)].to(step.device)
+        states, step = states[:, mates], step[mates]
+        states[:, place], step[place] = kept.states[:, 0], kept.step[0]
+        output = self.networks.evaluate(recorded, states, rebuilt(repeated, recorded.arguments), step)
+        return _answers(recorded, output, place)
 
 
-def _walked(change: Callable[[Path, Any], Any], path: Path, tree: Any) -> Any:
-    """The same containers of changed things, which `change` is told the place of."""
-    if isinstance(tree, dict):
-        return {k: _walked(change, (*path, k), v) for k, v in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_walked(change, (*path, i), v) for i, v in enumerate(tree))
-    return change(path, tree)
+def _apart(recorded: Recorded, value: Tensor, frames: int) -> Tensor:
+    """The rows of an argument, [copies, n, frames, …]."""
+    return value.unflatten(0, (recorded.copies, -1, frames))
+
+
+def _had(recorded: Recorded, kept: Kept, path: Path, frames: int) -> Tensor:
+    """The rows of an argument that a kept state had, [copies, 1, frames, …]."""
+    if path in kept.side:
+        return kept.side[path]
+    old = at(recorded.arguments, path)
+    return _apart(recorded, old, frames)[:, kept.image.to(old.device)]
+
+
+def _answers(recorded: Recorded, output: Any, number: int) -> dict[Path, Tensor]:
+    """One state's answers, [copies, 1, …]."""
+    paths = _rows(recorded.output, recorded.copies * recorded.images)
+    return {p: plain(at(output, p)).unflatten(0, (recorded.copies, -1))[:, [number]] for p in paths}
+
+
+def _rows(output: Any, batch: int) -> dict[Path, Tensor]:
+    """The tensors of a network's answer that have `batch` rows."""
+    return {p: plain(v) for p, v in tensors(output).items() if v.ndim > 0 and len(v) == batch}
 
 
 def _largest_change(before: dict[Path, Tensor], now: dict[Path, Tensor]) -> float:
-    """The largest distance of two answers relative to the first; those that are not finite are skipped (`faults`)."""
-    changes = [_change(answer, now[path]) for path, answer in before.items()]
-    return float(torch.stack(changes).max()) if changes else 0.0
-
-
-def _change(one: Tensor, two: Tensor) -> Tensor:
-    """As `core.look.change`, on the device: 0 if the first is not finite, infinite if only the second is not."""
-    one, two = one.float(), two.float()
-    size = one.norm()
-    change = ((two - one).norm() / (size + 1e-30)).nan_to_num(torch.inf)
-    return torch.where(size.isfinite(), change, 0.0)
+    """The largest `change` of an answer that was finite; infinite if it is no longer."""
+    pairs = [(answer.float(), now[path].float()) for path, answer in before.items()]
+    changes = [change(one, two) for one, two in pairs if one.norm().isfinite()]
+    return max((math.inf if math.isnan(found) else found for found in changes), default=0.0)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foresample.integrations.diffusers.turns import mapped
-from foresample.integrations.explain import Enough
+from foresample.integrations.diffusers.trees import mapped
+from foresample.integrations.diffusers.watch import Enough
 from foresample.integrations.refusal import REMEDY, Refused
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)

@@ -16,12 +16,12 @@ from foresample.chains import Chain, Kind, vp
 from foresample.chains.chain import Clip, Levels, denoising_chain
 from foresample.chains.schedulers import LEARNED_BASE
 from foresample.core.report import Commit
-from foresample.integrations.explain import Rerun, Subject, require_explained
+from foresample.integrations.explain import Rerun, Standard, require_explained
 from foresample.integrations.networks import for_rows, require_fixed
 from foresample.integrations.packages.stand_in import StandIn
 from foresample.integrations.replaced import standing_in
 from foresample.integrations.trusted import held, library_name
-from foresample.targets import from_chain
+from foresample.targets import ChainTarget, from_chain
 
 _OBJECTIVES: dict[str, Kind] = {"pred_noise": "eps", "pred_x0": "x0", "pred_v": "v"}
 _STEPS = (
@@ -63,7 +63,7 @@ class GaussianLoop(StandIn):
                     f"{type(diffusion).__name__}.{name} is not {package}'s own function: it is overridden or patched, "
                     "and may step in another way at any sample; make a target with foresample.targets"
                 )
-        chain = _chain(diffusion)
+        chain = gaussian_chain(diffusion)
         tables = tuple(tuple(table.tolist()) for _, table in diffusion.named_buffers(recurse=False))
         now = (diffusion.__class__, held(diffusion), tables)
         if now != self.walked:
@@ -80,16 +80,17 @@ class GaussianLoop(StandIn):
             raise ValueError(f"{name}.sample needs {', '.join(needed)}: make a target with foresample.targets")
 
         def run(generator: torch.Generator) -> Any:
-            with (
-                standing_in(diffusion, self.name, self.original),
-                redirect_stderr(StringIO()),
-            ):  # its progress bar
+            own = standing_in(diffusion, self.name, self.original)
+            with own, redirect_stderr(StringIO()):  # its progress bar
                 return diffusion.sample(batch_size=1)
 
-        remedy = "only DDPM and DDIM with x0 clipped to ±1 are known here, make a target with foresample.targets for others"
-        subject = Subject(f"{name}.{self.name}", remedy)
+        sentence = (
+            f"{name} has steps of its own, which are not DDPM's or DDIM's with x0 clipped to ±1; make a target with "
+            "foresample.targets"
+        )
+        standard = Standard(sentence, rounding={}, coarse=1e-3, scale=lambda x: 1 + x.abs())
         instead = partial(standing_in, diffusion, "model")
-        require_explained(Rerun(subject, run, instead, diffusion.betas.device), chain)
+        require_explained(Rerun(standard, run, instead, diffusion.betas.device), chain)
 
     @torch.inference_mode()
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
@@ -103,12 +104,7 @@ class GaussianLoop(StandIn):
             raise ValueError(f"an accelerated loop cannot take {', '.join(unknown)}: restore it first")
         require_fixed(diffusion.model)
         start = torch.randn(shape, device=diffusion.betas.device)
-        conditions = asked.get("model_forward_kwargs", {})
-
-        def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-            return diffusion.model(x, time, **for_rows(conditions, row, len(start)))
-
-        target = from_chain(denoiser, self.checked_chain(), start.shape[1:], start=start, device=start.device)
+        target = gaussian_target(diffusion, self.checked_chain(), start, asked.get("model_forward_kwargs", {}))
         states = start.new_empty(shape[0], len(target.std) + 1, *shape[1:]) if every else None
         if states is not None:
             states[:, 0] = start
@@ -138,7 +134,19 @@ def loop_name(diffusion: Any) -> str:
     return "ddim_sample" if diffusion.is_ddim_sampling else "p_sample_loop"
 
 
-def _chain(diffusion: Any) -> Chain:
+def gaussian_target(
+    diffusion: Any, chain: Chain, start: Tensor, conditions: dict[str, Any] | None = None
+) -> ChainTarget:
+    """Its network and the chain of its loop."""
+    network, given = diffusion.model, conditions or {}
+
+    def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        return network(x, time, **for_rows(given, row, len(start)))
+
+    return from_chain(denoiser, chain, start.shape[1:], start=start, device=start.device)
+
+
+def gaussian_chain(diffusion: Any) -> Chain:
     """The chain of its loop, read off its buffers."""
     if getattr(diffusion, "self_condition", False):
         raise ValueError(

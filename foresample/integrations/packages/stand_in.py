@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ import torch
 from foresample.contracts import Target
 from foresample.core.report import Observer, Run
 from foresample.engine import Engine
-from foresample.engine.tuning import Tuning, measure
 from foresample.integrations.replaced import REPORT, Replaced
 from foresample.integrations.trusted import library_name, require_current
 from foresample.settings import Settings
@@ -27,8 +26,6 @@ class StandIn:
     original: Callable[..., Any]
     settings: Settings
     replaced: Replaced
-    tunings: dict[tuple[Any, ...], Tuning] = field(default_factory=dict)
-    """Windows measured for `window="auto"`, one for each kind of run."""
 
     def refuse_early(self) -> None:
         """Refuse, before anything is replaced, an object that cannot be served."""
@@ -52,13 +49,7 @@ class StandIn:
 
     def draw(self, target: Target, count: int, trusted: list[str], observe: Observer | None = None) -> Run:
         """Samples with seeds of torch's generator; their report says what was taken on trust."""
-        seeds, settings = torch.randint(2**62, (count,)), self.settings.for_count(count)
-        if settings.window == "auto":
-            kind = (len(target.std), count, target.shape, target.std.dtype, target.std.device)
-            if kind not in self.tunings:
-                self.tunings[kind] = measure(target, settings)
-            settings = settings.replace(window=self.tunings[kind])
-        run = Engine(target, settings).sample(seeds, observe)
+        run = Engine(target, self.settings.for_count(count)).sample(torch.randint(2**62, (count,)), observe)
         run.report.evidence.trusted += trusted
         setattr(self.served, REPORT, run.report)
         return run

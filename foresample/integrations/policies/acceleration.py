@@ -81,6 +81,8 @@ def restore_policy(policy: Any) -> None:
     """Give a policy its own methods back; nothing happens to one that was not accelerated."""
     loop = find_loop(policy)
     owner, name = (find_model(policy), "conditional_sample") if loop is None else (loop.owner, loop.method)
+    if owner is None:
+        raise TypeError(f"{type(policy).__name__} is no diffusion policy foresample knows")
     method = vars(owner).get(name)
     if not isinstance(method, (SpeculativeMethod, SpeculativeLoop)):
         return
@@ -149,11 +151,11 @@ def _refuse_early(scheduler: Any, steps: int | None, model: Any) -> None:
     require_fixed_variance(scheduler_chain(scheduler, eta=options.get("eta", 0.0)))
 
 
-def _executed(policy: Any, model: Any) -> int:
-    """Actions the policy executes of a plan; 0, nothing known, leaves the last plan where it was."""
+def _executed(policy: Any, model: Any) -> int | None:
+    """Actions the policy executes of a plan, where it says so."""
     for owner in (model, policy, getattr(policy, "config", None), getattr(model, "config", None)):
         for name in ("n_action_steps", "act_horizon"):
             number = getattr(owner, name, None)
             if isinstance(number, int):
-                return number
-    return 0
+                return number or None
+    return None

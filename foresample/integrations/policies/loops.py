@@ -48,7 +48,7 @@ from foresample.integrations.policies.plans import (
     require_unscaled,
     seeds_from,
 )
-from foresample.integrations.policies.watch import policy_subject, require_same_chain
+from foresample.integrations.policies.watch import policy_standard, require_same_chain
 from foresample.integrations.replaced import REPORT, Replaced, standing_in
 from foresample.integrations.trusted import require_current
 
@@ -372,7 +372,7 @@ class Walk:
             self._refuse("it returns other values than the conditioned ones")
 
     def _refuse(self, what: str) -> NoReturn:
-        policy_subject(self.loop.name).refuse(what)
+        policy_standard(self.loop.name).refuse(what)
 
 
 class _Stepped:

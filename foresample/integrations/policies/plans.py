@@ -86,7 +86,7 @@ class PlanSettings:
     prior: Prior | str | Path | None = None
     warm: bool = False
     executed: int | None = None
-    """Actions executed of a plan before the next is drawn."""
+    """Actions executed of a plan before the next is drawn; None, not known, leaves the last plan where it was."""
     pilots: int | None = None
     trace: bool = True
 
@@ -97,8 +97,8 @@ class PlanSettings:
             )
         if self.batch_pad is not True and self.batch_pad is not False:
             at_least_one("batch_pad", self.batch_pad)
-        if self.executed:
-            at_least_one("executed", self.executed)
+        if self.executed is not None:
+            object.__setattr__(self, "executed", at_least_one("executed", self.executed))
         if self.pilots is not None:
             object.__setattr__(self, "pilots", max(2, at_least_one("pilots", self.pilots)))
 
@@ -196,10 +196,10 @@ class Planner:
         return states, [self.recorded.outputs[:, k].clone() for k in range(steps)]
 
     def _window(self) -> int | None:
-        settings = self.settings.replace(slots=len(self.data))
+        settings = replace(self.settings, slots=len(self.data))
         self.padded = 0
         if self.table is not None:
-            settings = settings.replace(drafter=Replay(prior=self.table))
+            settings = replace(settings, drafter=Replay(prior=self.table))
         return chosen_window(replace(self.target, start_states=None), settings)
 
     def _engine(self, window: int) -> Engine:
@@ -211,15 +211,15 @@ class Planner:
             self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
         if how.warm:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
-            slopes = {} if self.table is None else {"gain": self.table.gain, "response": self.table.response}
-            if slopes.get("gain") is not None:
-                slopes["gain"] = self.table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]  # type: ignore[union-attr]
+            slopes = {} if self.table is None else {"slope": self.table.slope, "jacobian": self.table.jacobian}
+            if slopes.get("slope") is not None:
+                slopes["slope"] = self.table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]  # type: ignore[union-attr]
             self.last = Prior(empty, empty.clone(), **slopes)
             self.forget()
-        settings = self.settings.replace(window=window, slots=len(self.data))
+        settings = replace(self.settings, window=window, slots=len(self.data))
         prior = self.last or self.table
         if prior is not None:
-            settings = settings.replace(drafter=Replay(prior=prior))
+            settings = replace(settings, drafter=Replay(prior=prior))
         return Engine(self.recorded or target, settings)
 
     def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
@@ -354,7 +354,7 @@ def _shift(free: Tensor, executed: int) -> Tensor:
 
 def _fitting(prior: Prior, target: ChainTarget) -> Prior:
     """The prior, if it is one of such plans."""
-    steps = len(target.std) if prior.response is None else len(prior.response)
+    steps = len(target.std) if prior.jacobian is None else len(prior.jacobian)
     if prior.states.shape[2:] != target.shape or steps != len(target.std):
         raise ValueError(
             f"the prior was fitted on plans of {prior.states.shape[2:].numel()} numbers in {steps} steps, this "

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foresample.chains import Chain
-from foresample.integrations.explain import STEPS, Rerun, Subject, require_explained
+from foresample.integrations.explain import STEPS, Rerun, Standard, difference, largest, require_explained
 from foresample.integrations.policies.plans import Request
 
 
-def policy_subject(name: str) -> Subject:
-    """A policy's method, as a refusal names it, with the ways out."""
-    return Subject(
-        name,
-        "plan with the policy as it is (foresample.restore), make a target with foresample.targets, or give "
-        "trace=False if you know that its distribution is the scheduler's",
+def policy_standard(name: str) -> Standard:
+    """What a policy's method of this name is held to; half precision is rounded after every step."""
+    return Standard(
+        f"{name} is not the loop it looks like: {{what}}; plan with the policy as it is (foresample.restore), make a "
+        "target with foresample.targets, or give trace=False if you know that its distribution is the scheduler's",
+        rounding={torch.float64: 1e-6, torch.float32: 1e-3},
+        coarse=0.1,
+        scale=partial(largest, least=1.0),
     )
 
 
@@ -39,8 +42,9 @@ def require_same_chain(
     whole: bool = True,
 ) -> None:
     """Refuse a method that does something else than the chain; the arguments are those of `Rerun`."""
+    standard = policy_standard(name)
     loop = Rerun(
-        policy_subject(name),
+        standard,
         run,
         instead,
         request.data.device,
@@ -61,5 +65,8 @@ def require_same_chain(
     with torch.no_grad():
         together = request.network(torch.cat([call.sample[:1] for call in seen]), times, **conditions)
     for k, call in enumerate(seen):
-        what = f"where states of a call are at different steps its network's answer to step {k}"
-        loop.subject.require_same(what, call.output[0], together[k], request.data.dtype)
+        size = difference(together[k], call.output[0], partial(largest, least=1e-6))
+        if not standard.explains(size, request.data.dtype):
+            standard.refuse(
+                f"where states of a call are at different steps its network's answer changes by {size:.2g}"
+            )

@@ -1,0 +1,126 @@
+"""Where the work is done: in plain PyTorch, by Triton on CUDA, or by Numba on a CPU.
+
+Drafting a window is a linear recurrence per element; verifying it takes two sums per transition and a few scalars. In
+plain PyTorch that is hundreds of small operations, which take longer than a small network. The other two backends do
+the same work in a few passes and agree with plain PyTorch to rounding (tests/backends). Each offers the functions of
+a `Backend`, and a round for affine chains, the default drafter and recycled noise (`backends.rounds`).
+
+`backend_for` is the one place that chooses. Triton and Numba are imported only where they are chosen.
+FORESAMPLE_PLAIN=1 in the environment keeps a CPU to plain PyTorch: the same samples up to rounding, slower.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import AffineChain, Target
+from foresample.core import noise as streams
+from foresample.core import report
+from foresample.core.noise import STEP, Normal
+from foresample.core.report import Count
+
+
+class Transition(Protocol):
+    """One step of the sequential sampler, in place; `step` itself is not moved on."""
+
+    def __call__(
+        self,
+        chain: AffineChain,
+        x: Tensor,
+        prediction: Tensor,
+        previous: Tensor,
+        seed: Tensor,
+        step: Tensor,
+        fault: Tensor,
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a backend does for everybody."""
+
+    name: str
+    normal: Normal
+    """Noise, as `core.noise.normal`."""
+    count: Count
+    """Adds a round to a tally, as `core.report.count`."""
+    transition: Transition | None
+    """Of affine chains; None: `baseline` does it."""
+    change_basis: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """left · x · right, for x [B, rows, columns]."""
+    prepare: Callable[[torch.dtype], None]
+    """Compile what the sequential sampler of such chains needs, before any clock runs."""
+
+
+def _product(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
+    return left @ x @ right
+
+
+def _nothing(dtype: torch.dtype) -> None:
+    pass
+
+
+PLAIN = Backend("plain", streams.normal, report.count, None, _product, _nothing)
+
+
+def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
+    """The fastest there is for such numbers."""
+    if device.type == "cuda" and find_triton():
+        return _triton()
+    if device.type == "cpu" and dtype in (torch.float32, torch.float64) and _uses_numba():
+        return _numba()
+    return PLAIN
+
+
+def backend_of(target: Target) -> Backend:
+    """The fastest there is for this target's states."""
+    return backend_for(target.std.device, target.std.dtype)
+
+
+def normal(
+    seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int = STEP, step: Tensor, draw: Tensor
+) -> Tensor:
+    """`core.noise.normal`, by the fastest backend."""
+    return backend_for(seed.device, dtype).normal(seed, shape, dtype, stream=stream, step=step, draw=draw)
+
+
+def extra_noise(target: Target, seed: Tensor, step: Tensor) -> Tensor | None:
+    """`core.noise.extra_noise`, by the fastest backend."""
+    return streams.extra_noise(target, seed, step, backend_of(target).normal)
+
+
+@cache
+def find_triton() -> bool:
+    """Whether Triton can compile for a device here."""
+    return torch.cuda.is_available() and find_spec("triton") is not None
+
+
+def _uses_numba() -> bool:
+    return os.environ.get("FORESAMPLE_PLAIN") != "1" and _find_numba()
+
+
+@cache
+def _find_numba() -> bool:
+    return find_spec("numba") is not None
+
+
+@cache
+def _triton() -> Backend:
+    from foresample.backends.triton import basis, noise, tally, transition
+
+    return Backend("Triton", noise.normal, tally.count, transition.transition, basis.change, _nothing)
+
+
+@cache
+def _numba() -> Backend:
+    from foresample.backends.numba import noise, tally, transition
+
+    return Backend("Numba", noise.normal, tally.count, transition.transition, _product, transition.prepare)

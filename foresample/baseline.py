@@ -1,0 +1,148 @@
+"""The plain sampler: the baseline every figure is measured against, and the oracle of the law.
+
+It imports nothing of what it judges: neither rounds, nor verification, nor drafters, nor the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foresample.backends import backend_of, extra_noise
+from foresample.backends.graphs import capture, require_cuda
+from foresample.contracts import (
+    Target,
+    affine_chain,
+    calls_per_step,
+    expand,
+    no_history,
+    predict,
+    remember,
+    require_own_chain,
+    require_target,
+    resolve_slots,
+    start_states,
+    transition_mean,
+)
+from foresample.core.noise import START, resolve_seeds
+from foresample.core.report import Commit, Observer, Report, Run, Tally, TimedTarget
+from foresample.faults import NO_FAULT, broken, note_fault, note_state, raise_faults
+
+_LOOK_EVERY = 64  # steps between looks for NaN and infinity, on a device where looking means waiting
+
+
+class Sequential:
+    """The plain sampler for one target, kept between runs: what was captured once serves every later run."""
+
+    def __init__(self, target: Target, slots: int, *, graph: bool = False) -> None:
+        require_target(target)
+        require_own_chain(target)
+        device = target.std.device
+        if graph:
+            require_cuda(target)
+        self.target, self.slots, self.timed = target, slots, TimedTarget(target)
+        self.chain, self.backend = affine_chain(target), backend_of(target)
+        self.row, self.key, self.step, self.fault = (
+            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
+        )
+        self.used = torch.ones(slots, 1, dtype=torch.bool, device=device)
+        self.x = target.std.new_zeros((slots, *target.shape))
+        self.previous = no_history(target, self.x)
+        self.backend.prepare(target.std.dtype)
+        self.graph = capture(self._transition, device) if graph else None
+
+    def sample(self, seeds: Tensor, observe: Observer | None = None, *, rows: Tensor | None = None) -> Run:
+        """The samples of these seeds, `slots` at a time; `rows` numbers them for the target, 0, 1, … by default."""
+        started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
+        index, seeds = torch.arange(len(seeds)), seeds.cpu()
+        rows = index if rows is None else rows
+        parts = [self._batch(rows[part], seeds[part], observe) for part in index.split(self.slots)]
+        samples = torch.cat(parts)
+        tally = Tally(0, steps, index.device)
+        tally.lengths[0] = steps * len(seeds)
+        report = Report("sequential", steps, len(seeds), 0, slots=self.slots)
+        report.calls_per_step = calls_per_step(self.target)
+        report.occupancy = len(seeds) / (self.slots * len(parts))
+        run = tally.close(report, samples, torch.full_like(index, steps), torch.full_like(index, steps))
+        report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
+        return run
+
+    def draw(self, row: Tensor, seeds: Tensor, observe: Observer | None = None) -> tuple[Tensor, Tensor]:
+        """Samples `row` of these seeds, at most `slots`, and their faults (`faults`); a broken one is given up."""
+        for k in self._steps(row, seeds):
+            self.x.masked_fill_(expand(self.fault != NO_FAULT, self.x), 0.0)
+            if observe is not None:
+                observe(self._commit(k, len(row)))
+        fault = note_state(self.fault, self.x, len(self.target.std))
+        return self.x[: len(row)].clone(), fault[: len(row)].clone()
+
+    def _batch(self, index: Tensor, seeds: Tensor, observe: Observer | None) -> Tensor:
+        """All transitions of these samples; the first fault is raised."""
+        target, steps = self.target, len(self.target.std)
+        look_every = _LOOK_EVERY if self.x.is_cuda else 1
+        for k in self._steps(index, seeds):
+            if (k + 1) % look_every == 0:
+                raise_faults(self.fault, self.row, target)
+            if observe is not None:
+                observe(self._commit(k, len(index)))
+        raise_faults(note_state(self.fault, self.x, steps), self.row, target)
+        return self.x[: len(index)].clone()
+
+    def _steps(self, row: Tensor, seeds: Tensor) -> Iterator[int]:
+        """Take these samples through the chain, a step at a time; slots left over repeat the last of them."""
+        target = self.target
+        full = torch.arange(self.slots).clamp(max=len(row) - 1)
+        self.row.copy_(row[full])
+        self.key.copy_(seeds[full])
+        self.step.zero_()
+        self.fault.fill_(NO_FAULT)
+        zero = torch.zeros_like(self.key)
+        unit = self.backend.normal(self.key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero)
+        with torch.no_grad():
+            self.x.copy_(start_states(target, unit, self.row))
+        for k in range(len(target.std)):
+            with torch.no_grad():
+                self.graph.replay() if self.graph else self._transition()
+            yield k
+
+    def _transition(self) -> None:
+        extra = extra_noise(self.target, self.key, self.step)
+        prediction = predict(self.timed, self.x.clone(), self.step, self.row, extra)
+        self._move(prediction, extra)
+        self.step.add_(1).clamp_(max=len(self.target.std) - 1)
+
+    def _move(self, prediction: Tensor, extra: Tensor | None) -> None:
+        target, step, transition = self.target, self.step, self.backend.transition
+        if transition is not None and self.chain is not None:
+            return transition(self.chain, self.x, prediction, self.previous, self.key, step, self.fault)
+        network, state = (broken(v.unsqueeze(1)) for v in (prediction, self.x))
+        self.fault.copy_(note_fault(self.fault, network, state, step.unsqueeze(1), self.used))
+        mean = transition_mean(target, self.x, prediction, step, self.previous, extra)
+        zero = torch.zeros_like(self.key)
+        noise = self.backend.normal(self.key, target.shape, self.x.dtype, step=step, draw=zero)
+        self.x.copy_(mean + expand(target.std[step], noise) * noise)
+        self.previous.copy_(remember(target, prediction, self.previous))
+
+    def _commit(self, k: int, count: int) -> Commit:
+        x, row = self.x[:count].clone(), self.row[:count].clone()
+        step, one = torch.full_like(row, k), torch.ones_like(row)
+        return Commit(row, step, one, x.unsqueeze(1), x, self.target.std.new_zeros(count, 0), one - 1)
+
+
+def sequential(
+    target: Target,
+    count: int | None = None,
+    *,
+    seed: int = 0,
+    seeds: Sequence[int] | Tensor | None = None,
+    slots: int | None = None,
+    graph: bool = False,
+    observe: Observer | None = None,
+) -> Run:
+    """Draw samples one step after the other: N calls each. Arguments as for `sample`."""
+    require_target(target)
+    key = resolve_seeds(count, seed, seeds)
+    return Sequential(target, resolve_slots(slots, len(key)), graph=graph).sample(key, observe)

@@ -1,0 +1,149 @@
+"""Does a guess at a step, or how far a window reaches, change when states and predictions of later steps do?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foresample.checks.findings import Finding
+from foresample.contracts import Drafter, DraftPath, PreviousDraft, Target, begin_memory, expand
+
+_ROWS = 64  # whose guesses are compared: the first, and as many spread over all
+_MANY = 160  # rows of the largest batch, at least
+_ELEMENTS = 2**20  # of a path held at a time
+_STARTS_AT = 8, 16  # windows begin at so many places along the chain, at least and at most
+
+
+def drafter_is_adapted(
+    drafter: Drafter, target: Target, window: int, seed: int = 0, rows: int = _ROWS
+) -> Finding:
+    """Change what happened at later steps than some step: nothing that is decided before that step may move.
+
+    Some rounds are learned, with drafts rejected. Then every guess of the next window, and how far it reaches, is
+    compared with that of a memory whose rounds differ only in noise of that step and later, and in what came of it.
+    Sizes vary over decades from position to position, for rules that look at them. Rows are many, the first of
+    0 … rows − 1 and others spread over them, for rules that look at their numbers. Windows begin along the whole chain,
+    after none to eight rounds that committed one transition or many, in batches of 1, 2 and many rows.
+    """
+    few = torch.arange(min(rows, _ROWS // 2))
+    spread = torch.cat([few, torch.linspace(0, rows - 1, _ROWS - len(few)).long()]).unique()
+    at_a_time = max(1, _ELEMENTS // (target.shape.numel() * (window + 1)))
+    many = torch.arange(min(max(rows, _MANY), 512, at_a_time)) % rows
+    generator = torch.Generator().manual_seed(seed)
+    histories = _histories(len(target.std), window)
+    cases = [(part, histories[0], 16) for part in spread.split(at_a_time)]
+    cases += [(batch, history, 5) for history in histories[1:] for batch in (many, many[:1], many[:2])]
+    with torch.no_grad():
+        for row, history, steps in cases:
+            row = row.to(target.std.device)
+            detail = _looks_ahead(drafter, target, window, row, history, steps, generator)
+            if detail is not None:
+                return Finding("drafter is adapted", False, detail)
+    longest = max(len(history.committed) for history in histories)
+    detail = (
+        f"no guess of a window of {window} looks ahead, nor how far it reaches ({len(spread)} rows, after up to "
+        f"{longest} rounds, along the whole chain, in batches of 1, 2 and {len(many)})"
+    )
+    return Finding("drafter is adapted", True, detail)
+
+
+@dataclass(frozen=True)
+class History:
+    """Rounds before a window."""
+
+    committed: tuple[int, ...]
+    """Transitions that each of them committed."""
+    start: int
+    """The window's first step."""
+
+    @property
+    def first(self) -> list[int]:
+        """The first step of each round."""
+        return [self.start - sum(self.committed[i:]) for i in range(len(self.committed))]
+
+
+def _histories(steps: int, window: int) -> list[History]:
+    """Two rounds from the first step on, and then windows along the chain after rounds of several kinds."""
+    kinds = [(2, 1, min(3, window + 1), 1, 1, 1), (window + 1, 1, 1, window, 1), (1,), (1,) * 5]
+    found = [History((1, 1), 2)] if steps > 3 else []
+    places = min(_STARTS_AT[1], max(_STARTS_AT[0], -(-steps // window)))
+    for i, start in enumerate(torch.linspace(0, max(0, steps - 2), places).long().unique().tolist()):
+        for kind in ((1,) * 8, kinds[i % len(kinds)]):
+            committed = list(kind)
+            while sum(committed) > start:  # a chain has no rounds before its first step
+                committed[committed.index(max(committed))] -= 1
+                committed = [c for c in committed if c]
+            found.append(History(tuple(committed), start))
+    return list(dict.fromkeys(found))
+
+
+def _looks_ahead(
+    drafter: Drafter,
+    target: Target,
+    window: int,
+    row: Tensor,
+    history: History,
+    steps: int,
+    generator: torch.Generator,
+) -> str | None:
+    """A sentence if these rows' next window depends on later steps, else None; at most `steps` cuts are tried."""
+    rows, device, dtype = len(row), target.std.device, target.std.dtype
+    start, last_step = history.start, len(target.std) - 1
+    positions = min(window, max(1, last_step - start))
+
+    def states(*lead: int) -> Tensor:
+        return torch.randn(*lead, *target.shape, generator=generator, dtype=dtype).to(device)
+
+    def path() -> tuple[Tensor, Tensor, Tensor]:
+        size = 10 ** torch.randn(rows, window + 1, generator=generator, dtype=dtype).to(device)
+        x, prediction, innovation = states(rows, window + 1), states(rows, window + 1), states(rows, window)
+        return x, expand(size, prediction) * prediction, innovation
+
+    paths, other = ([path() for _ in history.committed] for _ in range(2))
+    current, noise = states(positions, rows), states(positions, rows)
+    full = torch.full((rows,), window, device=device)
+
+    def next_window(changed_from: int, positions: int) -> tuple[Tensor, list[Tensor]]:
+        """Reach and first guesses of the window; the noise of its rounds is changed from that step on."""
+        memory = begin_memory(drafter, window, row, current[0, 0])
+        for first, committed, old, new in zip(history.first, history.committed, paths, other, strict=True):
+            # A state at a step is made by the noise of the step before; an innovation is that noise.
+            x, prediction, innovation = (
+                _where_later(first + offset, changed_from, b, a)
+                for a, b, offset in zip(old, new, (0, 0, 1), strict=True)
+            )
+            length = full.clamp(max=max(1, last_step - first))
+            learned = DraftPath(x, prediction, innovation, length, torch.full_like(full, first))
+            memory = drafter.learn(memory, learned, torch.full_like(full, committed))
+        found: list[Tensor] = []
+        for j in range(positions):
+            before = PreviousDraft(found[-1], noise[j]) if found else None
+            step = torch.full_like(row, min(start + j, last_step))
+            found.append(drafter.guess(memory, current[j], j, step, row, before))
+        return drafter.reach(memory, window), found
+
+    reach, guesses = next_window(len(target.std) + window, positions)
+    changes = torch.linspace(1, positions, min(positions, steps)).long().tolist()
+    for known in changes:  # positions of the window decided before the noise of step start + known − 1
+        other_reach, other_guesses = next_window(start + known - 1, known)
+        if not torch.equal(other_reach.clamp(max=known), reach.clamp(max=known)):
+            return (
+                "how far a window reaches moves when only later steps change; whether a transition is drafted may "
+                "depend on noise of the steps before it only"
+            )
+        for j, (one, two) in enumerate(zip(other_guesses, guesses, strict=False)):
+            if not torch.equal(one, two):
+                return (
+                    f"the guess at position {j} of a window moves when only later steps change (step {start + j}, "
+                    f"after {len(paths)} rounds, {rows} rows at once); use states and predictions of that step and "
+                    "before only"
+                )
+    return None
+
+
+def _where_later(first: int, step: int, new: Tensor, old: Tensor) -> Tensor:
+    """`new` at the positions of a path from `first` on that lie behind `step`, else `old`."""
+    later = first + torch.arange(old.shape[1], device=old.device) > step
+    return torch.where(later.view(-1, *(1,) * (old.ndim - 2)), new, old)

@@ -1,0 +1,113 @@
+"""`fs.check`: is speculative sampling of this target, with this drafter, exact?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Unpack
+
+from foresample.baseline import sequential
+from foresample.checks.adaptedness import drafter_is_adapted
+from foresample.checks.distribution import Recorder, same_law, steps_to_test
+from foresample.checks.findings import LEVEL, Check, Finding, require_level
+from foresample.checks.network import network_is_doubtful, variance_is_above_its_base
+from foresample.checks.rows import rows_are_independent
+from foresample.contracts import Target, at_least_one, require_target
+from foresample.core.noise import seeds_of
+from foresample.engine.sampling import sample
+from foresample.engine.tuning import tune
+from foresample.settings import Settings, SpeculationKeywords
+
+
+def check(
+    target: Target,
+    *,
+    samples: int = 2000,
+    batch: int = 500,
+    rows: int | None = None,
+    seed: int = 0,
+    level: float = LEVEL,
+    progress: Callable[[int], None] | None = None,
+    **settings: Unpack[SpeculationKeywords],
+) -> Check:
+    """Test a target and a drafter; see `foresample.checks` for what is tested.
+
+    Args:
+        target: the chain.
+        samples: speculative samples, and as many sequential ones.
+        batch: samples drawn at a time, at most.
+        rows: number of rows that the target has, if it looks something up by `row` (labels, prompts): only rows
+            0 … rows − 1 are used. By default, as many as are drawn at a time.
+        seed: fixes everything; two checks with one seed agree.
+        level: probability with which a correct sampler fails the distribution tests.
+        progress: called with the number of transitions committed since the last call.
+        **settings: window, drafter, block and recycle; see `foresample.settings`.
+    """
+    require_target(target)
+    require_level(level)
+    how = Settings.of(settings, without=("slots", "graph", "look")).for_target(target)
+    batch = min(at_least_one("batch", batch), at_least_one("samples", samples))
+    rows = batch if rows is None else at_least_one("rows", rows)
+    batch = min(batch, rows)
+    with _naming_rows(rows):
+        window = _window_to_check(target, how, batch)
+        findings = [
+            rows_are_independent(target, seed, rows=rows),
+            drafter_is_adapted(how.drafter, target, window, seed, rows),
+        ]
+        if not findings[0].passed:
+            skipped = Finding("distribution", False, "not tested: such a target has no transition distribution")
+            return Check([*findings, skipped], level)
+
+        seeds = seeds_of(seed, 2 * samples)
+        steps = steps_to_test(target)
+        recorders = [Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples)]
+        for first in range(0, samples, batch):
+            last = min(first + batch, samples)
+            watch = [recorder.from_sample(first, progress) for recorder in recorders]
+            sample(
+                target,
+                seeds=seeds[first:last],
+                window=window,
+                drafter=how.drafter,
+                block=how.block,
+                recycle=how.recycle,
+                look=False,  # the first question has answered that
+                observe=watch[0],
+            )
+            plain = sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
+        findings += same_law(target, recorders[0], recorders[1], seed, level)
+        findings += network_is_doubtful(target, plain.samples)
+        findings += variance_is_above_its_base(target, recorders[0])
+    return Check(findings, level)
+
+
+def _window_to_check(target: Target, how: Settings, slots: int) -> int:
+    """The window as a number; "auto" is measured with `slots` samples at a time."""
+    window = how.window
+    if isinstance(window, int):
+        return window
+    if window == "auto":
+        steps_to_test(target)  # refuses a chain that adds no noise
+        window = tune(
+            target, slots=slots, drafter=how.drafter, block=how.block, recycle=how.recycle, look=False
+        )
+    found = window.window_for(len(target.std), slots)
+    if found is None:
+        raise ValueError(
+            f"there is no speculation to check, since no window gains with {slots} samples at a time and sampling is "
+            "sequential: pass a number as the window to check that one"
+        )
+    return found
+
+
+@contextmanager
+def _naming_rows(rows: int) -> Iterator[None]:
+    """Say what to do about a target that has fewer rows than are used."""
+    try:
+        yield
+    except IndexError as error:
+        raise ValueError(
+            f"the target cannot look up one of rows 0 … {rows - 1} ({error}): say how many it has, as rows=64 "
+            "(foresample check: --slots 64)"
+        ) from error

@@ -1,0 +1,175 @@
+"""Do `start`, `predict` and `mean` treat rows independently, and answer the same when asked the same?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresample.backends import extra_noise, normal
+from foresample.checks.findings import Finding
+from foresample.contracts import Target, no_history, predict, remember, start_states, transition_mean
+from foresample.core.look import (
+    DIFFERS,
+    STATES,
+    Difference,
+    Part,
+    Shift,
+    State,
+    dependence,
+    require_unedited,
+    shift_at,
+)
+from foresample.core.noise import START, seeds_of
+
+_AT_ONCE = 64  # states of many steps in one call
+_DOUBTED = 64  # answers that are asked for twice more, at most
+_STARTS = 4 * STATES  # first states that are compared
+_HELD = 2**24  # elements of the states that are kept of a walk
+_ELEMENTS = 2**20  # of the states in one call
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A method of a target, with arguments for many rows and the answers that they got."""
+
+    part: Part
+    answer: Callable[[Tensor], Tensor]
+    """Answers to the arguments of these indices, in one call."""
+    before: Tensor
+    """[M, *shape]: answers as they were first given, NaN where there is none."""
+    allowed: Tensor
+    """[M]: relative changes that are rounding."""
+    shift: Callable[[int], Shift]
+
+
+def rows_are_independent(target: Target, seed: int = 0, rows: int | None = None) -> Finding:
+    """Ask for first states, predictions and means a second time, in other company, at every step of the chain.
+
+    A few samples are walked through the chain. Then what the target answered along their paths is asked for again, in
+    calls on states of many steps. An answer that differs may be rounding, so it is asked for twice more, in calls of
+    one size with different batch-mates. All states are on the samples' own paths.
+    """
+    with torch.no_grad():
+        key = seeds_of(seed, _STARTS).to(target.std.device)
+        row = torch.arange(_STARTS, device=key.device) % (rows or STATES)
+        start = _started(target, key, row)
+        columns, edited = _walk(target, start.before[:STATES], key[:STATES], row[:STATES])
+        worst = []
+        for asked in (start, *_along(target, columns)):
+            change, wrong = _depends(asked)
+            if wrong is not None:
+                return Finding("rows are independent", False, str(replace(wrong, part=asked.part)))
+            worst.append(change)
+    detail = (
+        f"with other batch-mates a prediction changes by {worst[1]:.1e} of its size, a mean by {worst[2]:.1e}, a first "
+        f"state by {worst[0]:.1e} ({len(target.std)} steps)"
+    )
+    if edited:
+        detail += "; predict writes into its states, which does no harm here: they are copies"
+    return Finding("rows are independent", True, detail)
+
+
+def _depends(asked: Asked) -> tuple[float, Difference | None]:
+    """The largest change of an answer, and what else than its own row it depends on."""
+    count, device = len(asked.before), asked.before.device
+    changes = torch.zeros(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    half = order % STATES < STATES // 2  # of the samples, so that a call's average over rows is another one
+    at_once = max(STATES, min(_AT_ONCE, _ELEMENTS // asked.before[0].numel()))
+    for part in (*order[half].split(at_once), *order[~half].split(at_once)):
+        at = part.to(device)
+        one, two = asked.before[at].flatten(1), asked.answer(at).flatten(1)
+        apart = (one - two).norm(dim=1) / (one.norm(dim=1) + 1e-30)
+        changes[part] = torch.where(apart.isfinite(), apart, 0.0).float().cpu()
+    doubted = (changes > asked.allowed).nonzero().flatten()
+    for i in doubted[torch.linspace(0, len(doubted) - 1, min(_DOUBTED, len(doubted))).long()].tolist():
+        found = dependence(partial(_in_company, asked, i), asked.shift(i), float(asked.allowed[i]))[1]
+        if found is not None:
+            return float(changes.max()), found
+    return float(changes.max()), None
+
+
+def _in_company(asked: Asked, i: int, kind: int) -> Tensor:
+    """Answer i, second in a call with the other samples' or with far ones of a single other sample: an `Ask`."""
+    count = len(asked.before)
+    away = [1, 2, 3] if kind == 0 else [count // 2 // STATES * STATES + STATES * n + 2 for n in range(3)]
+    mates = [(i + n) % count for n in away]
+    at = torch.tensor([mates[0], i, *mates[1:]], device=asked.before.device)
+    return asked.answer(at)[1].clone()
+
+
+def _started(target: Target, key: Tensor, row: Tensor) -> Asked:
+    """First states, made in calls of four rows."""
+    zero = torch.zeros_like(key)
+    unit = normal(key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero)
+
+    def started(i: Tensor) -> Tensor:
+        return start_states(target, unit[i], row[i])
+
+    x = torch.cat([started(i) for i in torch.arange(len(key), device=key.device).split(STATES)])
+    return Asked("start", started, x, torch.full((len(key),), DIFFERS), lambda i: lambda one, two: (0, None))
+
+
+def _walk(target: Target, x: Tensor, key: Tensor, row: Tensor) -> tuple[list[Any], bool]:
+    """Take a few samples through the chain. Returns what `_along` needs, and whether predict writes into its states.
+
+    The columns are states, steps, rows, predictions, earlier predictions, means and extra noise, at all steps, or at
+    some spread over the chain if all would take too much memory.
+    """
+    std, steps = target.std, len(target.std)
+    kept = set(range(steps))
+    if steps * x.numel() > _HELD:
+        kept = set(torch.linspace(0, steps - 1, min(_AT_ONCE, steps)).long().tolist())
+    walked, edited = [], False
+    previous, zero = no_history(target, x), torch.zeros_like(key)
+    for k in range(steps):
+        step = torch.full_like(key, k)
+        given = x.clone(), step.clone(), row.clone()
+        extra = extra_noise(target, key, step)
+        prediction = predict(target, *given, extra).clone()
+        edited |= not torch.equal(given[0], x)
+        require_unedited((step, row), given[1:])
+        mean = transition_mean(target, x, prediction, step, previous, extra)
+        if k in kept:
+            walked.append((x, step, row, prediction, previous, mean, extra))
+        previous = remember(target, prediction, previous)
+        x = mean + std[k] * normal(key, target.shape, std.dtype, step=step, draw=zero)
+    return [None if v[0] is None else torch.cat(v) for v in zip(*walked, strict=True)], edited
+
+
+def _along(target: Target, columns: list[Any]) -> tuple[Asked, Asked]:
+    """Predictions and means of a walk: its states, steps, rows, predictions, earlier ones, means and extra noise."""
+    x, step, row, prediction, previous, mean, extra = columns
+    some = (lambda i: None) if extra is None else (lambda i: extra[i])
+
+    def predicted(i: Tensor) -> Tensor:
+        return predict(target, x[i], step[i], row[i], some(i))
+
+    def meant(i: Tensor) -> Tensor:
+        return transition_mean(target, x[i], prediction[i], step[i], previous[i], some(i))
+
+    def at(i: int) -> Shift:
+        one = slice(i, i + 1)
+        return shift_at(target, State(x[one], step[one], row[one], some(one)))
+
+    def of_mean(i: int) -> Shift:
+        return partial(_shift_of_mean, int(step[i]), float(target.std[step[i]]))
+
+    # A mean's change matters relative to the step's noise, as far as its digits go.
+    std = target.std[step] * math.sqrt(target.shape.numel())
+    noise = 1e-2 * std / (mean.flatten(1).norm(dim=1) + 1e-30)
+    allowed = torch.where(std > 0, noise.clamp(64 * torch.finfo(std.dtype).eps, DIFFERS), DIFFERS).float().cpu()
+    return (
+        Asked("prediction", predicted, prediction, torch.full_like(allowed, DIFFERS), at),
+        Asked("mean", meant, mean, allowed, of_mean),
+    )
+
+
+def _shift_of_mean(step: int, std: float, one: Tensor, two: Tensor) -> tuple[int, float | None]:
+    return step, float((one - two).norm()) / std if std > 0 else None

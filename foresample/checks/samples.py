@@ -1,0 +1,52 @@
+"""Do finished samples have the distribution of sequential ones?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresample.checks.findings import LEVEL, require_level
+from foresample.checks.kolmogorov import KolmogorovSmirnov
+
+
+@dataclass(frozen=True)
+class SamplesLaw:
+    """Finished samples against sequential ones."""
+
+    passed: bool
+    tests: int
+    smallest_p: float
+    worst: str
+    """The test with the smallest p-value."""
+    level: float
+    """Probability with which samples of the right law fail."""
+    samples: int
+    sequential: int
+
+
+def samples_law(plain: Tensor, parts: Iterable[Tensor], level: float = LEVEL) -> SamplesLaw:
+    """Test whether samples, [n, *shape] in parts, have the distribution of those in `plain`, drawn sequentially.
+
+    Kolmogorov–Smirnov tests of random projections and of the norm. Each part is read once and then dropped, so memory
+    does not grow with their number. The seeds of the two sets must differ.
+    """
+    require_level(level)
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(plain[0].numel(), 8, generator=generator, dtype=torch.float64)
+
+    def features(x: Tensor) -> np.ndarray:
+        flat = x.flatten(1).double().cpu()
+        return torch.cat([flat @ directions, flat.norm(dim=1, keepdim=True)], 1).T.numpy()
+
+    tests = [KolmogorovSmirnov(values) for values in features(plain)]
+    for part in parts:
+        for test, values in zip(tests, features(part), strict=True):
+            test.add(values)
+    names = [*(f"projection {i}" for i in range(directions.shape[1])), "norm"]
+    smallest, worst = min((test.p_value(), name) for test, name in zip(tests, names, strict=True))
+    passed = smallest >= level / len(tests)
+    return SamplesLaw(passed, len(tests), smallest, worst, level, tests[0].count, len(plain))

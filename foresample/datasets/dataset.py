@@ -1,0 +1,146 @@
+"""A folder of samples as its readers see it: every shard is verified before it counts."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from foresample.checks.samples import SamplesLaw
+from foresample.datasets.manifest import fair_still, law_that_holds, plan_of, read_manifest, summary
+from foresample.datasets.shards import Entry, Failure, Plan, Shard, Unsound, read_shard, shard_number
+from foresample.sizes import require_memory
+from foresample.text import printable
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A folder of samples, and what its manifest says."""
+
+    out: Path
+    manifest: dict[str, Any]
+    unsound: dict[str, str] = field(default_factory=dict)
+    """Shards that do not count, and why; as found by `inspect_dataset`."""
+
+    @property
+    def complete(self) -> bool:
+        return self.manifest["costs"]["samples"] == self.manifest["settings"]["count"]
+
+    @property
+    def in_order(self) -> int:
+        """Samples before the first that is missing."""
+        return self.manifest["in_order"]
+
+    @property
+    def fair(self) -> int:
+        """Number of samples, from the first on, each of which was decided on before it was drawn.
+
+        All of them, if the dataset is complete or was stopped by `stop`; else the last few of `in_order` are there
+        because they were done in time. In a complete dataset, whose number was fixed beforehand, they are independent
+        samples of the right distribution. If the number was decided on the way, by `stop`, being taken says nothing
+        about a sample, but the number may depend on the samples before it: sums over the samples have the right
+        expectation, and means are biased by a term of order 1/number (docs/theory.md, "Finishing first is not fair").
+        """
+        return self.manifest["fair"]
+
+    def samples(self, *, everything: bool = False) -> Iterator[Tensor]:
+        """[n, *shape], shard by shard, by rising index.
+
+        Of a dataset that is not complete, only those before the first that is missing, the first `fair` of which have
+        the right law. The others are there because they needed few rounds, or because they did not break, which makes
+        them a **biased** selection; `everything` hands them out all the same.
+        """
+        if not everything and self.fair < self.manifest["costs"]["samples"]:
+            warnings.warn(
+                f"{printable(self.out)} is not complete: of its {self.manifest['costs']['samples']} samples only the "
+                f"first {self.in_order} are handed out, and of these the first {self.fair} are known to be fair; the "
+                "others are there because they were done in time, a biased selection: run the same command again to "
+                "complete it, or ask for samples(everything=True)",
+                stacklevel=2,
+            )
+        return self._parts(everything)
+
+    def _parts(self, everything: bool) -> Iterator[Tensor]:
+        plan = plan_of(self.out, self.manifest["settings"], self.manifest.get("fingerprint"))
+        left = None if everything else self.in_order
+        for file in self.manifest["shards"]:
+            if left == 0:
+                return
+            number = shard_number(file["file"])
+            assert number is not None
+            x = read_sound(plan, number).done.x[:left]
+            left = None if left is None else left - len(x)
+            yield x
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Samples that broke."""
+        return [Failure(**failure) for failure in self.manifest["failures"]]
+
+    @property
+    def law(self) -> SamplesLaw | None:
+        """The law check, if one was asked for and the dataset is complete."""
+        law = self.manifest["law"]
+        return None if law is None else SamplesLaw(**law)
+
+
+def inspect_dataset(out: str | Path) -> Dataset:
+    """Read a folder and verify every shard. Writes nothing; a run may be under way."""
+    folder = Path(out)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise FileNotFoundError(
+            f"{printable(folder)} holds no manifest.json: not a folder of foresample generate"
+        )
+    plan = plan_of(folder, manifest["settings"], manifest.get("fingerprint"))
+    require_room(plan)
+    entries, unsound = survey(plan, shards_there(plan))
+    now = summary(manifest["settings"], plan, entries)
+    now |= {"fair": fair_still(manifest, plan, now), "law": law_that_holds(manifest, plan, now)}
+    return Dataset(folder, {**manifest, **now}, unsound)
+
+
+def read_sound(plan: Plan, number: int) -> Shard:
+    """A shard that was there before."""
+    try:
+        shard = read_shard(plan, number)
+    except Unsound as error:
+        raise ValueError(
+            f"{printable(plan.path(number))} does not count any more, {error}: run the same command again to have it "
+            "drawn"
+        ) from None
+    if shard is None:
+        raise ValueError(f"{printable(plan.path(number))} is gone: run the same command again to have it drawn")
+    return shard
+
+
+def require_room(plan: Plan) -> None:
+    """Refuse shards that cannot be held; one at a time is."""
+    size = plan.size(0)
+    require_memory(size * plan.sample_bytes, f"a shard of {size} samples", "give a smaller shard")
+
+
+def shards_there(plan: Plan) -> list[int]:
+    """Shards of the plan that have a file: however many there are to be, those are looked at."""
+    with os.scandir(plan.out) as found:
+        numbers = [shard_number(entry.name) for entry in found]
+    return sorted(number for number in numbers if number is not None and number < plan.shards)
+
+
+def survey(plan: Plan, numbers: Iterable[int]) -> tuple[dict[int, Entry], dict[str, str]]:
+    """Read these shards: entries of the sound ones, and for every other file why it does not count."""
+    entries, unsound = dict[int, Entry](), dict[str, str]()
+    for number in numbers:  # one at a time in memory
+        try:
+            shard = read_shard(plan, number)
+        except Unsound as error:
+            unsound[plan.path(number).name] = str(error)
+        else:
+            if shard is not None:
+                entries[number] = shard.entry
+    return entries, unsound

@@ -1,0 +1,106 @@
+"""The clock of a pipeline's loop: its timesteps, its turn, and how its networks are told the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresample.integrations.refusal import REMEDY, Refused
+
+
+class Clock:
+    """The timesteps that the loop goes through, and the turn it is in."""
+
+    def __init__(self) -> None:
+        self.turn = -1
+        """−1 before the loop."""
+        self.start = 0
+        """Where the loop begins in the scheduler's timesteps."""
+        self.timesteps = torch.empty(0)
+        self._ways: list[Callable[[Tensor], Tensor]] | None = None  # how networks may be told the time
+
+    def begin(self, timesteps: Tensor, everything: Tensor) -> None:
+        """The loop is about to go through these of its scheduler's timesteps."""
+        if self.turn >= 0:
+            raise Refused(f"the pipeline goes through its timesteps more than once; {REMEDY}")
+        count = len(timesteps)
+        starts = range(len(everything) - count + 1)
+        self.start = next((k for k in starts if torch.equal(everything[k : k + count], timesteps)), -1)
+        if self.start < 0:
+            raise Refused(f"the pipeline does not take its scheduler's timesteps in their order; {REMEDY}")
+        self.timesteps = timesteps
+
+    @property
+    def steps(self) -> int:
+        return len(self.timesteps)
+
+    @property
+    def timestep(self) -> Tensor:
+        """The loop's own timestep in this turn."""
+        return self._of_turn(self.turn)
+
+    @property
+    def following(self) -> Tensor:
+        """The loop's own timestep in the next turn."""
+        return self._of_turn(self.turn + 1)
+
+    def _of_turn(self, turn: int) -> Tensor:
+        return self.timesteps[min(turn, self.steps - 1)]
+
+    def at(self, step: Tensor, device: torch.device | str) -> Tensor:
+        """The timesteps of these steps."""
+        return self.timesteps.to(device)[step.to(device)]
+
+    def require_now(self, timestep: Any) -> None:
+        """Refuse a scheduler's step at another timestep than the loop's own."""
+        if self.turn < 0 or not torch.equal(_scalar(timestep), _scalar(self.timestep)):
+            raise Refused(f"the pipeline stepped its scheduler outside of its loop over timesteps; {REMEDY}")
+
+    def require_told(self, name: str, received: Any, rows: int, dtype: torch.dtype) -> None:
+        """Refuse a network that is told anything else than a known function of the loop's timestep."""
+        value = received.as_subclass(Tensor) if isinstance(received, Tensor) else torch.tensor(received)
+        flat = value.flatten()
+        if value.ndim > 1 or len(flat) not in (1, rows) or not bool((flat == flat[0]).all()):
+            raise Refused(
+                f"the pipeline tells its {name} several timesteps for one state, which foresample does not follow; "
+                f"{REMEDY}"
+            )
+        if self._ways is None:
+            self._ways = _ways_to_tell(value, self.timestep, dtype)
+        now = self.timestep[None].to(value.device)
+        self._ways = [way for way in self._ways if torch.equal(way(now), flat[:1])]
+        if not self._ways:
+            raise Refused(
+                f"at step {self.turn} the pipeline tells its {name} {float(flat[0]):g}, which is no known function of "
+                f"the timestep {float(self.timestep):g}; {REMEDY}"
+            )
+
+    def told(self, step: Tensor) -> Tensor:
+        """What the networks are told for states at these steps, on the device of the states.
+
+        A network moves one time for all of them there by itself, but not one for each.
+        """
+        assert self._ways
+        return self._ways[0](self.at(step, step.device))
+
+
+def _scalar(value: Any) -> Tensor:
+    return torch.as_tensor(value).as_subclass(Tensor).detach().cpu().double().flatten()[:1]
+
+
+def _ways_to_tell(value: Tensor, timestep: Tensor, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
+    """The functions of the timestep that pipelines tell their networks, in the dtype received."""
+    kind = value.dtype
+    ways: list[Callable[[Tensor], Tensor]] = [lambda t: t.to(kind)]
+    for half in dict.fromkeys((kind, dtype, torch.float32)):
+        if half.is_floating_point:
+            ways.append(lambda t, half=half: (t.to(half) / 1000).to(kind))  # type: ignore[misc]
+            ways.append(lambda t, half=half: (1 - t.to(half) / 1000).to(kind))  # type: ignore[misc]
+            ways.append(lambda t, half=half: ((1000 - t.to(half)) / 1000).to(kind))  # type: ignore[misc]
+    if kind.is_floating_point and float(timestep):
+        ratio = float(value.flatten()[0]) / float(timestep)
+        ways.append(lambda t: (t * ratio).to(kind))
+    return ways

@@ -1,0 +1,390 @@
+"""A pipeline's denoising loop, put to work: each turn of it is one call of the speculative sampler.
+
+The loop takes all its N turns, with its own counter and timesteps. The images are usually finished after a few of
+them; in the turns left over no network runs. So the loop does everything it does at a step where it can be checked:
+
+    turn 0      the pipeline's own states: what it calls, with which arguments, is recorded
+    turn 1 …    drafted states, of many steps at once, and `witnesses`, rows that are never evaluated
+    the last    the finished images are handed out
+
+The distribution is the sequential pipeline's if what the loop does to a row depends on that row and its image, but not
+on the turn. That is checked in every turn, and nothing is taken on trust:
+
+    latents        come back bit by bit as they were handed out, except coordinates that are overwritten with
+                   values of the image and the state's own step (a known region)
+    the networks   are called in the same order, with the states and the `arguments` of turn 0
+    guidance       makes the same of the witnesses' outputs in all turns
+    modules        and the scheduler are changed by nobody but the networks' own calls (`unchanged`)
+    answers        are the same when a state of the turn before is asked again (`again`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from foresample.chains import Chain, scheduler_chain
+from foresample.core import noise as streams
+from foresample.core.report import Report
+from foresample.integrations.diffusers.again import Answered, AskAgain
+from foresample.integrations.diffusers.arguments import Recorded
+from foresample.integrations.diffusers.callbacks import InOrder
+from foresample.integrations.diffusers.clock import Clock
+from foresample.integrations.diffusers.networks import Networks
+from foresample.integrations.diffusers.rounds import Rounds
+from foresample.integrations.diffusers.trees import copied, plain, same, select, tensors, twins
+from foresample.integrations.diffusers.witnesses import Batch, Witnesses
+from foresample.integrations.refusal import REMEDY, Refused
+from foresample.settings import Settings
+
+TIMES = ("timestep", "timesteps", "t")
+"""What networks call the argument that tells them the step."""
+OWN = (
+    "model_output",
+    "timestep",
+    "sample",
+    "prev_timestep",
+    "timestep_back",
+    "old_pred_original_sample",
+    "return_dict",
+)
+"""Arguments of `step` that follow the loop; the others must stay the same."""
+
+
+class Step(NamedTuple):
+    """What `scheduler.step` returns; pipelines take the first by name or by position."""
+
+    prev_sample: Tensor
+    pred_original_sample: Tensor | None
+
+
+class Session:
+    """One call of an accelerated pipeline: drives its loop."""
+
+    def __init__(
+        self,
+        pipe: Any,
+        settings: Settings,
+        seeds: Callable[[int], Tensor],
+        callback: tuple[Callable[..., Any] | None, list[str]],
+        wrap: type[Tensor],
+        callers: dict[str, Callable[[dict[str, Any]], Any]],
+        rounding: dict[str, float],
+        new: bool = True,
+    ) -> None:
+        """`callback`: the user's, and the tensors it wants. `rounding`: how far each network's answers may differ,
+        learned in earlier runs. `new`: no run before this one had its configuration."""
+        self.scheduler, self.settings, self.seeds, self.wrap = pipe.scheduler, settings, seeds, wrap
+        self.clock = Clock()
+        self.networks = Networks(pipe, callers, self.clock, counters=not settings.look)
+        self.again = AskAgain(self.networks, rounding, new) if settings.look else None
+        self.in_order = InOrder(pipe, *callback, self.networks, wrap)
+        self.watched: dict[str, Answered] = {}
+        """Calls of the untouched loop, before this run."""
+        self.explain: Callable[[Chain, Tensor, dict[str, Any]], None] | None = None
+        self.over = self.answered = False
+        self.double = 1
+        """2 if the pipeline keeps each image twice."""
+        self.step_arguments: dict[str, Any] = {}
+        self.step_names: set[str] = set()
+        self.batch: Batch | None = None
+        """The rows in the loop's hands, from turn 1 on."""
+        self.chain: Chain
+        self.witnesses: Witnesses
+        self.rounds: Rounds
+        self.own_seconds = 0.0
+        self._recorded: list[Recorded] = []
+        self._called = 0  # networks called in this turn
+
+    # ------------------------------------------------------------ where the loop is
+
+    @property
+    def turn(self) -> int:
+        return self.clock.turn
+
+    @property
+    def calling_back(self) -> bool:
+        return self.in_order.calling
+
+    @property
+    def inside(self) -> bool:
+        """Whether the loop is under way, and in the pipeline's own hands."""
+        return self.turn >= 0 and not self.over and not self.networks.evaluating and not self.calling_back
+
+    @property
+    def done(self) -> bool:
+        return self.batch is not None and self.rounds.done
+
+    @property
+    def finished(self) -> bool:
+        """Whether the images themselves were handed out."""
+        return self.done and self.turn >= self.clock.steps - 1
+
+    @property
+    def report(self) -> Report:
+        return self.rounds.report
+
+    def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
+        """The timesteps that the pipeline's loop iterates over: its own."""
+        clock, turn = self.clock, 0
+        clock.begin(timesteps, self.scheduler.timesteps.as_subclass(Tensor))
+        while turn < clock.steps or not self.done:
+            clock.turn, self._called, self.answered = turn, 0, False
+            yield clock.timestep
+            if not self.answered:
+                if turn == 0 and not self._recorded:  # not the loop: `denoising_end` counts timesteps
+                    clock.turn = -1
+                    yield from timesteps[1:].unbind()
+                    return
+                raise Refused(
+                    f"the pipeline skipped step {turn} of its loop (pipe.interrupt was set?), while other states are "
+                    f"of that step; {REMEDY}"
+                )
+            turn += 1
+        if self.again is not None:
+            self.again.at_the_end(callback=self.in_order.callback is not None)
+        self.over = True
+
+    def close(self) -> None:
+        """The pipeline has returned: was its loop whole?"""
+        if self.turn < 0 or not self.done:
+            raise Refused(f"the pipeline did not go through its scheduler's timesteps; {REMEDY}")
+        if self.turn < self.clock.steps - 1:
+            raise Refused(f"the pipeline left its loop at step {self.turn}, before its end; {REMEDY}")
+        self.in_order.require_all()
+        if self.again is not None:
+            self.report.evidence, self.report.look_calls = self.again.evidence, self.again.calls
+
+    # ------------------------------------------------------------ the scheduler's step
+
+    def answer(self, bound: dict[str, Any]) -> Step:
+        """`scheduler.step`: take the guided network output, hand out the next states to evaluate."""
+        started = perf_counter()
+        if self.answered or self.over:
+            raise Refused(f"the pipeline stepped its scheduler twice at step {self.turn}; {REMEDY}")
+        self.answered = True
+        self.clock.require_now(bound["timestep"])
+        output, sample = plain(bound["model_output"]), plain(bound["sample"])
+        with torch.no_grad():
+            if self.turn == 0:
+                self.networks.unchanged.watch("scheduler")
+                self._first(output, sample, bound)
+            else:
+                self.networks.require_unchanged("scheduler")
+                self._require_same_step(bound)
+                self._next(output, sample)
+            states = self._hand_out()
+        self.own_seconds += perf_counter() - started
+        return states
+
+    def _first(self, output: Tensor, sample: Tensor, bound: dict[str, Any]) -> None:
+        if not self._recorded:
+            raise Refused(f"the pipeline stepped its scheduler without calling a network of its own; {REMEDY}")
+        self.double = 2 if self._doubled(output, sample) else 1
+        images = len(sample) // self.double
+        self.step_arguments, self.step_names = {k: v for k, v in bound.items() if k not in OWN}, set(bound)
+        first, first_output = sample[:images], output[:images]
+        self.chain = self._read(bound).to(first.device, torch.float32)
+        require_shape(self.chain, output, sample)
+        if self.explain is not None:
+            self.explain(self.chain, first[:1].float(), self.step_arguments)
+        scale = 1.0 if self.chain.scale is None else float(self.chain.scale[0])
+        for recorded in self._recorded:
+            recorded.locate(first, scale)
+        seeds = self.seeds(images)
+        if bound.get("generator") is None:  # the loop's own noise is torch's, however alike the generators are
+            seeds = _told_apart(seeds)
+        self.in_order.begin(images)
+        self.witnesses = Witnesses(first, first_output, self.chain, self.clock)
+        self.rounds = Rounds(self.chain, first, self.settings, seeds.to(first.device), self.in_order.observe)
+        if self.again is not None:
+            for recorded in self._recorded:
+                self.again.keep_first(recorded, self.rounds.shift)
+        call = self.rounds.call
+        assert call is not None
+        if len(call.x) == images:  # else a drafter that needs no warm-up: its drafts come first
+            self._settle(call.x, first_output)
+
+    def _doubled(self, output: Tensor, sample: Tensor) -> bool:
+        """Whether the pipeline keeps each image twice, for guidance: two answers, and one output made of both.
+
+        Images that are alike (generators of one seed, the same `latents`) have the same answers instead.
+        """
+        answers = [plain(v) for recorded in self._recorded for v in tensors(recorded.output).values()]
+        apart = any(v.ndim and len(v) == len(sample) and not twins(v) for v in answers)
+        return apart and twins(sample) and twins(output)
+
+    def _read(self, bound: dict[str, Any]) -> Chain:
+        """The scheduler's chain, cut to the loop's steps: a loop may end early."""
+        eta, clipped = bound.get("eta") or 0.0, bool(bound.get("use_clipped_model_output"))
+        chain = read_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.clock.start)
+        # What was made of the patched timesteps must not go out to users as such.
+        values = {k: plain(v)[: self.clock.steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
+        return replace(chain, **values)
+
+    def _next(self, output: Tensor, sample: Tensor) -> None:
+        batch = self.batch
+        assert batch is not None
+        if self._called < len(self._recorded):
+            missing = self._recorded[self._called].name
+            raise Refused(
+                f"the pipeline does not call its {missing} at step {self.turn} as at step 0; {REMEDY}"
+            )
+        rows = len(batch)
+        if len(output) != self.double * rows or len(sample) != self.double * rows:
+            raise Refused(f"the pipeline changes the number of rows inside of its loop; {REMEDY}")
+        if self.double == 2:
+            if not (twins(output) and twins(sample)):
+                raise Refused(f"the pipeline keeps each image twice, but not alike; {REMEDY}")
+            output, sample = output[:rows], sample[:rows]
+        self.witnesses.require_same_latents(batch, sample)
+        scaled = batch.scaled(self.chain, sample)
+        for recorded in self._recorded:
+            recorded.require_latents(scaled)
+        self.witnesses.require_same_guidance(batch, output)
+        known = self.witnesses.known
+        self.in_order.overwritten = known is not None
+        call = self.rounds.call
+        if call is not None:
+            x = call.x
+            if known is not None:
+                if (call.step == 0).any():
+                    raise Refused(f"this drafter cannot serve a pipeline that overwrites latents; {REMEDY}")
+                x = torch.where(known[call.row], sample[: batch.drafted].to(x.dtype), x)
+            self._settle(x, output[: batch.drafted])
+
+    def _settle(self, x: Tensor, output: Tensor) -> None:
+        """Settle the round under way, given the guided output at x: the states as the loop had them."""
+        self.rounds.settle(x, output, self.witnesses.known)
+        if self.rounds.done:
+            self.rounds.finish(self.own_seconds, len(self.networks.straddled))
+
+    def _hand_out(self) -> Step:
+        """The next states and the witnesses; in the last turn the images."""
+        if self.finished:
+            images = self.rounds.images(self.witnesses.known).to(self.witnesses.first.dtype)
+            images = torch.cat([images] * self.double)
+            return Step(images, images)
+        self.batch = self.witnesses.beside(self.rounds.call)
+        return Step(torch.cat([self.batch.states] * self.double).as_subclass(self.wrap), None)
+
+    def _require_same_step(self, bound: dict[str, Any]) -> None:
+        for name, value in bound.items():
+            if name not in OWN and not same(value, self.step_arguments.get(name)):
+                raise Refused(
+                    f"the pipeline gives its scheduler another {name} at step {self.turn} than at step 0; {REMEDY}"
+                )
+
+    # ------------------------------------------------------------ what else the loop calls
+
+    def scale(self, sample: Tensor) -> Tensor:
+        """`scale_model_input`, for states at different steps."""
+        assert self.batch is not None
+        if self.chain.scale is None:
+            return sample
+        return self.batch.scaled(self.chain, plain(sample)).as_subclass(self.wrap)
+
+    def aligned(self, tree: Any) -> Any:
+        """The arguments of an operation on drafted states, with a row for each state."""
+        return tree if self.batch is None else self.batch.aligned(tree, self.wrap)
+
+    def add_noise(self, original: Callable[..., Tensor], bound: dict[str, Any]) -> Tensor:
+        """`add_noise` and `scale_noise` after a step, as inpainting does: to the level of each state's own step."""
+        batch = self.batch
+        assert batch is not None
+        name = next(k for k in ("timesteps", "timestep") if k in bound)
+        asked = bound[name]
+        if not bool((plain(asked).cpu() == self.clock.following.cpu()).all()):
+            raise Refused(
+                f"the pipeline adds noise of another level than its next step's inside of its loop; {REMEDY}"
+            )
+        told = {k: select(plain(v), batch.row, batch.images) for k, v in bound.items() if k != name}
+        times = self.clock.at(batch.step, asked.device)
+        # With an index, the schedulers would take the level of the loop's own step for all.
+        own = vars(self.scheduler)
+        index = {k: own[k] for k in ("_step_index", "_begin_index") if k in own}
+        own.update(dict.fromkeys(index))
+        try:
+            return original(**told, **{name: times}).as_subclass(self.wrap)
+        finally:
+            own.update(index)
+
+    def evaluate(self, called: str, bound: dict[str, Any], parameters: list[str]) -> Any:
+        """A network of the pipeline is called by the loop."""
+        first, time = parameters[0], next((n for n in TIMES if n in parameters), None)
+        states = bound.get(first)
+        if time is None or time not in bound or not isinstance(states, Tensor):
+            raise Refused(
+                f"the pipeline calls its {called} inside of its loop, which foresample does not follow; {REMEDY}"
+            )
+        if self.answered:
+            raise Refused(
+                f"the pipeline calls its {called} after the scheduler's step {self.turn}, before the next; {REMEDY}"
+            )
+        self.clock.require_told(called, bound[time], len(states), states.dtype)
+        name = self.networks.first_of_route(called)
+        self.networks.watch(name)
+        rest = {k: v for k, v in bound.items() if k not in (first, time)}
+        number = self._called
+        self._called += 1
+        if self.turn == 0:
+            # Copied before the call: some networks empty the lists they are given.
+            rest, given = copied(rest), states.clone()
+            output = self.networks.call(called, bound)
+            if self.again is not None and called in self.watched:
+                self.again.as_watched(name, self.watched.pop(called), given, output)
+            self._recorded.append(Recorded(name, (first, time), given, rest, output, self.clock, self.wrap))
+            return output
+        if number >= len(self._recorded) or self._recorded[number].name != name:
+            expected = f"its {self._recorded[number].name}" if number < len(self._recorded) else "the scheduler"
+            raise Refused(
+                f"at step {self.turn} the pipeline calls its {name} where at step 0 it called {expected}; {REMEDY}"
+            )
+        return self._answered(self._recorded[number], plain(states), rest)
+
+    def _answered(self, recorded: Recorded, states: Tensor, rest: dict[str, Any]) -> Any:
+        """The answer to a call of drafted states and witnesses; the network is called with the drafted ones."""
+        batch, copies, output = self.batch, recorded.copies, None
+        assert batch is not None
+        recorded.require_states(batch, states)
+        arguments = recorded.for_drafted(batch, rest)
+        if batch.drafted:
+            real = states[batch.is_drafted(copies, states.device)].unflatten(0, (copies, batch.drafted))
+            if self.again is not None:
+                output = self.again.evaluate(recorded, batch, real, arguments)
+            else:
+                output = self.networks.evaluate(recorded, real, arguments, batch.step[: batch.drafted])
+        return recorded.with_witnesses(output, batch.drafted)
+
+
+def read_chain(scheduler: Any, **options: Any) -> Chain:
+    """The scheduler's chain; a scheduler or argument of `step` that has none is refused by the chain's own sentence."""
+    try:
+        return scheduler_chain(scheduler, **options)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+def require_shape(chain: Chain, output: Tensor, sample: Tensor) -> None:
+    """Refuse what is no output for the chain: the channels of the latents, and as many again for a learned variance."""
+    twice = 1 if chain.low_variance is None else 2
+    if output.shape != (len(sample), twice * sample.shape[1], *sample.shape[2:]):
+        raise Refused(
+            f"the scheduler is given an output of shape {tuple(output.shape)} for latents of {tuple(sample.shape)}, "
+            "so it does something else than the chain contains (a learned variance?); use a scheduler with fixed "
+            "variance"
+        )
+
+
+def _told_apart(seeds: Tensor) -> Tensor:
+    """These seeds; where one came before, another that is made of it."""
+    known = seeds.tolist()
+    before = [known[:i].count(seed) for i, seed in enumerate(known)]
+    return torch.tensor(
+        [int(streams.seeds_of(seed, 1, n)) if n else seed for seed, n in zip(known, before, strict=True)]
+    )

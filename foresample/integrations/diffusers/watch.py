@@ -1,0 +1,254 @@
+"""What a pipeline does when nobody touches it: three steps of its own loop, and its scheduler's `step` at all of them.
+
+Before a configuration is drawn speculatively for the first time, the untouched loop is watched for three steps, with
+copies of the generators: the latents, what the networks are given, what is given to `step`, and the noise it draws. The
+chain must explain every state seen to rounding (`explain`). Then the scheduler's own `step` is replayed once over the
+whole chain, on made-up outputs, which takes no network. What is not explained is refused, with the step and the size.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from foresample.chains import Chain
+from foresample.integrations.diffusers.again import Answered
+from foresample.integrations.diffusers.calls import signature_of
+from foresample.integrations.diffusers.session import read_chain, require_shape
+from foresample.integrations.diffusers.unchanged import Unchanged
+from foresample.integrations.explain import STEPS, ChainBeside, difference, made_up
+from foresample.integrations.refusal import REMEDY, Refused
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was watched."""
+
+    calls: int
+    """Network calls it took, once for this configuration. They are in no report's calls."""
+    steps: int
+    error: float
+    """The largest difference from the chain, relative to the states."""
+    loop_seconds: float
+    """What the untouched loop takes, from its second and third step."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps of the untouched loop watched in {self.calls} network calls, once for this "
+            f"configuration: the chain explains them to {self.error:.1g}"
+        )
+
+
+class Enough(Exception):
+    """Leaves the pipeline when all has been seen."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One step."""
+
+    sample: Tensor
+    output: Tensor
+    noise: list[Tensor]
+    after: Tensor
+    arguments: dict[str, Any]
+
+
+class Watch:
+    """Stands where a `Session` does, and lets everything pass."""
+
+    def __init__(self, pipe: Any, look: bool = True) -> None:
+        self.pipe, self.unchanged = pipe, Unchanged(pipe, counters=not look)
+        self.seen: list[Seen] = []
+        self.calls = 0
+        self.timesteps = torch.empty(0)
+        self.turning = False
+        self.answered: dict[str, Answered] = {}
+        """The first call of each network."""
+        self.clock: list[float] = []
+
+    @property
+    def turn(self) -> int:
+        return len(self.seen)
+
+    def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
+        self.timesteps, self.turning = timesteps, True
+        self.clock = []  # the last timesteps that are iterated over are the loop's
+        for timestep in timesteps.unbind():
+            self._tick()
+            before = len(self.seen)
+            yield timestep
+            if len(self.seen) > before + 1:
+                raise Refused(
+                    f"the pipeline stepped its scheduler {len(self.seen) - before} times at step {before}, of several "
+                    f"views or parts of its latents, while foresample follows one step; {REMEDY}"
+                )
+            if len(self.seen) >= STEPS:
+                self._tick()
+                raise Enough
+        self.turning = False
+
+    def _tick(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.clock.append(perf_counter())
+
+    def evaluate(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A network of the pipeline is called by the loop, which must not have changed one since the last call."""
+        self.calls += 1
+        found = self.unchanged.change()
+        if found is not None:
+            raise Refused(
+                f"at step {len(self.seen)} the pipeline's loop changes {found}, so its steps are not alike; {REMEDY}"
+            )
+        self.unchanged.watch(name)
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        states = tensors[0].clone() if tensors and name not in self.answered else None
+        output = call(*args, **kwargs)
+        if states is not None:
+            self.answered[name] = Answered.of(states, output)
+        found = self.unchanged.accept({size for tensor in tensors for size in tensor.shape})
+        if found is not None:
+            raise Refused(found)
+        return output
+
+    def step(self, original: Callable[..., Any], bound: dict[str, Any]) -> Any:
+        sample, output = bound["sample"].clone(), bound["model_output"].clone()
+        with drawn_noise() as noise:
+            result = original(**bound)
+        noise += path_noise(self.pipe.scheduler)
+        after = result[0] if isinstance(result, tuple) else result.prev_sample
+        self.seen.append(Seen(sample, output, noise, after.clone(), dict(bound)))
+        return result
+
+    def conclude(self) -> Trace:
+        """Does the chain explain what was seen?"""
+        if not self.seen:
+            raise Refused(f"the pipeline did not go through its scheduler's timesteps; {REMEDY}")
+        scheduler, first = self.pipe.scheduler, self.seen[0]
+        everything = scheduler.timesteps.as_subclass(Tensor)
+        start = int((everything == self.timesteps[0]).nonzero().flatten()[0]) if len(self.timesteps) else 0
+        eta = first.arguments.get("eta") or 0.0
+        clipped = bool(first.arguments.get("use_clipped_model_output"))
+        chain = read_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
+        beside, worst, before = ChainBeside(chain, first.sample), 0.0, first.sample
+        for k, seen in enumerate(self.seen):
+            require_shape(chain, seen.output, seen.sample)
+            before = before.to(seen.sample.dtype)  # some loops round them
+            untouched = (seen.sample == before).double().mean()
+            if not untouched > 0:
+                size = float((seen.sample - before).abs().max() / before.abs().max())
+                raise Refused(
+                    f"the pipeline changes the latents between step {k - 1} and step {k} (by up to {size:.2g} of "
+                    f"their size), which the scheduler's chain does not contain; {REMEDY}"
+                )
+            ours = beside.after(k, seen.sample, seen.output, last_draw(seen.noise, seen.sample))
+            error = difference(ours, seen.after)
+            dtypes = (seen.sample.dtype, seen.output.dtype, seen.after.dtype)
+            require_small(error, k, scheduler, dtypes)
+            worst, before = max(worst, error), seen.after
+        each = [after - before for before, after in itertools.pairwise(self.clock)] or [0.0]
+        return Trace(self.calls, len(self.seen), worst, min(each) * len(self.timesteps))
+
+
+def replay_scheduler(
+    scheduler: Any,
+    methods: dict[str, Callable[..., Any]],
+    chain: Chain,
+    timesteps: Tensor,
+    x: Tensor,
+    arguments: dict[str, Any],
+    start: int,
+    follows: Container[str],
+) -> None:
+    """The scheduler's own `step` and `scale_model_input` (`methods`, by name) over the whole chain, from latents x
+    [1, *shape], on made-up outputs; `arguments` are those that `step` is given in every turn."""
+    step, scale = methods["step"], methods.get("scale_model_input")
+    kept = {k: list(v) if isinstance(v, list) else v for k, v in vars(scheduler).items()}
+    beside, old = ChainBeside(chain, x), None
+    try:
+        for k, timestep in enumerate(timesteps.unbind()):
+            output = made_up(x, chain.low_variance is not None)
+            own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
+            if scale is not None:
+                factor = 1.0 if chain.scale is None else float(chain.scale[k])
+                error = difference(scale(x, timestep), factor * x.double())
+                require_small(error, k, scheduler, (x.dtype,), "scales states in another way")
+            with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
+                result = step(model_output=output, timestep=timestep, sample=x, **arguments, **own)
+            noise += path_noise(scheduler)
+            after, old = (result if isinstance(result, tuple) else (result.prev_sample, None))[:2]
+            ours = beside.after(k, x, output, last_draw(noise, x))
+            require_small(difference(ours, after), k, scheduler, (after.dtype,))
+            x = after
+    finally:
+        vars(scheduler).clear()
+        vars(scheduler).update(kept)
+
+
+def following(scheduler: Any, k: int, old: Tensor | None) -> dict[str, Any]:
+    """Arguments of `step` at step k that follow the loop, for the schedulers whose `step` asks for them."""
+    names, times = signature_of(scheduler, "step").parameters, scheduler.timesteps.as_subclass(Tensor)
+    told = {
+        "prev_timestep": times[k + 1] if k + 1 < len(times) else None,
+        "timestep_back": times[k - 1] if k > 0 else None,
+        "old_pred_original_sample": old,
+    }
+    return {name: value for name, value in told.items() if name in names}
+
+
+def last_draw(noise: list[Tensor], sample: Tensor) -> Tensor | None:
+    """The noise of a step, [R, *shape], of all that was drawn in it: some draw twice, and use the last."""
+    rows = [draw for draw in noise if draw.shape[1:] == sample.shape[1:]]
+    return torch.cat(rows)[-len(sample) :] if rows else None
+
+
+def require_small(
+    error: float, k: int, scheduler: Any, dtypes: Iterable[torch.dtype], what: str = "makes other states"
+) -> None:
+    """Refuse a difference from the chain that rounding in one of these dtypes does not explain."""
+    precise = all(dtype in (torch.float32, torch.float64) for dtype in dtypes)
+    if not error <= (1e-3 if precise else 3e-2):
+        size = f"by {error:.2g} of their size" if error < float("inf") else "with other draws of noise"
+        raise Refused(
+            f"at step {k} the {type(scheduler).__name__} of this pipeline {what} than the chain read from it, "
+            f"{size}; {REMEDY}"
+        )
+
+
+@contextmanager
+def drawn_noise() -> Iterator[list[Tensor]]:
+    """All normal noise that is drawn inside."""
+    draws: list[Tensor] = []
+
+    class Draws(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func in (torch.randn, torch.randn_like, torch.normal, Tensor.normal_):
+                draws.append(result)
+            return result
+
+    with Draws():
+        yield draws
+
+
+def path_noise(scheduler: Any) -> list[Tensor]:
+    """The noise of the step just taken, where it is an increment of a Brownian path: asked again, it is the same."""
+    path, k = getattr(scheduler, "noise_sampler", None), getattr(scheduler, "step_index", None)
+    if path is None or k is None or scheduler.sigmas[k] == 0:
+        return []
+    return [path(scheduler.sigmas[k - 1], scheduler.sigmas[k])]
+
+
+def _devices(x: Tensor) -> list[int]:
+    return [x.device.index or 0] if x.is_cuda else []
