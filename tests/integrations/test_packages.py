@@ -17,6 +17,7 @@ import foresample as fs
 from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations.packages.gaussian import gaussian_chain, gaussian_target
 from foresample.integrations.packages.monai import InfererSample
+from foresample.integrations.packages.stand_in import StandIn
 from foresample.targets.atoms import rotations
 from tests.packages import load
 
@@ -365,7 +366,7 @@ def test_monai_s_sample_with_the_same_noise(options: dict[str, Any], given: str)
     fs.accelerate(inferer)
     torch.manual_seed(5)
     noise = [torch.randn(start.shape) for _ in scheduler.timesteps]
-    with mock.patch.object(packages, "sample", side_effect=lambda target, **_: walk(target, noise)):
+    with mock.patch.object(StandIn, "draw", side_effect=lambda target, *_: walk(target, noise)):
         ours = inferer.sample(**asked)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -510,7 +511,7 @@ def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
     ):
         theirs = diffusion.sample(**asked)["sample_atom_coords"]
 
-    def walk_frames(target: Any, **_: Any) -> fs.Run:
+    def walk_frames(target: Any, *_: Any) -> fs.Run:
         added = target.start_scale[1]
         sigma = (target.start_scale[0] ** 2 - added**2) ** 0.5
         x, row = sigma * (first - first.mean(1, keepdim=True)) + added * noise[0], torch.arange(SAMPLES)
@@ -520,7 +521,7 @@ def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
         return fs.Run(x, row, row, fs.Report("walk", steps, SAMPLES, 0))
 
     fs.accelerate(diffusion)
-    with mock.patch.object(packages, "sample", side_effect=walk_frames):
+    with mock.patch.object(StandIn, "draw", side_effect=walk_frames):
         ours = diffusion.sample(**asked)["sample_atom_coords"]
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 

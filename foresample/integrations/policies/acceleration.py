@@ -20,7 +20,13 @@ from foresample.chains import scheduler_chain
 from foresample.drafters import Prior
 from foresample.integrations.networks import require_fixed_variance
 from foresample.integrations.policies.loops import SpeculativeLoop, find_loop
-from foresample.integrations.policies.methods import SpeculativeMethod, find_model, is_lerobot, walks_with
+from foresample.integrations.policies.methods import (
+    SpeculativeMethod,
+    find_method,
+    find_model,
+    is_lerobot,
+    walks_with,
+)
 from foresample.integrations.policies.plans import Plans, PlanSettings, require_eval
 from foresample.integrations.replaced import REPORT, Replaced
 from foresample.settings import Settings
@@ -65,7 +71,8 @@ def accelerate_policy(policy: Any, settings: Settings, plan: PlanSettings) -> Ac
     if loop is None:
         _refuse_early(model.noise_scheduler, model.num_inference_steps, model)
         own = model.conditional_sample
-        replaced.put(model, "conditional_sample", SpeculativeMethod(model, policy, own, plans, replaced))
+        ours: SpeculativeLoop = SpeculativeMethod(find_method(model), policy, own, plans, replaced)
+        replaced.put(model, "conditional_sample", ours)
     else:
         _refuse_early(loop.scheduler, None, None)
         own = getattr(loop.owner, loop.method)
@@ -84,7 +91,7 @@ def restore_policy(policy: Any) -> None:
     if owner is None:
         raise TypeError(f"{type(policy).__name__} is no diffusion policy foresample knows")
     method = vars(owner).get(name)
-    if not isinstance(method, (SpeculativeMethod, SpeculativeLoop)):
+    if not isinstance(method, SpeculativeLoop):
         return
     method.replaced.remove()
     method.plans.clear()

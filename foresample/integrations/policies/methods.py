@@ -17,32 +17,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foresample.chains import Chain, scheduler_chain
 from foresample.core.report import Report
 from foresample.drafters import Prior
-from foresample.integrations.policies.loops import Loop, NothingGains, Walk
+from foresample.integrations.policies.loops import Loop, SpeculativeLoop, Walk
 from foresample.integrations.policies.plans import (
     Planner,
-    Plans,
     PlanSettings,
     Request,
     kind_of,
+    policy_chain,
     require_eval,
     require_fixed_network,
     require_own_scheduler,
-    require_unscaled,
-    seeds_from,
 )
 from foresample.integrations.policies.watch import require_same_chain
-from foresample.integrations.replaced import REPORT, Replaced, standing_in
-from foresample.integrations.trusted import library_name, require_current
+from foresample.integrations.replaced import standing_in
+from foresample.integrations.trusted import library_name
 
 _TRUSTED = {
     "lerobot.policies.diffusion.modeling_diffusion.DiffusionModel.conditional_sample": "LeRobot's own",
@@ -53,24 +49,10 @@ _TRUSTED = {
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `scheduler_chain`
 
 
-@dataclass(frozen=True, eq=False)
-class SpeculativeMethod:
-    """The method that stands in for a policy's `conditional_sample`, with its arguments and its law."""
+class SpeculativeMethod(SpeculativeLoop):
+    """The method that stands in for a policy's `conditional_sample`, with its arguments and its distribution."""
 
-    owner: Any
-    """What the method belongs to."""
-    policy: Any
-    """What the user passed: the model itself or what holds it."""
-    original: Callable[..., Tensor]
-    plans: Plans
-    replaced: Replaced
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        with self.plans.turn:
-            return self._plan(*args, **kwargs)
-
-    def _plan(self, *args: Any, **kwargs: Any) -> Tensor:
-        require_current(self.original, self.owner, "conditional_sample")
+    def _plan(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Report | None]:
         bound = inspect.signature(self.original).bind(*args, **kwargs)
         bound.apply_defaults()
         require_eval(self.owner)
@@ -78,36 +60,24 @@ class SpeculativeMethod:
         request = read(self.owner, bound.arguments)
         require_fixed_network(request.network)
         if not request.free.any():
-            return request.data.clone()
+            return request.data.clone(), None
         own = _TRUSTED.get(library_name(self.original, self.owner) or "")
         vouched = not self.plans.how.trace
         if not vouched:
             require_own_scheduler(self.owner.noise_scheduler)
         run = partial(self._run, bound)
-        try:
-            if own or vouched:
-                plans, report = self._draw(request, run)
-                report.evidence.trusted += self._trusted(own)
-            else:
-                walk = Walk(self._loop, self.plans, run, request)
-                plans, report = walk.run(), walk.report
-        except NothingGains:
-            return self.original(*args, **kwargs)
-        for owner in (self.owner, self.policy):
-            setattr(owner, REPORT, report)
-        return plans
+        if own or vouched:
+            plans, report = self._draw(request, run)
+            report.evidence.trusted += self._trusted(own)
+            return plans, report
+        walk = Walk(find_method(self.owner), self.plans, run, request)
+        return walk.run(), walk.report
 
     def _trusted(self, own: str | None) -> list[str]:
         """What is taken on trust where the method does not run along."""
         if not self.plans.how.trace:
             return ["its loop and its scheduler (trace=False)"]
         return [f"{own} conditional_sample", f"diffusers' own {type(self.owner.noise_scheduler).__name__}"]
-
-    @property
-    def _loop(self) -> Loop:
-        network = "unet" if is_lerobot(self.owner) else "model"
-        owner = self.owner
-        return Loop(owner, "conditional_sample", getattr(owner, network), owner.noise_scheduler, network)
 
     def _run(self, bound: inspect.BoundArguments, generator: torch.Generator | None) -> Tensor:
         """The untouched method on the call at hand, with this generator."""
@@ -119,39 +89,31 @@ class SpeculativeMethod:
 
     def _draw(self, request: Request, run: Callable[[torch.Generator], Tensor]) -> tuple[Tensor, Report]:
         """Plans, without running the method."""
-        scheduler, free = self.owner.noise_scheduler, request.free
+        scheduler = self.owner.noise_scheduler
         scheduler.set_timesteps(self.owner.num_inference_steps)  # as the method does
-        kind = kind_of(request, free, request.network, scheduler, self.plans.settings.graph)
-        planner = self.plans.planner(kind, partial(self._make, request, free, run))
-        if planner.window is None:
-            raise NothingGains
-        plans, drawn = self.plans.draw(kind, request, seeds_from(request.generator, len(request.data)))
+        kind = kind_of(request, request.network, scheduler, self.plans.settings.graph)
+        _, plans, drawn = self.plans.draw(kind, request, partial(self._make, request, run))
         return plans, drawn.report
 
     def _make(
         self,
         request: Request,
-        free: Tensor,
         run: Callable[[torch.Generator], Tensor],
         how: PlanSettings,
         prior: Prior | None,
     ) -> Planner:
-        chain = self._chain(request)
+        chain = policy_chain(self.owner.noise_scheduler, request.step_options)
         if how.trace:
-            loop = self._loop
+            loop = find_method(self.owner)
             instead = partial(standing_in, self.owner, loop.attribute)
             require_same_chain(loop.name, run, request.network, instead, request, chain)
-        return Planner(request, free, chain, self.plans.settings, how, prior)
+        return Planner(request, chain, self.plans.settings, how, prior)
 
-    def _chain(self, request: Request) -> Chain:
-        scheduler = self.owner.noise_scheduler
-        chain = scheduler_chain(
-            scheduler,
-            eta=request.step_options.get("eta", 0.0),
-            use_clipped=request.step_options.get("use_clipped_model_output", False),
-        )
-        require_unscaled(chain, scheduler)
-        return chain
+
+def find_method(model: Any) -> Loop:
+    """The method of a model of these families, as it is now."""
+    network = "unet" if is_lerobot(model) else "model"
+    return Loop(model, "conditional_sample", getattr(model, network), model.noise_scheduler, network)
 
 
 def find_model(policy: Any) -> Any:

@@ -16,20 +16,21 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from foresample.chains import Chain
+from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import at_least_one
 from foresample.core.report import Run
 from foresample.drafters import Prior, Replay
 from foresample.engine import Engine
 from foresample.engine.engine import chosen_window
 from foresample.engine.priors import RecordingTarget, prior_of_paths
-from foresample.integrations.networks import require_fixed
+from foresample.integrations.networks import require_fixed, require_fixed_variance
 from foresample.integrations.trusted import foreign_part, held
 from foresample.settings import Settings
 from foresample.targets import ChainTarget
@@ -56,7 +57,7 @@ class Request:
     step_options: dict[str, Any]
     """Keyword arguments the policy would pass to scheduler.step."""
 
-    @property
+    @cached_property
     def free(self) -> Tensor:
         """[*shape]: the coordinates that are drawn, one set for all plans of a call."""
         if self.mask is None:
@@ -112,7 +113,6 @@ class Planner:
     def __init__(
         self,
         request: Request,
-        free: Tensor,
         chain: Chain,
         settings: Settings,
         how: PlanSettings,
@@ -120,7 +120,7 @@ class Planner:
         *,
         follow: bool = False,
     ) -> None:
-        data = request.data
+        data, free = request.data, request.free
         self.network, self.settings, self.how, self.follow = request.network, settings, how, follow
         self.unreported = len(chain.std) if how.trace else 0
         """Steps of the original loop that were watched for this planner, until a report says so."""
@@ -258,7 +258,7 @@ class _FollowedTarget(RecordingTarget):
         return prediction
 
 
-def kind_of(request: Request, free: Tensor, network: Any, scheduler: Any, graph: bool, *more: Any) -> tuple:
+def kind_of(request: Request, network: Any, scheduler: Any, graph: bool, *more: Any) -> tuple:
     """Everything a planner is made for: another network, scheduler, shape or place in memory needs another planner.
 
     It is made anew for each plan, from what the policy holds then, so that nothing a planner has read goes stale.
@@ -271,7 +271,7 @@ def kind_of(request: Request, free: Tensor, network: Any, scheduler: Any, graph:
         repr(sorted(scheduler.config.items())),
         held(scheduler),
         repr(sorted(request.step_options.items())),
-        None if request.mask is None else tuple(free.flatten().tolist()),
+        None if request.mask is None else tuple(request.free.flatten().tolist()),
         *((n, None if v is None else (v.shape, v.dtype, v.device)) for n, v in tensors.items()),
         *more,
     )
@@ -284,6 +284,10 @@ def _captured(network: Any) -> tuple:
     tensors = (*network.parameters(), *network.buffers())
     values = (v for m in network.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))
     return (*(tensor.data_ptr() for tensor in tensors), *values)
+
+
+class NothingGains(Exception):
+    """No window is faster than the sequential loop."""
 
 
 @dataclass(eq=False)
@@ -314,10 +318,14 @@ class Plans:
         self.planners[kind] = planner
         return planner
 
-    def draw(self, kind: tuple, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
-        """Plans, and what they cost; a prior is fitted once there are pilots enough, and used from the next plan on."""
-        planner = self.planners[kind]
-        plans, run = planner.plan(request, seeds)
+    def draw(
+        self, kind: tuple, request: Request, make: Callable[[PlanSettings, Prior | None], Planner]
+    ) -> tuple[Planner, Tensor, Run]:
+        """Plans, what drew them and what they cost; once there are pilots enough, later plans have a prior."""
+        planner = self.planner(kind, make)
+        if planner.window is None:
+            raise NothingGains
+        plans, run = planner.plan(request, seeds_from(request.generator, len(request.data)))
         run.report.evidence.steps_replayed, planner.unreported = planner.unreported, 0
         self.known.add(kind)
         if planner.how.pilots:
@@ -328,7 +336,7 @@ class Plans:
                 self.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
                 self.pilots.clear()
                 self.clear()
-        return plans, run
+        return planner, plans, run
 
     def forget(self) -> None:
         with self.turn:
@@ -390,13 +398,20 @@ def require_own_scheduler(scheduler: Any) -> None:
         )
 
 
-def require_unscaled(chain: Chain, scheduler: Any) -> None:
-    """Refuse a scheduler whose states have to be scaled: these policies' loops do not, and start from unit noise."""
+def policy_chain(scheduler: Any, options: dict[str, Any]) -> Chain:
+    """The chain of a policy's scheduler, whose `step` is given these options; its noise has a fixed variance.
+
+    Policies' loops scale no states, and start from unit noise: a scheduler that needs either scaled is refused.
+    """
+    clipped = options.get("use_clipped_model_output", False)
+    chain = scheduler_chain(scheduler, eta=options.get("eta", 0.0), use_clipped=clipped)
+    require_fixed_variance(chain)
     if chain.scale is not None or chain.start_scale != 1.0:
         raise ValueError(
             f"a policy's loop starts from unit noise and shows its states as they are, and {type(scheduler).__name__} "
             "needs both scaled: use DDPMScheduler"
         )
+    return chain
 
 
 def require_eval(model: Any) -> None:
