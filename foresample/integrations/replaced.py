@@ -68,16 +68,12 @@ class _PlainState:
 @contextmanager
 def standing_in(owner: Any, name: str, other: Any) -> Iterator[None]:
     """The owner with another attribute of this name for a while; a module's part or any."""
-    held = next((d for d in (vars(owner).get("_modules", {}), vars(owner)) if name in d), None)
-    if held is None:  # the class's
-        setattr(owner, name, other)
-        try:
-            yield
-        finally:
-            delattr(owner, name)
-        return
-    mine, held[name] = held[name], other
+    held = next((d for d in (vars(owner).get("_modules", {}), vars(owner)) if name in d), vars(owner))
+    own, held[name] = held.get(name, _ABSENT), other
     try:
         yield
     finally:
-        held[name] = mine
+        if own is _ABSENT:  # the class's
+            del held[name]
+        else:
+            held[name] = own

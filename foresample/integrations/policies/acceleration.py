@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -118,9 +117,7 @@ class AcceleratedPolicy:
     def __enter__(self) -> Any:
         return self.policy
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         restore_policy(self.policy)
 
 

@@ -285,15 +285,8 @@ class Walk:
             generator=self.generator,
             step_options={} if given is None else given.step_options,
         )
-        kind = kind_of(
-            request,
-            loop.network,
-            loop.scheduler,
-            plans.settings.graph,
-            getattr(forward, "__func__", forward),
-            tuple(names),
-            repr(sorted(fixed.items())),
-        )
+        call = (getattr(forward, "__func__", forward), tuple(names), repr(sorted(fixed.items())))
+        kind = kind_of(request, loop.network, loop.scheduler, plans.settings.graph, *call)
         planner, plan, run = plans.draw(kind, request, partial(self._make, request))
         self.states, self.answers = planner.path()
         self.states.append(plan)

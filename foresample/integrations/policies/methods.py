@@ -96,11 +96,7 @@ class SpeculativeMethod(SpeculativeLoop):
         return plans, drawn.report
 
     def _make(
-        self,
-        request: Request,
-        run: Callable[[torch.Generator], Tensor],
-        how: PlanSettings,
-        prior: Prior | None,
+        self, request: Request, run: Callable[[torch.Generator], Tensor], how: PlanSettings, prior: Prior | None
     ) -> Planner:
         chain = policy_chain(self.owner.noise_scheduler, request.step_options)
         if how.trace:

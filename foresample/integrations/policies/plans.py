@@ -211,10 +211,10 @@ class Planner:
             self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
         if how.warm:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
-            slopes = {} if self.table is None else {"slope": self.table.slope, "jacobian": self.table.jacobian}
-            if slopes.get("slope") is not None:
-                slopes["slope"] = self.table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]  # type: ignore[union-attr]
-            self.last = Prior(empty, empty.clone(), **slopes)
+            table, slope = self.table, None
+            if table is not None and table.slope is not None:
+                slope = table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]
+            self.last = Prior(empty, empty.clone(), slope, None if table is None else table.jacobian)
             self.forget()
         settings = replace(self.settings, window=window, slots=len(self.data))
         prior = self.last or self.table
