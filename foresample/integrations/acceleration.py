@@ -60,34 +60,33 @@ def accelerate(
     A generator passed to it (torch's global one otherwise) seeds each image or plan; they are other draws than the
     sequential sampler makes with that generator, from the same distribution.
 
-    An option that an object of that kind does not have is refused by name.
+    Options, of which one that an object of that kind does not have is refused by name:
+
+    * `window`: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan. "auto",
+      for pipelines and policies: the first calls are drawn with several, and the fastest is kept. A policy also takes a
+      saved `Tuning`.
+    * `drafter`, `block`, `recycle`: as for `sample`.
+    * `batch_pad`: for policies, call the network with one number of states always, for torch.compile and CUDA graphs:
+      True means plans × (window + 1), a number means that many. The padding's results are dropped.
+    * `graph`: for policies on a GPU, replay rounds as CUDA graphs; a new observation needs no new capture.
+    * `prior`: for policies, a `Prior` fitted on other plans or the path of a saved one.
+    * `warm`: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
+      the actions executed since; the plan then also depends on the last one, its distribution does not. `reset()` of
+      the policy forgets.
+    * `executed`: for policies, actions executed between two plans; the policy's `n_action_steps` by default.
+    * `pilots`: for policies, fit a prior on so many first plans, from what they evaluate anyway.
+    * `trace`: for pipelines and policies, watch the untouched loop and refuse what the chain does not explain. A
+      pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three steps;
+      any other policy's loop runs along with every plan, which adds no network calls. trace=False means that you vouch
+      for the loop: that it draws from its scheduler's chain.
+    * `look`: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of the
+      call before again, whose answer must not change; the report's `evidence` tells the outcome.
 
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
             DiffusionPolicy (or its `.diffusion`) or multi-task DiT, or a policy of diffusion_policy, robomimic or
-            ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's
-            AtomDiffusion.
-        window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
-            "auto", for pipelines and policies: the first calls are drawn with several, and the fastest is kept.
-            A saved `Tuning` may be given for a policy.
-        drafter: as for `sample`.
-        block: as for `sample`.
-        recycle: as for `sample`.
-        batch_pad: for policies, call the network with one number of states always, for torch.compile and CUDA
-            graphs: True means plans × (window + 1), a number means that many. The padding's results are dropped.
-        graph: for policies on a GPU, replay rounds as CUDA graphs; a new observation needs no new capture.
-        prior: for policies, a `Prior` fitted on other plans or the path of a saved one.
-        warm: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
-            the actions executed since; the plan then also depends on the last one, its law does not. `reset()` of the
-            policy forgets.
-        executed: for policies, actions executed between two plans; the policy's `n_action_steps` by default.
-        pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
-        trace: for pipelines and policies, watch the untouched loop and refuse what the chain does not explain. A
-            pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three
-            steps; any other policy's loop runs along with every plan, which adds no network calls. trace=False means
-            that you vouch for the loop: that it draws from its scheduler's chain.
-        look: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of
-            the call before again, whose answer must not change; the report's `evidence` tells the outcome.
+            ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's AtomDiffusion.
+        **options: those above.
     """
     kind, given = _kind(served), dict[str, Any](options)
     _require_options(kind, given)
