@@ -62,9 +62,9 @@ def accelerate(
 
     Options, of which one that an object of that kind does not have is refused by name:
 
-    * `window`: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan. "auto",
-      for pipelines and policies: the first calls are drawn with several, and the fastest is kept. A policy also takes a
-      saved `Tuning`.
+    * `window`: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
+      "auto", for pipelines and policies, draws the first calls with several and keeps the fastest. A policy takes a
+      saved `Tuning`, too.
     * `drafter`, `block`, `recycle`: as for `sample`.
     * `batch_pad`: for policies, call the network with one number of states always, for torch.compile and CUDA graphs:
       True means plans × (window + 1), a number means that many. The padding's results are dropped.
@@ -79,8 +79,8 @@ def accelerate(
       pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three steps;
       any other policy's loop runs along with every plan, which adds no network calls. trace=False means that you vouch
       for the loop: that it draws from its scheduler's chain.
-    * `look`: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of the
-      call before again, whose answer must not change; the report's `evidence` tells the outcome.
+    * `look`: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of
+      the call before again, whose answer must not change; the report's `evidence` tells the outcome.
 
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
