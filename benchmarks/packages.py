@@ -99,7 +99,7 @@ def small_pictures(device: str, network: Path | None, updates: int, folder: Path
 
     def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
         torch.manual_seed(1)
-        with fs.accelerate(diffusion, window):
+        with fs.accelerate(diffusion, window=window):
             return diffusion.sample(batch_size=count), diffusion.foresample_report
 
     def compare(count: int, window: int) -> Verdict:

@@ -117,7 +117,7 @@ def calls_by_steps(policy: lasa.LasaPolicy, paths: Tensor, window: int = 16) -> 
     data = lasa.moments(paths, policy.config.horizon)
     every = slice(None, None, 11)
     full, calls = policy.diffusion.num_inference_steps, {}
-    with fs.accelerate(policy, window):
+    with fs.accelerate(policy, window=window):
         for steps in (10, 16, 25, 50, full):
             policy.diffusion.num_inference_steps = steps
             generator = torch.Generator().manual_seed(steps)
@@ -153,7 +153,7 @@ def main(
     rows: list[PolicyRow] = []
     drawings: dict[int | None, Drawing] = {}
     for window in [None, *(windows or [8, 16, 32])]:
-        with nullcontext() if window is None else fs.accelerate(policy, window):
+        with nullcontext() if window is None else fs.accelerate(policy, window=window):
             drawings[window] = drawing = draw(policy, paths, repeats, 1000 * seed + (window or 0))
             timed = latency(policy, paths, plans, seed)
         rows.append(

@@ -31,7 +31,7 @@ from benchmarks.policies import draw
 from benchmarks.results import RESULTS, PolicyWarmRow, RobotClockRow, Spread, SuccessRow, save
 from foresample.baseline import Sequential
 from foresample.engine.tuning import call_seconds
-from foresample.integrations.plans import Planner
+from foresample.integrations.policies.plans import Planner
 from recipes import lasa, metaworld
 
 Observation = dict[str, Tensor]
@@ -132,7 +132,7 @@ class Clock:
 
     def planner(self) -> Planner:
         """A planner for plans at batch 1."""
-        with fs.accelerate(self.policy, 1, trace=False):
+        with fs.accelerate(self.policy, window=1, trace=False):
             self.policy.diffusion.generate_actions(self.courses[0][0])
             return _planner(self.policy)
 
@@ -154,7 +154,7 @@ class Clock:
         self, run: str, window: Any, plans: int, *, warm: bool, prior: fs.Prior | None, **how: Any
     ) -> None:
         with fs.accelerate(
-            self.policy, window, warm=warm, prior=prior, trace=False, graph="graph" in run, **how
+            self.policy, window=window, warm=warm, prior=prior, trace=False, graph="graph" in run, **how
         ):
             report = lambda: self.policy.foresample_report  # noqa: E731
             ms, calls = self.run(plans, self.policy.diffusion.generate_actions, lambda: report().calls_mean)
@@ -198,7 +198,7 @@ def _planner(policy: Any) -> Planner:
 
 def fit(policy: Any, courses: list[list[Observation]], pilots: int) -> fs.Prior:
     """A prior from plans of these episodes, all of an episode at once."""
-    accelerated: Any = fs.accelerate(policy, 99, pilots=pilots, trace=False)
+    accelerated: Any = fs.accelerate(policy, window=99, pilots=pilots, trace=False)
     for course in courses:
         together = {name: torch.cat([one[name] for one in course]) for name in course[0]}
         policy.diffusion.generate_actions(together)
@@ -274,7 +274,7 @@ def clock(
             save(out / f"{name}.json", "robot-clock", settings, rows=it.rows)
 
     stage("one traced plan" + (", and the prior" if pilots else ""))
-    with fs.accelerate(loaded.policy, 16):
+    with fs.accelerate(loaded.policy, window=16):
         loaded.policy.diffusion.generate_actions(clocked[0][0])
     prior = fit(loaded.policy, other, pilots) if pilots else None
     planner, chosen = it.planner(), windows or list(WINDOWS)
@@ -422,7 +422,7 @@ def method_of(policy: Any, name: str, window: int, prior: fs.Prior | None) -> It
     """The policy, planning this way: DDPM, accelerated, or DDIM-<steps>."""
     model = policy.diffusion
     if name == "accelerated":
-        with fs.accelerate(policy, window, warm=True, prior=prior):
+        with fs.accelerate(policy, window=window, warm=True, prior=prior):
             yield
     elif name == "DDPM":
         yield
@@ -518,7 +518,7 @@ def episode(
     which = torch.tensor([loaded.tasks.index(task)])
     torch.manual_seed(0)
     done = False
-    with fs.accelerate(loaded.policy, window, warm=True):
+    with fs.accelerate(loaded.policy, window=window, warm=True):
         while not done and len(frames) < metaworld.LONGEST:
             with torch.no_grad():
                 actions = loaded.policy.diffusion.generate_actions(observation(loaded, recent[None], which))
@@ -597,7 +597,7 @@ def handwriting(
 ) -> None:
     """Calls of a plan in closed loop: cold, warm, with a prior fitted on other roll-outs, and both."""
     policy, paths = lasa.load(), lasa.demonstrations(data)
-    accelerated: Any = fs.accelerate(policy, 99, pilots=pilots)
+    accelerated: Any = fs.accelerate(policy, window=99, pilots=pilots)
     draw(policy, paths, max(1, repeats // 2), 1)
     prior = accelerated.prior
     fs.restore(policy)
@@ -605,7 +605,7 @@ def handwriting(
     rows = []
     for window in (16, 32, 64):
         for warm, table in ((False, None), (True, None), (False, prior), (True, prior)):
-            with fs.accelerate(policy, window, warm=warm, prior=table):
+            with fs.accelerate(policy, window=window, warm=warm, prior=table):
                 calls = draw(policy, paths, repeats, 0).calls
             rows.append(
                 PolicyWarmRow(

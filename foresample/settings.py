@@ -102,7 +102,7 @@ class Settings:
         known = [f.name for f in fields(cls) if f.name not in set(without)]
         for name in keywords:
             if name not in known:
-                raise TypeError(f"{name} is not a setting here: {_remedy(name, known)}")
+                raise TypeError(f"{name} is not a setting here: {remedy(name, known)}")
         given = {name: value for name, value in keywords.items() if name != "drafter" or value is not None}
         return replace(cls() if base is None else base, **given)
 
@@ -122,6 +122,7 @@ class Settings:
         return f"{self.drafter}, block {self.block or 'window'}, {noise} noise"
 
 
-def _remedy(name: str, known: list[str]) -> str:
+def remedy(name: str, known: list[str]) -> str:
+    """What to give instead of a name that is none of the known ones."""
     near = get_close_matches(name, known, 1, cutoff=0.75)
     return f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"

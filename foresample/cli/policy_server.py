@@ -27,7 +27,7 @@ def policy_server_command(
     except ModuleNotFoundError as error:
         raise _missing(error.name) from None
 
-    from foresample.integrations.policy_server import accelerated_server
+    from foresample.integrations.policies.server import accelerated_server
 
     policy_server.PolicyServer = accelerated_server(
         policy_server.PolicyServer, window=window, warm=warm, graph=graph, prior=prior, pilots=pilots

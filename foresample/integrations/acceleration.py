@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Any, Unpack
 
-from foresample.contracts import Drafter, at_least_one
-from foresample.drafters import Prior
 from foresample.integrations.diffusers.pipelines import (
     AcceleratedPipeline,
     accelerate_pipeline,
     is_pipeline,
     restore_pipeline,
 )
-from foresample.integrations.packages import (
+from foresample.integrations.packages.acceleration import (
     AcceleratedPackage,
     accelerate_package,
     is_package,
     restore_package,
 )
-from foresample.integrations.policies import (
+from foresample.integrations.policies.acceleration import (
     AcceleratedPolicy,
     accelerate_policy,
     is_policy,
     misread_policy,
     restore_policy,
 )
+from foresample.integrations.policies.plans import PlanKeywords, PlanSettings
+from foresample.settings import Settings, SpeculationKeywords, remedy
 
 _COMMON = ("window", "drafter", "block", "recycle", "look")
 _OPTIONS = {
@@ -35,23 +34,20 @@ _OPTIONS = {
     "package's sampler": _COMMON,
 }
 """The options each kind of object takes."""
+_PLAN = {f.name for f in fields(PlanSettings)}
+_DEFAULTS = {f.name: f.default for f in (*fields(Settings), *fields(PlanSettings)) if f.name != "slots"}
+
+
+class AccelerateKeywords(SpeculationKeywords, PlanKeywords, total=False):
+    """All options of `accelerate`."""
+
+    graph: bool
+    trace: bool
+    look: bool
 
 
 def accelerate(
-    served: Any,
-    window: int | Literal["auto"] = 16,
-    *,
-    drafter: Drafter | None = None,
-    block: int | None = None,
-    recycle: bool = True,
-    batch_pad: bool | int = False,
-    graph: bool = False,
-    prior: Prior | str | Path | None = None,
-    warm: bool = False,
-    executed: int | None = None,
-    pilots: int | None = None,
-    trace: bool = True,
-    look: bool = True,
+    served: Any, **options: Unpack[AccelerateKeywords]
 ) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
     """Draw from a pipeline, a policy or a package's sampler speculatively: the same distribution, fewer calls.
 
@@ -64,56 +60,58 @@ def accelerate(
     A generator passed to it (torch's global one otherwise) seeds each image or plan; they are other draws than the
     sequential sampler makes with that generator, from the same distribution.
 
-    An option that an object of that kind does not have is refused by name.
+    Options, of which one that an object of that kind does not have is refused by name:
+
+    * `window`: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
+      "auto", for pipelines and policies, draws the first calls with several and keeps the fastest. A policy takes a
+      saved `Tuning`, too.
+    * `drafter`, `block`, `recycle`: as for `sample`.
+    * `batch_pad`: for policies, call the network with one number of states always, for torch.compile and CUDA graphs:
+      True means plans × (window + 1), a number means that many. The padding's results are dropped.
+    * `graph`: for policies on a GPU, replay rounds as CUDA graphs; a new observation needs no new capture.
+    * `prior`: for policies, a `Prior` fitted on other plans or the path of a saved one.
+    * `warm`: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
+      the actions executed since; the plan then also depends on the last one, its distribution does not. `reset()` of
+      the policy forgets.
+    * `executed`: for policies, actions executed between two plans; the policy's `n_action_steps` by default.
+    * `pilots`: for policies, fit a prior on so many first plans, from what they evaluate anyway.
+    * `trace`: for pipelines and policies, watch the untouched loop and refuse what the chain does not explain. A
+      pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three steps;
+      any other policy's loop runs along with every plan, which adds no network calls. trace=False means that you vouch
+      for the loop: that it draws from its scheduler's chain.
+    * `look`: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of
+      the call before again, whose answer must not change; the report's `evidence` tells the outcome.
 
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
             DiffusionPolicy (or its `.diffusion`) or multi-task DiT, or a policy of diffusion_policy, robomimic or
-            ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's
-            AtomDiffusion.
-        window: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
-            "auto": the first calls are drawn with several, and the fastest is kept.
-        drafter: as for `sample`.
-        block: as for `sample`.
-        recycle: as for `sample`.
-        batch_pad: for policies, call the network with one number of states always, for torch.compile and CUDA
-            graphs: True means plans × (window + 1), a number means that many. The padding's results are dropped.
-        graph: for policies on a GPU, replay rounds as CUDA graphs; a new observation needs no new capture.
-        prior: for policies, a `Prior` fitted on other plans or the path of a saved one.
-        warm: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
-            the actions executed since; the plan then also depends on the last one, its law does not. `reset()` of the
-            policy forgets.
-        executed: for policies, actions executed between two plans; the policy's `n_action_steps` by default.
-        pilots: for policies, fit a prior on so many first plans, from what they evaluate anyway.
-        trace: for pipelines and policies, watch the untouched loop and refuse what the chain does not explain. A
-            pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three
-            steps; any other policy's loop runs along with every plan, which adds no network calls. trace=False means
-            that you vouch for the loop: that it draws from its scheduler's chain.
-        look: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of
-            the call before again, whose answer must not change; the report's `evidence` tells the outcome.
+            ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's AtomDiffusion.
+        **options: those above.
     """
-    options = {name: value for name, value in locals().items() if name != "served"}
-    kind = _kind(served)
-    _require_options(kind, options)
-    if window != "auto":
-        options["window"] = at_least_one("window", window)
-    options["block"] = None if block is None else at_least_one("block", block)
-    taken = {name: options[name] for name in _OPTIONS[kind]}
+    kind, given = _kind(served), dict[str, Any](options)
+    _require_options(kind, given)
+    plan = PlanSettings(**{name: value for name, value in given.items() if name in _PLAN})
+    settings = Settings.of({name: value for name, value in given.items() if name not in _PLAN})
     if kind == "policy":
-        return accelerate_policy(served, **taken)
+        if given.get("drafter") is not None and (plan.warm or (plan.prior, plan.pilots) != (None, None)):
+            raise ValueError("prior, pilots and warm=True are Replay's: leave the drafter out, or them")
+        return accelerate_policy(served, settings, plan)
+    window = settings.window
+    if window != "auto" and not isinstance(window, int):
+        raise ValueError(f"the window of a {kind} must be a whole number of at least 1, not {window!r}")
     if kind == "pipeline":
-        return accelerate_pipeline(served, **taken)
+        return accelerate_pipeline(served, settings, plan.trace)
     if window == "auto":
         raise ValueError("a package's sampler takes a number as its window: give window=16, say")
-    return accelerate_package(served, **taken)
+    return accelerate_package(served, settings)
 
 
 def _require_options(kind: str, options: dict[str, Any]) -> None:
-    """Refuse an option that such an object does not have, unless it has its default."""
-    parameters = inspect.signature(accelerate).parameters
+    """Refuse an unknown option, and one that such an object does not have, unless it has its default."""
     for name, value in options.items():
-        default = parameters[name].default
-        if name in _OPTIONS[kind] or value is default:
+        if name not in _DEFAULTS:
+            raise TypeError(f"{name} is not an option of accelerate: {remedy(name, list(_DEFAULTS))}")
+        if name in _OPTIONS[kind] or value is _DEFAULTS[name]:
             continue
         having = " or ".join(f"a {other}" for other in _OPTIONS if name in _OPTIONS[other])
         raise ValueError(f"{name} is an option of {having}, not of a {kind}: leave {name} out")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,3 +63,17 @@ class _PlainState:
                 if value is not _ABSENT:
                     state[name] = value
         return state
+
+
+@contextmanager
+def standing_in(owner: Any, name: str, other: Any) -> Iterator[None]:
+    """The owner with another attribute of this name for a while; a module's part or any."""
+    held = next((d for d in (vars(owner).get("_modules", {}), vars(owner)) if name in d), vars(owner))
+    own, held[name] = held.get(name, _ABSENT), other
+    try:
+        yield
+    finally:
+        if own is _ABSENT:  # the class's
+            del held[name]
+        else:
+            held[name] = own

@@ -11,7 +11,7 @@ import torch
 import foresample as fs
 from foresample.chains import scheduler_chain
 from foresample.contracts import affine_chain, no_history, remember, transition_mean
-from foresample.integrations.trace import drawn_noise, following, path_noise
+from foresample.integrations.diffusers.watch import drawn_noise, following, path_noise
 from foresample.targets import ChainTarget, from_scheduler
 
 diffusers = pytest.importorskip("diffusers")

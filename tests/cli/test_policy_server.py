@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from foresample.cli import policy_server
-from foresample.integrations.policy_server import accelerated_server
+from foresample.integrations.policies.server import accelerated_server
 from tests.cli.common import refuses
 
 INSTALL = "is not installed: pip install 'lerobot[async]'"

@@ -26,7 +26,7 @@ import foresample as fs
 from foresample.chains import scheduler_chain
 from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations.diffusers.callbacks import InOrder
-from foresample.integrations.diffusers.pipelines import _undisturbed
+from foresample.integrations.diffusers.calls import undisturbed
 from foresample.integrations.diffusers.session import Step
 
 
@@ -102,7 +102,7 @@ def walk(
             bound = inspect.signature(kind.__call__).bind(self, **told)
             handle.traces[None] = handle._watch(bound)
             if between is not None:
-                with _undisturbed(pipe, bound) as others:
+                with undisturbed(pipe, bound) as others:
                     handle._draw(others, window, None, None)
                 between()
             with mock.patch.object(InOrder, "_report", keep):

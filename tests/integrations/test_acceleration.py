@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,9 @@ import pytest
 import torch
 
 import foresample as fs
+from foresample.integrations.acceleration import AccelerateKeywords
 from foresample.integrations.diffusers.pipelines import AcceleratedPipeline
-from foresample.integrations.policies import AcceleratedPolicy
+from foresample.integrations.policies.acceleration import AcceleratedPolicy, restore_policy
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -74,6 +74,8 @@ OTHERS: dict[str, Any] = {
     "look": False,
 }
 """A value for each option that is not its default."""
+DEFAULTS: dict[str, Any] = dict.fromkeys(OTHERS) | {"window": 16, "recycle": True, "trace": True, "look": True}
+DEFAULTS |= dict.fromkeys(("batch_pad", "graph", "warm"), False)
 ALL = {"window", "drafter", "block", "recycle", "look"}
 TAKEN = {
     "policy": set(OTHERS),
@@ -83,7 +85,37 @@ TAKEN = {
 
 
 def test_these_are_all_options() -> None:
-    assert [*OTHERS] == [*inspect.signature(fs.accelerate).parameters][1:]
+    assert set(OTHERS) == set(AccelerateKeywords.__annotations__)
+
+
+@pytest.mark.parametrize(("name", "instead"), [("warn", "warm"), ("pilot", "pilots"), ("blocks", "block")])
+def test_a_misspelt_option_is_refused_by_its_name(name: str, instead: str) -> None:
+    policy = lowdim()
+    with pytest.raises(TypeError, match=f"^{name} is not an option of accelerate: did you mean {instead}"):
+        fs.accelerate(policy, **{name: 3})  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match="slots is not an option of accelerate: the settings are window, drafter"
+    ):
+        fs.accelerate(policy, slots=3)  # type: ignore[call-arg]
+
+
+def test_no_action_executed_is_refused() -> None:
+    with pytest.raises(ValueError, match="executed must be a whole number of at least 1, not 0"):
+        fs.accelerate(lowdim(), executed=0)
+
+
+def test_restoring_something_that_is_no_policy_is_refused() -> None:
+    with pytest.raises(TypeError, match="object is no diffusion policy foresample knows"):
+        restore_policy(object())
+
+
+def test_a_saved_tuning_is_a_window_of_policies_alone(tmp_path: Path) -> None:
+    target = fs.pretrained.load().target(steps=4)
+    tuning = fs.tune(target, windows=[2], samples=1, slots=1)
+    for served in (stable_diffusion(tmp_path), gaussian()):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1, not Tuning"):
+            fs.accelerate(served, window=tuning)
+    fs.accelerate(lowdim(), window=tuning)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -105,7 +137,7 @@ def test_an_option_of_another_kind_is_refused_by_its_name(kind: str, name: str, 
         ):
             fs.accelerate(served, **{name: OTHERS[name]})
     assert set(vars(served)) == before
-    default = inspect.signature(fs.accelerate).parameters[name].default
+    default = DEFAULTS[name]
     fs.accelerate(served, **{name: default})  # which says nothing
     fs.restore(served)
 

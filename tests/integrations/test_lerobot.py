@@ -14,7 +14,7 @@ import foresample as fs
 
 diffusers = pytest.importorskip("diffusers")
 
-from foresample.integrations.plans import KEPT  # noqa: E402
+from foresample.integrations.policies.plans import KEPT  # noqa: E402
 from tests import lerobots  # noqa: E402
 from tests.policies import law_tests, seeded  # noqa: E402
 

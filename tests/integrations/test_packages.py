@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import foresample as fs
 from foresample.checks.kolmogorov import ks_two_sample
-from foresample.integrations import packages
+from foresample.integrations.packages.gaussian import gaussian_chain, gaussian_target
+from foresample.integrations.packages.monai import InfererSample
+from foresample.integrations.packages.stand_in import StandIn
 from foresample.targets.atoms import rotations
 from tests.packages import load
 
@@ -78,9 +80,9 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_their_loop_with_the_same_noise(options: dict[str, Any]) -> None:
     diffusion = gaussian(**dict(options))
-    chain = packages._gaussian_chain(diffusion)
+    chain = gaussian_chain(diffusion)
     start = torch.randn(3, 1, 1, 2, generator=torch.Generator().manual_seed(1))
-    target = packages._gaussian_target(diffusion, chain, start)
+    target = gaussian_target(diffusion, chain, start)
     noise = [
         torch.randn(start.shape, generator=torch.Generator().manual_seed(9 + k)) for k in range(len(chain.std))
     ]
@@ -364,7 +366,7 @@ def test_monai_s_sample_with_the_same_noise(options: dict[str, Any], given: str)
     fs.accelerate(inferer)
     torch.manual_seed(5)
     noise = [torch.randn(start.shape) for _ in scheduler.timesteps]
-    with mock.patch.object(packages, "sample", side_effect=lambda target, **_: walk(target, noise)):
+    with mock.patch.object(StandIn, "draw", side_effect=lambda target, *_: walk(target, noise)):
         ours = inferer.sample(**asked)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -390,7 +392,7 @@ def test_monai_in_one_line_has_the_law_of_its_own() -> None:
         ours = inferer.sample(starts[1], net, verbose=False)
         assert inferer.foresample_report.speedup > 1.5
     assert ks_two_sample(ours.flatten().numpy(), theirs.flatten().numpy()) > 1e-3
-    assert not isinstance(inferer.sample, packages.InfererSample)
+    assert not isinstance(inferer.sample, InfererSample)
 
 
 def test_what_monai_does_otherwise_is_refused() -> None:
@@ -509,7 +511,7 @@ def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
     ):
         theirs = diffusion.sample(**asked)["sample_atom_coords"]
 
-    def walk_frames(target: Any, **_: Any) -> fs.Run:
+    def walk_frames(target: Any, *_: Any) -> fs.Run:
         added = target.start_scale[1]
         sigma = (target.start_scale[0] ** 2 - added**2) ** 0.5
         x, row = sigma * (first - first.mean(1, keepdim=True)) + added * noise[0], torch.arange(SAMPLES)
@@ -519,7 +521,7 @@ def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
         return fs.Run(x, row, row, fs.Report("walk", steps, SAMPLES, 0))
 
     fs.accelerate(diffusion)
-    with mock.patch.object(packages, "sample", side_effect=walk_frames):
+    with mock.patch.object(StandIn, "draw", side_effect=walk_frames):
         ours = diffusion.sample(**asked)["sample_atom_coords"]
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 

@@ -415,7 +415,7 @@ def test_an_exception_while_watching_is_a_refusal(pipe: Any, monkeypatch: pytest
     def fail(*args: Any) -> Any:
         raise IndexError("ours")
 
-    monkeypatch.setattr("foresample.integrations.trace.explained", fail)
+    monkeypatch.setattr("foresample.integrations.explain.ChainBeside.after", fail)
     with fs.accelerate(pipe, window=5), pytest.raises(Refused, match="cannot follow this pipeline's loop"):
         draw(pipe)
     require_untouched(pipe)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample import pretrained
-from foresample.integrations.diffusers.pipelines import _stream_seeds
+from foresample.integrations.diffusers.calls import stream_seeds
 from foresample.targets import from_scheduler
 
 diffusers = pytest.importorskip("diffusers")
@@ -90,7 +90,7 @@ def test_guided_states_get_their_own_prompt_and_timestep(tmp_path: Path) -> None
         return free + 4.0 * (text - free)
 
     target = replace(from_scheduler(scheduler, guided, (4, 4, 4)), start_states=start)
-    run = fs.sample(target, seeds=_stream_seeds(own)(4), window=5)
+    run = fs.sample(target, seeds=stream_seeds(own)(4), window=5)
     assert run.report.calls_mean == report.calls_mean
     torch.testing.assert_close(theirs, run.samples, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 

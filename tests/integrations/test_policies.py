@@ -108,7 +108,7 @@ def test_conditioned_coordinates_are_kept_exactly_and_conditions_follow_their_ro
     # The last plan of a batch is drawn by its own seed and its own conditions: alone it comes out the same.
     seeds = torch.randint(2**63 - 1, (6,), generator=seeded(0))
     with fs.accelerate(policy, window=5, trace=False), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foresample.integrations.policies.seeds_from", lambda generator, count: seeds[5:])
+        patch.setattr("foresample.integrations.policies.plans.seeds_from", lambda generator, count: seeds[5:])
         alone = policy.predict_action(observation[5:], seeded(0))
     torch.testing.assert_close(alone[0], plans[5], rtol=1e-4, atol=1e-5)
 

@@ -43,7 +43,7 @@ def arm(robots: Any) -> tuple[type, list[dict[str, float]]]:
 def test_plans_are_streamed_to_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grpc = import_module("grpc")
 
-    from foresample.integrations.policy_server import accelerated_server
+    from foresample.integrations.policies.server import accelerated_server
 
     monkeypatch.chdir(tmp_path)  # LeRobot writes logs where it is started
     place = lerobots.folder(lerobots.policy(), tmp_path / "policy")

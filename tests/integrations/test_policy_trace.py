@@ -21,7 +21,9 @@ import foresample as fs
 
 diffusers = pytest.importorskip("diffusers")
 
-from foresample.integrations.plans import _captured  # noqa: E402
+from foresample.engine import tuning  # noqa: E402
+from foresample.integrations.policies.plans import _captured  # noqa: E402
+from foresample.settings import Settings  # noqa: E402
 from tests.policies import FAMILIES, LowdimPolicy, observed, seeded  # noqa: E402
 
 STEPS = 20
@@ -502,12 +504,13 @@ def test_a_window_is_chosen_once_for_each_kind_of_plan(
     with fs.accelerate(policy, window=6):
         given = plan(policy, 3, seeded(0))
 
-    def tune(target: fs.Target, **how: Any) -> Any:
-        measured.append(how["slots"])
-        fs.tune(target, windows=[2], samples=2, **how)  # the real one, but for what its clock says
-        return SimpleNamespace(window=found)
+    def measured_window(target: fs.Target, settings: Settings) -> Any:
+        measured.append(settings.slots)
+        real(target, settings, windows=[2], samples=2)  # the real one, but for what its clock says
+        return SimpleNamespace(window_for=lambda steps, slots: found)
 
-    monkeypatch.setattr("foresample.integrations.plans.tune", tune)
+    real = tuning.measure
+    monkeypatch.setattr(tuning, "measure", measured_window)
     with fs.accelerate(policy, window="auto"):
         for _ in range(2):
             assert torch.equal(plan(policy, 3, seeded(0)), sequential if found is None else given)

@@ -312,7 +312,8 @@ def test_a_window_is_chosen_once_for_each_configuration(pipe: Any, monkeypatch: 
 
     monkeypatch.setattr(AcceleratedPipeline, "_draw", clocked)
     monkeypatch.setattr(
-        "foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(9.0 * len(self.clock))
+        "foresample.integrations.diffusers.watch.Watch._tick",
+        lambda self: self.clock.append(9.0 * len(self.clock)),
     )
     with fs.accelerate(pipe, window=8):
         fixed = draw(pipe)
@@ -331,7 +332,9 @@ def test_a_window_is_chosen_once_for_each_configuration(pipe: Any, monkeypatch: 
 
 def test_where_no_window_gains_the_pipeline_draws_by_itself(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = draw(pipe)
-    monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
+    monkeypatch.setattr(
+        "foresample.integrations.diffusers.watch.Watch._tick", lambda self: self.clock.append(0.0)
+    )
     with fs.accelerate(pipe, window="auto"):
         assert torch.equal(draw(pipe), before)
 

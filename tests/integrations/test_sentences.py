@@ -145,7 +145,9 @@ def test_where_no_window_gains_the_callback_is_called_by_the_pipeline(
     pipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it was passed: it may change the latents then. The report is that of the call."""
-    monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
+    monkeypatch.setattr(
+        "foresample.integrations.diffusers.watch.Watch._tick", lambda self: self.clock.append(0.0)
+    )
 
     def callback(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {"latents": 0.5 * kwargs["latents"]}
@@ -168,7 +170,9 @@ def test_every_pipeline_has_a_sequential_report(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schedulers take the latents in other places. The pipeline's own loop needs no evidence, and claims none."""
-    monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
+    monkeypatch.setattr(
+        "foresample.integrations.diffusers.watch.Watch._tick", lambda self: self.clock.append(0.0)
+    )
     monkeypatch.setattr("foresample.integrations.diffusers.pipelines.WINDOWS", (2,))
     pipe = case.build(tmp_path)
     with fs.accelerate(pipe, window="auto"):
@@ -182,7 +186,9 @@ def test_every_pipeline_has_a_sequential_report(
 def test_a_failed_call_leaves_no_report_of_a_trial(
     works: bool, pipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
+    monkeypatch.setattr(
+        "foresample.integrations.diffusers.watch.Watch._tick", lambda self: self.clock.append(0.0)
+    )
 
     def callback(*told: Any) -> dict[str, Any]:
         if not works:
@@ -196,7 +202,9 @@ def test_a_failed_call_leaves_no_report_of_a_trial(
 
 
 def test_the_sequential_report_counts_images_that_are_kept_twice_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresample.integrations.trace.Watch._tick", lambda self: self.clock.append(0.0))
+    monkeypatch.setattr(
+        "foresample.integrations.diffusers.watch.Watch._tick", lambda self: self.clock.append(0.0)
+    )
     pipe = dit()
     with fs.accelerate(pipe, window="auto"):
         pipe(class_labels=[1, 2], num_inference_steps=4, output_type="pt", generator=generators(2))

@@ -15,7 +15,7 @@ import torch
 import foresample as fs
 from foresample import pretrained
 from foresample.checks.rows import rows_are_independent
-from foresample.integrations.diffusers.pipelines import _stream_seeds
+from foresample.integrations.diffusers.calls import stream_seeds
 from tests.tiny_model import copy_model, save_tiny_model
 
 diffusers = pytest.importorskip("diffusers")
@@ -70,7 +70,7 @@ def test_a_folder_draws_what_its_accelerated_pipeline_draws(
     sources = generators(3)  # the seeds are drawn after the first latents
     start = torch.cat([torch.randn(1, 1, 8, 8, generator=source) for source in sources])
     target = replace(pretrained.load(path).target(14, [1]), start_states=start)
-    run = fs.sample(target, seeds=_stream_seeds(sources)(3), window=4)
+    run = fs.sample(target, seeds=stream_seeds(sources)(3), window=4)
     pictures = (run.samples / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
     torch.testing.assert_close(torch.from_numpy(theirs), pictures, rtol=1e-3, atol=1e-3)
     assert calls == int(run.calls.sum()) < 3 * 14

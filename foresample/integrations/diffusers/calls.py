@@ -1,10 +1,17 @@
-"""Arguments of a pipeline and of its parts, by their names; those that change its loop."""
+"""Arguments of a pipeline and of its parts: by their names, those that change its loop, and copies with generators."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresample.core.noise import seeds_of
 
 NEUTRAL: dict[str, Any] = {
     "control_guidance_start": 0.0,
@@ -52,3 +59,83 @@ def to_drop(bound: inspect.BoundArguments) -> str:
 def _is_off(name: str, value: Any) -> bool:
     values = value if isinstance(value, (list, tuple)) else [value]
     return all(one is NEUTRAL[name] or one == NEUTRAL[name] for one in values)
+
+
+def configuration(
+    scheduler: Any, networks: dict[str, torch.nn.Module], arguments: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What tells one use of a pipeline from another: numbers, shapes, precision, and which arguments are given."""
+
+    def told(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tuple(value.shape[1:]), value.dtype
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        return type(value).__name__
+
+    given = tuple((name, told(value)) for name, value in arguments.items() if name not in ("self", "prompt"))
+    precision = tuple(getattr(network, "dtype", None) for network in networks.values()), _autocast()
+    return type(scheduler).__name__, repr(sorted(scheduler.config.items(), key=str)), given, precision
+
+
+def _autocast() -> tuple[Any, ...]:
+    """The dtypes that autocast computes in now, on the processor and on the accelerator."""
+    return tuple(
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")
+    )
+
+
+def copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
+    """The same arguments, of which some may be replaced."""
+    twin = copy.copy(bound)
+    twin.arguments = dict(bound.arguments)
+    return twin
+
+
+@contextmanager
+def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.BoundArguments]:
+    """The same arguments with copies of the generators; numbers drawn inside are not missing afterwards."""
+    twin = copied_arguments(bound)
+    generator = twin.arguments.get("generator")
+    if isinstance(generator, Sequence):
+        twin.arguments["generator"] = [_copied_generator(g) for g in generator]
+    elif generator is not None:
+        twin.arguments["generator"] = _copied_generator(generator)
+    bars = getattr(pipe, "_progress_bar_config", None)
+    pipe._progress_bar_config = {**(bars or {}), "disable": True}
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield twin
+    finally:
+        if bars is None:
+            del pipe._progress_bar_config
+        else:
+            pipe._progress_bar_config = bars
+
+
+def as_generator(value: Any) -> torch.Generator:
+    """A generator as it is; a seed as a generator."""
+    return value if isinstance(value, torch.Generator) else torch.Generator().manual_seed(int(value))
+
+
+def _copied_generator(source: torch.Generator) -> torch.Generator:
+    twin = torch.Generator(source.device)
+    twin.set_state(source.get_state())
+    return twin
+
+
+def stream_seeds(generator: Any) -> Callable[[int], Tensor]:
+    """Seeds of so many images' noise streams, drawn from the generators when the first latents have been."""
+
+    def drawn(source: torch.Generator | None) -> int:
+        return int(
+            torch.randint(2**62, (), generator=source, device="cpu" if source is None else source.device)
+        )
+
+    def seeds(count: int) -> Tensor:
+        if isinstance(generator, Sequence) and len(generator) == count:
+            return torch.tensor([drawn(one) for one in generator])
+        return seeds_of(drawn(generator[0] if isinstance(generator, Sequence) else generator), count)
+
+    return seeds

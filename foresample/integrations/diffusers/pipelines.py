@@ -10,7 +10,7 @@ way in each. So the loop itself is put to work. It keeps running as written, but
         latents = scheduler.step(...)        # ours: verify, commit, and hand out the next states to evaluate
 
 `latents` is then a batch of drafted states instead of one state an image, which the loop cannot tell as long as all
-it does is row by row and the same in every turn. `session` checks that it is, in every turn, and `trace` watches the
+it does is row by row and the same in every turn. `session` checks that it is, in every turn, and `watch` watches the
 untouched loop first. Text encoders, initial latents, the decoder and everything else stay as they are.
 No pipeline has a class of its own here. The stand-ins sit on the instances, while the pipeline draws (`stand_ins`).
 """
@@ -24,19 +24,27 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foresample.chains import scheduler_chain
-from foresample.contracts import Drafter
 from foresample.core.look import DIFFERS
-from foresample.core.noise import seeds_of
 from foresample.integrations.diffusers.again import Answered
 from foresample.integrations.diffusers.caches import require_no_cache
 from foresample.integrations.diffusers.callbacks import CALLBACK, take_callback, wanted_tensors
-from foresample.integrations.diffusers.calls import by_name, signature_of, to_drop
+from foresample.integrations.diffusers.calls import (
+    as_generator,
+    by_name,
+    configuration,
+    copied_arguments,
+    signature_of,
+    stream_seeds,
+    to_drop,
+    undisturbed,
+)
+from foresample.integrations.diffusers.sequential import Untouched
 from foresample.integrations.diffusers.session import Session
 from foresample.integrations.diffusers.stand_ins import (
     SENTENCES,
@@ -51,9 +59,8 @@ from foresample.integrations.diffusers.stand_ins import (
     timesteps_class,
 )
 from foresample.integrations.diffusers.unchanged import alike, values_of
+from foresample.integrations.diffusers.watch import Enough, Trace, Watch, replay_scheduler
 from foresample.integrations.refusal import REMEDY, Refused
-from foresample.integrations.sequential import Untouched
-from foresample.integrations.trace import Enough, Trace, Watch, replay_scheduler
 from foresample.settings import Settings
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
@@ -71,19 +78,8 @@ def is_pipeline(served: Any) -> bool:
     )
 
 
-def accelerate_pipeline(
-    pipe: Any,
-    window: int | Literal["auto"],
-    drafter: Drafter | None,
-    block: int | None,
-    recycle: bool,
-    trace: bool,
-    look: bool,
-) -> AcceleratedPipeline:
+def accelerate_pipeline(pipe: Any, settings: Settings, trace: bool) -> AcceleratedPipeline:
     """See `foresample.accelerate`."""
-    settings = Settings.of(
-        {"window": window, "drafter": drafter, "block": block, "recycle": recycle, "look": look}
-    )
     _require_supported(pipe.scheduler)
     restore_pipeline(pipe)
     handle = AcceleratedPipeline(pipe, settings, trace)
@@ -260,11 +256,11 @@ class AcceleratedPipeline:
             scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
         generator = arguments.get("generator")
         if isinstance(generator, Sequence):
-            generator = [_as_generator(g) for g in generator]
+            generator = [as_generator(g) for g in generator]
             arguments["generator"] = generator
-        whole = _copied_arguments(bound)
+        whole = copied_arguments(bound)
         callback = take_callback(bound)
-        key = _configuration(self.scheduler, self.networks, arguments)
+        key = configuration(self.scheduler, self.networks, arguments)
         if self.trace and key not in self.traces:
             self.traces[key] = self._watch(bound)
         asked = self.settings.window
@@ -276,7 +272,7 @@ class AcceleratedPipeline:
     def _draw(
         self, bound: inspect.BoundArguments, window: int, callback: Callable[..., Any] | None, key: Any
     ) -> Any:
-        seeds = _stream_seeds(bound.arguments.get("generator"))
+        seeds = stream_seeds(bound.arguments.get("generator"))
         new, rounding = key not in self.rounding, dict(self.rounding.get(key, {}))
         callers = {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
         settings, heard = replace(self.settings, window=window), (callback, wanted_tensors(bound))
@@ -285,7 +281,7 @@ class AcceleratedPipeline:
         if self.trace:
             session.explain = functools.partial(self._explain, session, key)
         if session.in_order.needs_loop:
-            bound = _copied_arguments(bound)
+            bound = copied_arguments(bound)
             bound.arguments[CALLBACK] = session.in_order.end_of_turn
         try:
             with self._serving(session):
@@ -313,7 +309,7 @@ class AcceleratedPipeline:
     def _watch(self, bound: inspect.BoundArguments) -> Trace:
         """Three steps of the untouched loop, with copies of the generators."""
         watch = Watch(self.pipe, self.settings.look)
-        with _undisturbed(self.pipe, bound) as arguments:
+        with undisturbed(self.pipe, bound) as arguments:
             try:
                 with self._serving(watch):
                     self._pipeline_class.__call__(*arguments.args, **arguments.kwargs)
@@ -340,7 +336,7 @@ class AcceleratedPipeline:
                 self.traces[key] = self._watch(bound)
             best, fastest = None, self.traces[key].loop_seconds
             for window in WINDOWS:
-                with _undisturbed(self.pipe, bound) as arguments:
+                with undisturbed(self.pipe, bound) as arguments:
                     self._draw(arguments, window, None, key)
                 seconds = self.pipe.foresample_report.seconds
                 if seconds < fastest:
@@ -450,85 +446,6 @@ def _code_of(kind: type) -> dict[str, Any]:
 def _signature(network: Any) -> inspect.Signature:
     """Of its `forward`, also where it is compiled."""
     return signature_of(getattr(network, "_orig_mod", network), "forward")
-
-
-def _configuration(
-    scheduler: Any, networks: dict[str, torch.nn.Module], arguments: dict[str, Any]
-) -> tuple[Any, ...]:
-    """What tells one use of a pipeline from another: numbers, shapes, precision, and which arguments are given."""
-
-    def told(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return tuple(value.shape[1:]), value.dtype
-        if value is None or isinstance(value, (bool, int, float)):
-            return value
-        return type(value).__name__
-
-    given = tuple((name, told(value)) for name, value in arguments.items() if name not in ("self", "prompt"))
-    precision = tuple(getattr(network, "dtype", None) for network in networks.values()), _autocast()
-    return type(scheduler).__name__, repr(sorted(scheduler.config.items(), key=str)), given, precision
-
-
-def _autocast() -> tuple[Any, ...]:
-    """The dtypes that autocast computes in now, on the processor and on the accelerator."""
-    return tuple(
-        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")
-    )
-
-
-def _copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
-    twin = copy.copy(bound)
-    twin.arguments = dict(bound.arguments)
-    return twin
-
-
-@contextmanager
-def _undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.BoundArguments]:
-    """The same arguments with copies of the generators; numbers drawn inside are not missing afterwards."""
-    twin = _copied_arguments(bound)
-    generator = twin.arguments.get("generator")
-    if isinstance(generator, Sequence):
-        twin.arguments["generator"] = [_copied_generator(g) for g in generator]
-    elif generator is not None:
-        twin.arguments["generator"] = _copied_generator(generator)
-    bars = getattr(pipe, "_progress_bar_config", None)
-    pipe._progress_bar_config = {**(bars or {}), "disable": True}
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield twin
-    finally:
-        if bars is None:
-            del pipe._progress_bar_config
-        else:
-            pipe._progress_bar_config = bars
-
-
-def _as_generator(value: Any) -> torch.Generator:
-    """A generator as it is; a seed as a generator."""
-    return value if isinstance(value, torch.Generator) else torch.Generator().manual_seed(int(value))
-
-
-def _copied_generator(source: torch.Generator) -> torch.Generator:
-    twin = torch.Generator(source.device)
-    twin.set_state(source.get_state())
-    return twin
-
-
-def _stream_seeds(generator: Any) -> Callable[[int], Tensor]:
-    """Seeds of so many images' noise streams, drawn from the generators when the first latents have been."""
-
-    def drawn(source: torch.Generator | None) -> int:
-        return int(
-            torch.randint(2**62, (), generator=source, device="cpu" if source is None else source.device)
-        )
-
-    def seeds(count: int) -> Tensor:
-        if isinstance(generator, Sequence) and len(generator) == count:
-            return torch.tensor([drawn(one) for one in generator])
-        return seeds_of(drawn(generator[0] if isinstance(generator, Sequence) else generator), count)
-
-    return seeds
 
 
 def _require_supported(scheduler: Any) -> None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from foresample.integrations.diffusers.trees import mapped
+from foresample.integrations.diffusers.watch import Enough
 from foresample.integrations.refusal import REMEDY, Refused
-from foresample.integrations.trace import Enough
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
 """Exceptions that already say what they mean."""

@@ -16,19 +16,23 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from foresample.chains import Chain
-from foresample.contracts import Drafter
+from foresample.chains import Chain, scheduler_chain
+from foresample.contracts import at_least_one
 from foresample.core.report import Run
 from foresample.drafters import Prior, Replay
-from foresample.engine import Engine, tune
+from foresample.engine import Engine
+from foresample.engine.engine import chosen_window
 from foresample.engine.priors import RecordingTarget, prior_of_paths
-from foresample.integrations.networks import require_fixed
+from foresample.integrations.networks import require_fixed, require_fixed_variance
 from foresample.integrations.trusted import foreign_part, held
+from foresample.settings import Settings
 from foresample.targets import ChainTarget
 
 KEPT = 4
@@ -53,7 +57,7 @@ class Request:
     step_options: dict[str, Any]
     """Keyword arguments the policy would pass to scheduler.step."""
 
-    @property
+    @cached_property
     def free(self) -> Tensor:
         """[*shape]: the coordinates that are drawn, one set for all plans of a call."""
         if self.mask is None:
@@ -65,22 +69,39 @@ class Request:
         return ~self.mask[0]
 
 
+class PlanKeywords(TypedDict, total=False):
+    """The options that only policies have; see `PlanSettings`."""
+
+    batch_pad: bool | int
+    prior: Prior | str | Path | None
+    warm: bool
+    executed: int | None
+    pilots: int | None
+
+
 @dataclass(frozen=True)
 class PlanSettings:
-    """How plans are drawn; see `foresample.accelerate`."""
+    """Checked options that only policies have, and `trace`; see `foresample.accelerate`."""
 
-    window: int | Literal["auto"]
-    drafter: Drafter | None
-    block: int | None
-    recycle: bool
-    batch_pad: bool | int
-    graph: bool
-    warm: bool
-    executed: int
-    """Actions executed of a plan before the next is drawn."""
-    pilots: int
-    trace: bool
-    look: bool
+    batch_pad: bool | int = False
+    prior: Prior | str | Path | None = None
+    warm: bool = False
+    executed: int | None = None
+    """Actions executed of a plan before the next is drawn; None, not known, leaves the last plan where it was."""
+    pilots: int | None = None
+    trace: bool = True
+
+    def __post_init__(self) -> None:
+        if self.prior is not None and self.pilots is not None:
+            raise ValueError(
+                "a prior is given and another to be fitted on the first plans: leave prior or pilots out"
+            )
+        if self.batch_pad is not True and self.batch_pad is not False:
+            at_least_one("batch_pad", self.batch_pad)
+        if self.executed is not None:
+            object.__setattr__(self, "executed", at_least_one("executed", self.executed))
+        if self.pilots is not None:
+            object.__setattr__(self, "pilots", max(2, at_least_one("pilots", self.pilots)))
 
 
 class Planner:
@@ -92,15 +113,15 @@ class Planner:
     def __init__(
         self,
         request: Request,
-        free: Tensor,
         chain: Chain,
+        settings: Settings,
         how: PlanSettings,
         prior: Prior | None,
         *,
         follow: bool = False,
     ) -> None:
-        data = request.data
-        self.network, self.how, self.follow = request.network, how, follow
+        data, free = request.data, request.free
+        self.network, self.settings, self.how, self.follow = request.network, settings, how, follow
         self.unreported = len(chain.std) if how.trace else 0
         """Steps of the original loop that were watched for this planner, until a report says so."""
         self.data, self.start = data.clone(), None
@@ -119,7 +140,7 @@ class Planner:
         """The network's answer to its last call."""
         self.last: Prior | None = None
         if self.window is not None:
-            self._shift = _shift(free, how.executed)
+            self._shift = _shift(free, how.executed or 0)
             self.engine = self._engine(self.window)
 
     def plan(self, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
@@ -175,46 +196,31 @@ class Planner:
         return states, [self.recorded.outputs[:, k].clone() for k in range(steps)]
 
     def _window(self) -> int | None:
-        if self.how.window != "auto":
-            return self.how.window
+        settings = replace(self.settings, slots=len(self.data))
         self.padded = 0
-        drafter = self.how.drafter or Replay(prior=self.table)
-        return tune(
-            replace(self.target, start_states=None),
-            slots=len(self.data),
-            drafter=drafter,
-            block=self.how.block,
-            recycle=self.how.recycle,
-            graph=self.how.graph,
-            look=self.how.look,
-        ).window
+        if self.table is not None:
+            settings = replace(settings, drafter=Replay(prior=self.table))
+        return chosen_window(replace(self.target, start_states=None), settings)
 
     def _engine(self, window: int) -> Engine:
-        target, how, drafter = self.target, self.how, self.how.drafter
+        target, how = self.target, self.how
         steps = min(window + 1, len(target.std))
         if self.follow:
             self.recorded = _FollowedTarget(self, len(target.std))
-        elif drafter is None and (how.warm or how.pilots):
+        elif how.warm or how.pilots:
             self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
-        if drafter is None and how.warm:
+        if how.warm:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
-            slopes = {} if self.table is None else {"slope": self.table.slope, "jacobian": self.table.jacobian}
-            if slopes.get("gain") is not None:
-                slopes["gain"] = self.table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]  # type: ignore[union-attr]
-            self.last = Prior(empty, empty.clone(), **slopes)
+            table, slope = self.table, None
+            if table is not None and table.slope is not None:
+                slope = table.paths(torch.zeros(1, dtype=torch.int64), steps)[2]
+            self.last = Prior(empty, empty.clone(), slope, None if table is None else table.jacobian)
             self.forget()
-        if drafter is None:
-            drafter = Replay(prior=self.last or self.table)
-        return Engine(
-            self.recorded or target,
-            window=window,
-            slots=len(self.data),
-            drafter=drafter,
-            block=how.block,
-            recycle=how.recycle,
-            graph=how.graph,
-            look=how.look,
-        )
+        settings = replace(self.settings, window=window, slots=len(self.data))
+        prior = self.last or self.table
+        if prior is not None:
+            settings = replace(settings, drafter=Replay(prior=prior))
+        return Engine(self.recorded or target, settings)
 
     def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         count = len(x)
@@ -252,7 +258,7 @@ class _FollowedTarget(RecordingTarget):
         return prediction
 
 
-def kind_of(request: Request, free: Tensor, network: Any, scheduler: Any, graph: bool, *more: Any) -> tuple:
+def kind_of(request: Request, network: Any, scheduler: Any, graph: bool, *more: Any) -> tuple:
     """Everything a planner is made for: another network, scheduler, shape or place in memory needs another planner.
 
     It is made anew for each plan, from what the policy holds then, so that nothing a planner has read goes stale.
@@ -265,7 +271,7 @@ def kind_of(request: Request, free: Tensor, network: Any, scheduler: Any, graph:
         repr(sorted(scheduler.config.items())),
         held(scheduler),
         repr(sorted(request.step_options.items())),
-        None if request.mask is None else tuple(free.flatten().tolist()),
+        None if request.mask is None else tuple(request.free.flatten().tolist()),
         *((n, None if v is None else (v.shape, v.dtype, v.device)) for n, v in tensors.items()),
         *more,
     )
@@ -280,10 +286,15 @@ def _captured(network: Any) -> tuple:
     return (*(tensor.data_ptr() for tensor in tensors), *values)
 
 
+class NothingGains(Exception):
+    """No window is faster than the sequential loop."""
+
+
 @dataclass(eq=False)
 class Plans:
     """What is kept between the plans of one policy."""
 
+    settings: Settings
     how: PlanSettings
     prior: Prior | None
     """Given, or fitted on the first plans."""
@@ -300,28 +311,32 @@ class Plans:
         """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
         planner = self.planners.pop(kind, None)
         if planner is None:
-            how = self.how if self.prior is None else replace(self.how, pilots=0)
+            how = self.how if self.prior is None else replace(self.how, prior=None, pilots=None)
             planner = make(replace(how, trace=False) if kind in self.known else how, self.prior)
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
         self.planners[kind] = planner
         return planner
 
-    def draw(self, kind: tuple, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
-        """Plans, and what they cost; a prior is fitted once there are pilots enough, and used from the next plan on."""
-        planner = self.planners[kind]
-        plans, run = planner.plan(request, seeds)
+    def draw(
+        self, kind: tuple, request: Request, make: Callable[[PlanSettings, Prior | None], Planner]
+    ) -> tuple[Planner, Tensor, Run]:
+        """Plans, what drew them and what they cost; once there are pilots enough, later plans have a prior."""
+        planner = self.planner(kind, make)
+        if planner.window is None:
+            raise NothingGains
+        plans, run = planner.plan(request, seeds_from(request.generator, len(request.data)))
         run.report.evidence.steps_replayed, planner.unreported = planner.unreported, 0
         self.known.add(kind)
         if planner.how.pilots:
             self.pilots.append(planner.paths())
-            if sum(len(states) for states, _ in self.pilots) >= self.how.pilots:
+            if sum(len(states) for states, _ in self.pilots) >= planner.how.pilots:
                 states, predictions = (torch.cat(parts) for parts in zip(*self.pilots, strict=True))
                 assert planner.window is not None
                 self.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
                 self.pilots.clear()
                 self.clear()
-        return plans, run
+        return planner, plans, run
 
     def forget(self) -> None:
         with self.turn:
@@ -383,13 +398,20 @@ def require_own_scheduler(scheduler: Any) -> None:
         )
 
 
-def require_unscaled(chain: Chain, scheduler: Any) -> None:
-    """Refuse a scheduler whose states have to be scaled: these policies' loops do not, and start from unit noise."""
+def policy_chain(scheduler: Any, options: dict[str, Any]) -> Chain:
+    """The chain of a policy's scheduler, whose `step` is given these options; its noise has a fixed variance.
+
+    Policies' loops scale no states, and start from unit noise: a scheduler that needs either scaled is refused.
+    """
+    clipped = options.get("use_clipped_model_output", False)
+    chain = scheduler_chain(scheduler, eta=options.get("eta", 0.0), use_clipped=clipped)
+    require_fixed_variance(chain)
     if chain.scale is not None or chain.start_scale != 1.0:
         raise ValueError(
             f"a policy's loop starts from unit noise and shows its states as they are, and {type(scheduler).__name__} "
             "needs both scaled: use DDPMScheduler"
         )
+    return chain
 
 
 def require_eval(model: Any) -> None:

@@ -63,9 +63,7 @@ def _remembered(policy: Any, observation: dict[str, Any]) -> dict[str, Any]:
         return observation
     from lerobot.policies.utils import populate_queues
 
-    seen = {
-        name: value for name, value in observation.items() if name != "action"
-    }  # which LeRobot adds as None
+    seen = {name: value for name, value in observation.items() if name != "action"}  # LeRobot adds None
     if policy.config.image_features:
         seen["observation.images"] = torch.stack([seen[name] for name in policy.config.image_features], dim=-4)
     policy._queues = populate_queues(policy._queues, seen)

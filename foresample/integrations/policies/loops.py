@@ -32,24 +32,23 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from foresample.chains import scheduler_chain
 from foresample.contracts import times_written
+from foresample.core.report import Report
 from foresample.drafters import Prior
-from foresample.integrations.networks import require_fixed_variance
-from foresample.integrations.plans import (
+from foresample.integrations.policies.plans import (
+    NothingGains,
     Planner,
     Plans,
     PlanSettings,
     Request,
     kind_of,
+    policy_chain,
     require_eval,
     require_fixed_network,
     require_own_scheduler,
-    require_unscaled,
-    seeds_from,
 )
-from foresample.integrations.policy_trace import refusal, require_same_chain, standing_in
-from foresample.integrations.replaced import REPORT, Replaced
+from foresample.integrations.policies.watch import policy_standard, require_same_chain
+from foresample.integrations.replaced import REPORT, Replaced, standing_in
 from foresample.integrations.trusted import require_current
 
 
@@ -113,17 +112,13 @@ def find_loop(policy: Any) -> Loop | None:
     return None
 
 
-class NothingGains(Exception):
-    """No window is faster than the sequential loop."""
-
-
 @dataclass(frozen=True, eq=False)
 class SpeculativeLoop:
     """The method that stands in for a policy's own, and runs it."""
 
     loop: Loop
     policy: Any
-    """What the user passed."""
+    """What the user passed: the method's owner or what holds it."""
     original: Callable[..., Any]
     plans: Plans
     replaced: Replaced
@@ -134,26 +129,23 @@ class SpeculativeLoop:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.plans.turn:
-            return self._plan(*args, **kwargs)
+            require_current(self.original, self.owner, self.loop.method)
+            try:
+                result, report = self._plan(*args, **kwargs)
+            except NothingGains:
+                return self.original(*args, **kwargs)
+            for owner in (self.owner, self.policy) if report is not None else ():
+                setattr(owner, REPORT, report)
+            return result
 
-    def _plan(self, *args: Any, **kwargs: Any) -> Any:
-        require_current(self.original, self.owner, self.loop.method)
+    def _plan(self, *args: Any, **kwargs: Any) -> tuple[Any, Report | None]:
+        """What the method returns, and what it cost."""
         require_eval(self.loop.network)
         require_fixed_network(self.loop.network)
         if self.plans.how.trace:
             require_own_scheduler(self.loop.scheduler)
-
-        def original(generator: torch.Generator | None) -> Any:
-            return self.original(*args, **kwargs)
-
-        walk = Walk(self.loop, self.plans, original)
-        try:
-            result = walk.run()
-        except NothingGains:
-            return self.original(*args, **kwargs)
-        for owner in (self.owner, self.policy):
-            setattr(owner, REPORT, walk.report)
-        return result
+        walk = Walk(self.loop, self.plans, lambda generator: self.original(*args, **kwargs))
+        return walk.run(), walk.report
 
 
 class Walk:
@@ -188,7 +180,7 @@ class Walk:
 
     def run(self) -> Any:
         """What the method returns."""
-        before = _random_state(self.generator) if self.plans.how.window == "auto" else None
+        before = _random_state(self.generator) if not isinstance(self.plans.settings.window, int) else None
         try:
             with torch.no_grad(), self.loop.instead(self._network, self._step):
                 result = self.original(self.generator)
@@ -293,34 +285,15 @@ class Walk:
             generator=self.generator,
             step_options={} if given is None else given.step_options,
         )
-        free = request.free
-        kind = kind_of(
-            request,
-            free,
-            loop.network,
-            loop.scheduler,
-            plans.how.graph,
-            getattr(forward, "__func__", forward),
-            tuple(names),
-            repr(sorted(fixed.items())),
-        )
-        planner = plans.planner(kind, partial(self._make, request, free))
-        if planner.window is None:
-            raise NothingGains
-        plan, run = plans.draw(kind, request, seeds_from(self.generator, len(sample)))
+        call = (getattr(forward, "__func__", forward), tuple(names), repr(sorted(fixed.items())))
+        kind = kind_of(request, loop.network, loop.scheduler, plans.settings.graph, *call)
+        planner, plan, run = plans.draw(kind, request, partial(self._make, request))
         self.states, self.answers = planner.path()
         self.states.append(plan)
         self.report = run.report
 
-    def _make(self, request: Request, free: Tensor, how: PlanSettings, prior: Prior | None) -> Planner:
-        scheduler, options = self.loop.scheduler, request.step_options
-        chain = scheduler_chain(
-            scheduler,
-            eta=options.get("eta", 0.0),
-            use_clipped=options.get("use_clipped_model_output", False),
-        )
-        require_fixed_variance(chain)
-        require_unscaled(chain, scheduler)
+    def _make(self, request: Request, how: PlanSettings, prior: Prior | None) -> Planner:
+        chain = policy_chain(self.loop.scheduler, request.step_options)
         if how.trace:
             # Where it starts is watched as well, unless it was given.
             given = self.given
@@ -329,17 +302,9 @@ class Walk:
             def instead(watch: nn.Module) -> ExitStack:
                 return self.loop.instead(watch.forward, self.own_step)
 
-            require_same_chain(
-                self.loop.name,
-                self.original,
-                self.forward,
-                instead,
-                watched,
-                free,
-                chain,
-                whole=given is not None,
-            )
-        return Planner(request, free, chain, how, prior, follow=True)
+            name, whole = self.loop.name, given is not None
+            require_same_chain(name, self.original, self.forward, instead, watched, chain, whole=whole)
+        return Planner(request, chain, self.plans.settings, how, prior, follow=True)
 
     def _named(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """The names of state and timestep among the network's arguments, and all of these; a number is a position."""
@@ -373,7 +338,7 @@ class Walk:
             self._refuse("it returns other values than the conditioned ones")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(refusal(self.loop.name, what))
+        policy_standard(self.loop.name).refuse(what)
 
 
 class _Stepped:

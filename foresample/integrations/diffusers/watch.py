@@ -2,8 +2,8 @@
 
 Before a configuration is drawn speculatively for the first time, the untouched loop is watched for three steps, with
 copies of the generators: the latents, what the networks are given, what is given to `step`, and the noise it draws. The
-chain must explain every state seen to rounding. Then the scheduler's own `step` is replayed once over the whole
-chain, on made-up outputs, which takes no network. What is not explained is refused, with the step and the size.
+chain must explain every state seen to rounding (`explain`). Then the scheduler's own `step` is replayed once over the
+whole chain, on made-up outputs, which takes no network. What is not explained is refused, with the step and the size.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from foresample.chains import Chain
-from foresample.contracts import no_history, remember
-from foresample.faults import broken, fault_error
 from foresample.integrations.diffusers.again import Answered
 from foresample.integrations.diffusers.calls import signature_of
 from foresample.integrations.diffusers.session import read_chain, require_shape
 from foresample.integrations.diffusers.unchanged import Unchanged
+from foresample.integrations.explain import STEPS, ChainBeside, difference, made_up
 from foresample.integrations.refusal import REMEDY, Refused
-
-STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -142,22 +139,18 @@ class Watch:
         eta = first.arguments.get("eta") or 0.0
         clipped = bool(first.arguments.get("use_clipped_model_output"))
         chain = read_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
-        chain = chain.to(first.sample.device, torch.float64)
-        worst, previous, before = 0.0, no_history(chain, first.sample.double()), first.sample
+        beside, worst, before = ChainBeside(chain, first.sample), 0.0, first.sample
         for k, seen in enumerate(self.seen):
             require_shape(chain, seen.output, seen.sample)
-            wrong = broken(seen.output.unsqueeze(1)).flatten().nonzero().flatten().tolist()
-            if wrong:
-                raise fault_error(k, wrong[0])
             before = before.to(seen.sample.dtype)  # some loops round them
-            untouched = (seen.sample == before).double().mean()
-            if not untouched > 0:
+            if not (seen.sample == before).any():
                 size = float((seen.sample - before).abs().max() / before.abs().max())
                 raise Refused(
                     f"the pipeline changes the latents between step {k - 1} and step {k} (by up to {size:.2g} of "
                     f"their size), which the scheduler's chain does not contain; {REMEDY}"
                 )
-            error, previous = explained(chain, k, seen.sample, seen.output, seen.noise, seen.after, previous)
+            ours = beside.after(k, seen.sample, seen.output, last_draw(seen.noise, seen.sample))
+            error = difference(ours, seen.after)
             dtypes = (seen.sample.dtype, seen.output.dtype, seen.after.dtype)
             require_small(error, k, scheduler, dtypes)
             worst, before = max(worst, error), seen.after
@@ -179,24 +172,21 @@ def replay_scheduler(
     [1, *shape], on made-up outputs; `arguments` are those that `step` is given in every turn."""
     step, scale = methods["step"], methods.get("scale_model_input")
     kept = {k: list(v) if isinstance(v, list) else v for k, v in vars(scheduler).items()}
-    chain = chain.to(x.device, torch.float64)
-    previous, old = no_history(chain, x.double()), None
+    beside, old = ChainBeside(chain, x), None
     try:
         for k, timestep in enumerate(timesteps.unbind()):
-            output = torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
-            if chain.low_variance is not None:
-                output = torch.cat([output, 0.9 * torch.sin(x)], 1)
+            output = made_up(x, chain.low_variance is not None)
             own = {name: v for name, v in following(scheduler, start + k, old).items() if name in follows}
             if scale is not None:
-                wanted = x.double() if chain.scale is None else chain.scale[k] * x.double()
-                error = _apart(scale(x, timestep).double(), wanted)
+                factor = 1.0 if chain.scale is None else float(chain.scale[k])
+                error = difference(scale(x, timestep), factor * x.double())
                 require_small(error, k, scheduler, (x.dtype,), "scales states in another way")
-            with drawn_noise() as noise, torch.random.fork_rng(devices=_devices(x)):
+            with drawn_noise() as noise, torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
                 result = step(model_output=output, timestep=timestep, sample=x, **arguments, **own)
             noise += path_noise(scheduler)
             after, old = (result if isinstance(result, tuple) else (result.prev_sample, None))[:2]
-            error, previous = explained(chain, k, x, output, noise, after, previous)
-            require_small(error, k, scheduler, (after.dtype,))
+            ours = beside.after(k, x, output, last_draw(noise, x))
+            require_small(difference(ours, after), k, scheduler, (after.dtype,))
             x = after
     finally:
         vars(scheduler).clear()
@@ -214,35 +204,10 @@ def following(scheduler: Any, k: int, old: Tensor | None) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name in names}
 
 
-def explained(
-    chain: Chain,
-    k: int,
-    sample: Tensor,
-    output: Tensor,
-    noise: list[Tensor],
-    after: Tensor,
-    previous: Tensor,
-) -> tuple[float, Tensor]:
-    """How far the chain's step k is from the state seen, relative to it; and predictions as the next step sees them."""
-    step = torch.full((len(sample),), k, device=sample.device)
-    x = sample.double()
-    learned = chain.low_variance is not None  # without extra noise it is all in one
-    prediction = chain.predict(x, (output.chunk(2, 1)[0] if learned else output).double(), step)
-    ours = chain.mean(x, prediction, step, previous)
-    previous = remember(chain, prediction, previous)
-    std = float(chain.std[k])
+def last_draw(noise: list[Tensor], sample: Tensor) -> Tensor | None:
+    """The noise of a step, [R, *shape], of all that was drawn in it: some draw twice, and use the last."""
     rows = [draw for draw in noise if draw.shape[1:] == sample.shape[1:]]
-    drawn = torch.cat(rows)[-len(sample) :] if rows else None  # some draw twice, and use the last
-    if std > 0 and drawn is not None and drawn.shape == sample.shape:
-        ours = ours + (chain.variance(output.double(), step).sqrt() if learned else std) * drawn.to(x)
-    elif std > 0:
-        return float("inf"), previous
-    return _apart(ours, after.double()), previous
-
-
-def _apart(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, relative to theirs; latents may be zero."""
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
+    return torch.cat(rows)[-len(sample) :] if rows else None
 
 
 def require_small(
@@ -282,7 +247,3 @@ def path_noise(scheduler: Any) -> list[Tensor]:
     if path is None or k is None or scheduler.sigmas[k] == 0:
         return []
     return [path(scheduler.sigmas[k - 1], scheduler.sigmas[k])]
-
-
-def _devices(x: Tensor) -> list[int]:
-    return [x.device.index or 0] if x.is_cuda else []

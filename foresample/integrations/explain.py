@@ -1,0 +1,211 @@
+"""Does the chain explain this loop?
+
+`accelerate` reads a chain off somebody's loop. Before a sample of that chain is handed out, the untouched loop is
+watched, and every state it makes must be the chain's: the chain's mean at the loop's own state and network answer, plus
+its std times the loop's own noise, to rounding. A loop that does something else is refused.
+
+* A policy's method, or a package's loop, is run once with a known seed while its network is watched
+  (`require_explained`). The network answers at three steps at most; other answers are made up, which costs nothing.
+* A pipeline is watched for three steps, and its scheduler's `step` is replayed over the whole chain on made-up answers
+  (`diffusers.watch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from foresample.chains import Chain
+from foresample.contracts import no_history, remember
+from foresample.faults import broken, fault_error
+
+STEPS = 3
+"""Steps at which a network answers while its loop is watched."""
+_SEED = 20  # any
+
+
+class ChainBeside:
+    """The chain, walked beside a loop on the loop's own states, answers and noise."""
+
+    def __init__(self, chain: Chain, start: Tensor) -> None:
+        self.chain = chain.to(start.device, torch.float64)
+        self.previous = no_history(self.chain, start.double())
+
+    def after(self, k: int, sample: Tensor, output: Tensor, noise: Tensor | None) -> Tensor:
+        """The state that the chain makes of `sample` in step k, [R, *shape]; infinite if the noise does not fit."""
+        wrong = broken(output.unsqueeze(1)).flatten().nonzero().flatten().tolist()
+        if wrong:
+            raise fault_error(k, wrong[0])
+        chain, x = self.chain, sample.double()
+        step = torch.full((len(x),), k, device=x.device)
+        learned = chain.low_variance is not None  # the loop adds all noise at once: there is no extra noise
+        prediction = chain.predict(x, (output.chunk(2, 1)[0] if learned else output).double(), step)
+        mean = chain.mean(x, prediction, step, self.previous)
+        self.previous = remember(chain, prediction, self.previous)
+        if not chain.std[k] > 0:
+            return mean
+        if noise is None or noise.shape != sample.shape:
+            return torch.full_like(mean, torch.inf)
+        std = chain.variance(output.double(), step).sqrt() if learned else chain.std[k]
+        return mean + std * noise.to(x)
+
+
+def largest(values: Tensor, least: float = 1e-30) -> Tensor:
+    """The largest absolute value, which differences are relative to; no less than `least`."""
+    return values.abs().max().clamp(min=least)
+
+
+def difference(ours: Tensor, theirs: Tensor, scale: Callable[[Tensor], Tensor] = largest) -> float:
+    """The largest difference, relative to the scale of their values."""
+    ours, theirs = ours.double(), theirs.double()
+    apart = (ours - theirs).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return float((apart / scale(theirs)).max())
+
+
+def made_up(x: Tensor, learned: bool) -> Tensor:
+    """An answer that no network gave; its estimates leave ±1, so that clipping shows."""
+    output = 1.5 * torch.sin(3 * x)
+    return torch.cat([output, 0.9 * torch.cos(2 * x)], 1) if learned else output
+
+
+# ---------------------------------------------------------------- a loop run once with a known seed
+
+
+@dataclass(frozen=True)
+class Standard:
+    """What a loop is held to, and the sentence by which it is refused."""
+
+    sentence: str
+    """`{what}` in it stands for what the loop does."""
+    rounding: Mapping[torch.dtype, float]
+    """Differences that rounding explains, by the dtype of the states."""
+    coarse: float
+    """The same for all other dtypes."""
+    scale: Callable[[Tensor], Tensor]
+    """What these differences are relative to."""
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise: the loop does something that its chain does not contain."""
+        raise ValueError(self.sentence.format(what=what))
+
+    def explains(self, size: float, dtype: torch.dtype) -> bool:
+        """Whether rounding explains a difference of this size."""
+        return size <= self.rounding.get(dtype, self.coarse)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a loop's network."""
+
+    sample: Tensor
+    timestep: Tensor
+    conditions: list[Tensor]
+    output: Tensor
+
+
+class _WatchedNetwork(nn.Module):
+    """A network that notes what it is shown; after some calls, or without a network, answers are made up."""
+
+    def __init__(self, network: Callable[..., Tensor] | None, learned: bool) -> None:
+        super().__init__()
+        self.network, self.learned, self.seen = network, learned, list[Call]()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        sample, timestep, *others = [v for v in (*args, *kwargs.values()) if v is not None]
+        given = sample.clone()
+        if self.network is not None and len(self.seen) < STEPS:
+            output = self.network(*args, **kwargs)
+        else:
+            output = made_up(given, self.learned)
+        conditions = [v.clone() for v in others if isinstance(v, Tensor)]
+        self.seen.append(Call(given, torch.as_tensor(timestep), conditions, output.clone()))
+        return output
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """How to run an untouched loop once more."""
+
+    standard: Standard
+    run: Callable[[torch.Generator], Any]
+    """The loop, with this generator where it takes one."""
+    instead: Callable[[nn.Module], AbstractContextManager[Any]]
+    """Puts another network in the place of the loop's."""
+    device: torch.device
+    network: Callable[..., Tensor] | None = None
+    """The network as the loop calls it; None: all answers are made up."""
+    conditions: Sequence[Tensor] = ()
+    """Everything that the network is to be shown besides state and timestep."""
+    start: Tensor | None = None
+    """[R, *shape]: where the loop starts, if it does not draw its start."""
+    data: Tensor | None = None
+    """[R, *shape]: values of coordinates that are not drawn, in the shape and dtype of the states."""
+    free: Tensor | None = None
+    """[*shape]: the coordinates that are drawn; all by default."""
+    whole: bool = False
+    """The loop returns its last state, not something made of it."""
+
+
+def require_explained(loop: Rerun, chain: Chain) -> list[Call]:
+    """Refuse a loop whose states are not the chain's; the calls of its network."""
+    watch = _WatchedNetwork(loop.network, chain.low_variance is not None)
+    devices = [loop.device] if loop.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad(), loop.instead(watch):
+        torch.manual_seed(_SEED)  # the same numbers for a loop that draws from the global generator
+        result = loop.run(torch.Generator(loop.device).manual_seed(_SEED))
+    steps, seen = len(chain.std), watch.seen
+    last = _compared(loop, chain, seen[:steps]) if seen else None
+    if last is None or len(seen) != steps:
+        loop.standard.refuse(f"it calls its network {len(seen)} times instead of {steps}")
+    if loop.whole:
+        if not isinstance(result, Tensor) or result.shape != last.shape:
+            loop.standard.refuse("it returns something else than a plan")
+        _require_state(loop, "what it returns", result, last)
+    return seen
+
+
+def _compared(loop: Rerun, chain: Chain, seen: list[Call]) -> Tensor:
+    """Require the chain's states, timesteps and conditions; the state that must come out."""
+    refuse, like = loop.standard.refuse, seen[0].sample if loop.data is None else loop.data
+    noise = torch.Generator(loop.device).manual_seed(_SEED)
+
+    def draw() -> Tensor:
+        return torch.randn(like.shape, generator=noise, dtype=like.dtype, device=like.device)
+
+    expected = (draw() if loop.start is None else loop.start).double()
+    beside = ChainBeside(chain, expected)
+    times = beside.chain.time
+    for k, call in enumerate(seen):
+        if not _same_conditions(call.conditions, loop.conditions):
+            refuse(f"at step {k} it shows its network other conditions than it was given")
+        if times is not None and not (call.timestep.to(times) == times[k]).all():
+            refuse(f"at step {k} it is at another timestep than its scheduler")
+        if call.sample.shape != like.shape:
+            shapes = f"{tuple(call.sample.shape)} instead of {tuple(like.shape)}"
+            refuse(f"at step {k} its state has shape {shapes}")
+        _require_state(loop, f"at step {k} its state", call.sample, expected)
+        expected = beside.after(k, call.sample, call.output, draw())
+    return expected
+
+
+def _require_state(loop: Rerun, what: str, state: Tensor, expected: Tensor) -> None:
+    """Equal to rounding where coordinates are drawn, exactly the data's elsewhere."""
+    exact, dtype = True, state.dtype
+    if loop.data is not None and loop.free is not None:
+        given, dtype = loop.data[:, ~loop.free], loop.data.dtype
+        exact, expected = torch.equal(state[:, ~loop.free], given), expected.clone()
+        expected[:, ~loop.free] = given.double()
+    size = difference(expected, state, loop.standard.scale)
+    if not exact or not loop.standard.explains(size, dtype):
+        loop.standard.refuse(f"{what} differs by {size:.2g} from the scheduler's chain")
+
+
+def _same_conditions(shown: list[Tensor], given: Sequence[Tensor]) -> bool:
+    return len(shown) == len(given) and all(
+        a.shape == b.shape and torch.allclose(a.float(), b.float()) for a, b in zip(shown, given, strict=True)
+    )

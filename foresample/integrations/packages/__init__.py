@@ -1,0 +1,1 @@
+"""Packages with a sampling loop of their own, drawn speculatively."""

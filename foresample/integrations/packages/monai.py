@@ -1,0 +1,110 @@
+"""MONAI's DiffusionInferer, drawn speculatively."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresample.chains import Chain, Kind, vp
+from foresample.chains.chain import denoising_chain
+from foresample.integrations.networks import for_rows, require_fixed
+from foresample.integrations.packages.stand_in import StandIn
+from foresample.integrations.trusted import foreign_part
+from foresample.targets import from_chain
+
+_KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
+
+
+class InfererSample(StandIn):
+    """Stands in for `DiffusionInferer.sample`, with its arguments and its distribution."""
+
+    def refuse_early(self) -> None:
+        self.require_own("monai.inferers.inferer.DiffusionInferer.sample")
+        _chain(self.served.scheduler)
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        asked = self.arguments(*args, **kwargs).arguments
+        if asked["save_intermediates"]:
+            raise ValueError("an accelerated inferer keeps no intermediates: leave save_intermediates out")
+        if asked["mode"] not in ("crossattn", "concat") or (
+            asked["mode"] == "concat" and asked["conditioning"] is None
+        ):
+            return self.original(*args, **kwargs)  # which says what is wrong
+        noise, network = asked["input_noise"], asked["diffusion_model"]
+        require_fixed(network)
+        chain = _chain(asked["scheduler"] or self.served.scheduler)
+        denoiser = partial(_network, network, asked, len(noise))
+        dtype = torch.promote_types(noise.dtype, torch.float32)
+        target = from_chain(denoiser, chain, noise.shape[1:], start=noise, dtype=dtype, device=noise.device)
+        trusted = ["MONAI's own DiffusionInferer.sample", "MONAI's own DDPMScheduler"]
+        return self.draw(target, len(noise), trusted).samples.to(noise.dtype)
+
+
+def _network(network: Any, asked: dict[str, Any], count: int, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+    """The network's output as `sample` makes it: condition, guidance, segmentation."""
+    given = {name: for_rows(asked[name], row, count) for name in ("conditioning", "seg")}
+    condition, x = given["conditioning"], x.to(asked["input_noise"].dtype)
+    guided = asked["cfg"] is not None
+    if guided:
+        x, time = torch.cat([x, x]), torch.cat([time, time])
+        if condition is not None:
+            condition = torch.cat([torch.full_like(condition, asked["cfg_fill_value"]), condition])
+    if asked["mode"] == "concat":
+        x, condition = torch.cat([x, condition], dim=1), None
+    more = {} if given["seg"] is None else {"seg": torch.cat([given["seg"]] * 2) if guided else given["seg"]}
+    output = network(x, timesteps=time.to(x.dtype), context=condition, **more)
+    if not guided:
+        return output
+    without, with_condition = output.chunk(2)
+    return without + asked["cfg"] * (with_condition - without)
+
+
+def is_inferer(served: Any) -> bool:
+    """Whether this has what MONAI's inferers walk with."""
+    method = getattr(served, "sample", None)
+    method = method.original if isinstance(method, InfererSample) else method
+    if getattr(served, "scheduler", None) is None or not callable(method):
+        return False
+    return {"input_noise", "diffusion_model", "scheduler"} <= set(inspect.signature(method).parameters)
+
+
+def _chain(scheduler: Any) -> Chain:
+    """MONAI's DDPM: on a coarser grid, too, each step goes to the training timestep just below its own."""
+    name = type(scheduler).__name__
+    if name != "DDPMScheduler":
+        raise ValueError(
+            f"MONAI's {name} adds no noise in an inferer, so there is nothing to speculate on; use its DDPMScheduler"
+        )
+    foreign = foreign_part(scheduler, "monai")
+    if foreign is not None:
+        raise ValueError(
+            f"the inferer's scheduler is not as MONAI made it ({foreign}), so its steps may be others than the ones "
+            "foresample reads off its tables: use MONAI's DDPMScheduler, or make a target with foresample.targets"
+        )
+    if scheduler.variance_type not in ("fixed_small", "fixed_large"):
+        raise ValueError(
+            f"MONAI's DDPMScheduler(variance_type={str(scheduler.variance_type)!r}) has a state-dependent std; use "
+            "'fixed_small' or 'fixed_large'"
+        )
+    time = scheduler.timesteps.cpu().long()
+    levels, betas = (v.double().cpu() for v in (scheduler.alphas_cumprod, scheduler.betas))
+    here, beta = levels[time], betas[time]
+    there = torch.where(time > 0, levels[(time - 1).clamp(min=0)], 1.0)
+    small = ((1 - there) / (1 - here) * beta).clamp(min=1e-20)
+    variance = beta if scheduler.variance_type == "fixed_large" else small
+    low, high = scheduler.clip_sample_values
+    return denoising_chain(
+        vp.levels(here),
+        state_weight=(1 - beta).sqrt() * (1 - there) / (1 - here),
+        x0_weight=there.sqrt() * beta / (1 - here),
+        std=torch.where(time > 0, variance.sqrt(), 0.0),
+        predicts=_KINDS[str(scheduler.prediction_type)],
+        reuse="x0",
+        time=time,
+        limit=partial(torch.clamp, min=low, max=high) if scheduler.clip_sample else None,
+    )

@@ -1,0 +1,1 @@
+"""Robot diffusion policies, drawn speculatively."""
