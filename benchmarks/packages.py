@@ -29,7 +29,7 @@ import foresample as fs
 from benchmarks.results import RESULTS, PackageRow, save
 from foresample.checks.samples import samples_law
 from recipes import data
-from tests.packages import load
+from tests.support.packages import load
 
 ROOT = Path(__file__).parent.parent
 STEPS = 1000

@@ -4,8 +4,8 @@ python -m benchmarks.soak draw
 python -m benchmarks.soak sanitize
 
 Every variant that the kernels treat differently is drawn in float32 and in float64. No sample may end in a fault, and
-on a fixed part of the samples every fused round must agree with the plain round (`tests.agreement`). Both commands save
-what they found and exit with status 1 if anything was wrong.
+on a fixed part of the samples every fused round must agree with the plain round (`tests.support.agreement`). Both
+commands save what they found and exit with status 1 if anything was wrong.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ from foresample.contracts import Wrapper
 from foresample.datasets.shards import _checksum
 from foresample.engine.tuning import Trial
 from foresample.targets import ChainTarget
-from tests.saved import FILES
-from tests.saved import save as save_results
-from tests.tiny_model import save_tiny_model
+from tests.support.saved import FILES
+from tests.support.saved import save as save_results
+from tests.support.tiny_model import save_tiny_model
 
 SECONDS = 60
 """Of one case, after which it hangs: a case takes a fraction of one."""

@@ -22,7 +22,7 @@ from benchmarks.tables import filled, table
 from foresample.contracts import Wrapper
 from foresample.core import round as rounds
 from foresample.targets import ChainTarget
-from tests.small_chains import LooksAhead, flow
+from tests.support.small_chains import LooksAhead, flow
 
 PAGE = Path(__file__).parent.parent / "docs" / "guarantee.md"
 SAMPLES = (2_000, 20_000)

@@ -22,7 +22,7 @@ from foresample.checks.rows import rows_are_independent
 from foresample.checks.samples import samples_law
 from foresample.engine.tuning import Trial, Tuning
 from foresample.targets import ChainTarget
-from tests.small_chains import CHAINS, LooksAhead, flow, mixture, single_precision
+from tests.support.small_chains import CHAINS, LooksAhead, flow, mixture, single_precision
 
 
 def with_network(target: ChainTarget, network: Callable[[Tensor, Tensor, Tensor], Tensor]) -> ChainTarget:

@@ -9,7 +9,7 @@ import pytest
 
 import foresample as fs
 from foresample.settings import WINDOW, Settings
-from tests.small_chains import flow, mixture
+from tests.support.small_chains import flow, mixture
 
 TAKERS: dict[str, Callable[..., Any]] = {
     "sample": lambda **settings: fs.sample(flow(), 2, **settings),

@@ -16,8 +16,8 @@ from foresample.core import noise as streams
 from foresample.core.report import Tally
 from foresample.core.round import Layout, Padded, Speculation, begin, last_draftable
 from foresample.targets import ChainTarget
-from tests.agreement import assert_rows_agree, fused_round, near, plain_round
-from tests.small_chains import CHAINS, strays
+from tests.support.agreement import assert_rows_agree, fused_round, near, plain_round
+from tests.support.small_chains import CHAINS, strays
 
 CPU = torch.device("cpu")
 
@@ -88,7 +88,7 @@ def assert_agree_along(
     """Plain and fused rounds along whole chains; without a layout, padded to what is needed.
 
     Row by row from the same rows: the same decision, and then the same numbers up to rounding. Rows may only part
-    where a uniform lies between two roundings of its bar (`tests.agreement`), so few do.
+    where a uniform lies between two roundings of its bar (`tests.support.agreement`), so few do.
     """
     from foresample.backends.triton.tally import count as fused_count
 

@@ -33,10 +33,10 @@ from foresample.core import noise as streams
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable
 from foresample.faults import BROKEN_STATE
 from foresample.targets import ChainTarget
-from tests.agreement import fused_round, plain_round
 from tests.backends import fused
 from tests.backends.fused import CPU, assert_agree_along, small, warm, wide
 from tests.core import test_coupling as oracle
+from tests.support.agreement import fused_round, plain_round
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run tests/backends/test_interpreted.py"
 assert os.environ.get("FORESAMPLE_PLAIN") == "1", "what kernels are held against is plain PyTorch"

@@ -30,7 +30,6 @@ from foresample.core.report import Tally
 from foresample.core.round import Packed, Padded, Speculation, begin, last_draftable
 from foresample.drafters import Prior
 from foresample.targets import ChainTarget
-from tests.agreement import assert_rows_agree, compiled_round, near, plain_round
 from tests.core.test_coupling import (
     COORDINATES,
     DELTAS,
@@ -45,7 +44,8 @@ from tests.core.test_coupling import (
     reachable,
 )
 from tests.core.test_coupling import tilted_cdf as exact_tilted_cdf
-from tests.small_chains import CHAINS, HalfMean, strays
+from tests.support.agreement import assert_rows_agree, compiled_round, near, plain_round
+from tests.support.small_chains import CHAINS, HalfMean, strays
 
 
 def wide(dtype: torch.dtype, steps: int = 40, shape: tuple[int, ...] = (2, 20)) -> ChainTarget:
@@ -92,7 +92,7 @@ TARGETS: dict[str, Callable[[], ChainTarget]] = {
 def test_rounds_agree_along_whole_chains(chain: str, drafter: str, block: int | None) -> None:
     """Row by row from the same rows: the same decision, and then the same numbers up to rounding.
 
-    Rows may only part where a uniform lies between two roundings of its bar (`tests.agreement`), so few do.
+    Rows may only part where a uniform lies between two roundings of its bar (`tests.support.agreement`), so few do.
     """
     target = TARGETS[chain]()
     steps, window, count = len(target.std), *((10, 500) if chain == "strays" else (7, 40))

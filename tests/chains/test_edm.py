@@ -13,7 +13,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.chains import karras_sigmas
 from foresample.targets import from_edm
-from tests.small_chains import mixture
+from tests.support.small_chains import mixture
 
 f64 = torch.float64
 

@@ -14,7 +14,7 @@ from foresample.chains.vp import transition
 from foresample.checks.kolmogorov import ks_two_sample
 from foresample.contracts import affine_chain
 from foresample.targets import ChainTarget, vp
-from tests.small_chains import mixture
+from tests.support.small_chains import mixture
 
 pytestmark = pytest.mark.law
 

@@ -11,8 +11,8 @@ from torch import Tensor
 import foresample as fs
 from foresample.chains import VE, VP, SubVP, reverse_sde_chain
 from foresample.targets import reverse_sde
-from tests.packages import load
-from tests.small_chains import mixture
+from tests.support.packages import load
+from tests.support.small_chains import mixture
 
 f64 = torch.float64
 PROCESSES: dict[str, Any] = {"VPSDE": VP(0.2, 15.0), "SubVPSDE": SubVP(0.2, 15.0), "VESDE": VE(0.02, 20.0)}

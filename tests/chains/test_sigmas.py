@@ -16,8 +16,8 @@ from foresample import chains
 from foresample.chains import Chain, karras_sigmas
 from foresample.contracts import no_history, remember
 from foresample.targets import ChainTarget, from_chain
-from tests.packages import load
-from tests.small_chains import mixture
+from tests.support.packages import load
+from tests.support.small_chains import mixture
 
 f64 = torch.float64
 LEVELS = torch.cat([karras_sigmas(9, 0.05, 10).clamp(max=10), torch.zeros(1, dtype=f64)])

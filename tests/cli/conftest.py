@@ -12,7 +12,7 @@ import pytest
 import foresample as fs
 from foresample.engine.tuning import Trial
 from foresample.settings import Settings
-from tests.tiny_model import save_tiny_model
+from tests.support.tiny_model import save_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ pytest.importorskip("diffusers")
 from foresample.checks.samples import SamplesLaw
 from foresample.cli.demo import drawing
 from foresample.cli.demo.clock import Times, duration, median_interval, verdict
-from tests.browser import Browser, data_of, in_a_browser
 from tests.cli.common import invoke, refuses, succeeds
+from tests.support.browser import Browser, data_of, in_a_browser
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ from foresample.sizes import readable
 from tests.cli.common import invoke, refuses, succeeds
 from tests.datasets.disturbing import ENVIRONMENT
 from tests.datasets.test_suspicion import forge
-from tests.tiny_model import copy_model
-from tests.waiting import GUARD, wait_for
+from tests.support.tiny_model import copy_model
+from tests.support.waiting import GUARD, wait_for
 
 Tunes = Callable[[int | None], list[int]]
 

@@ -21,7 +21,7 @@ import foresample as fs
 from foresample import pretrained
 from foresample.cli.sample import RunBars
 from tests.cli.common import invoke, refuses, succeeds
-from tests.waiting import GUARD, wait_for
+from tests.support.waiting import GUARD, wait_for
 
 Tunes = Callable[[int | None], list[int]]
 

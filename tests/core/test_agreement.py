@@ -20,9 +20,9 @@ from foresample.core.noise import seeds_of
 from foresample.core.round import Packed, Padded, Speculation, begin, last_draftable
 from foresample.core.verify import Verdict
 from foresample.targets import ChainTarget
-from tests import reference
-from tests.agreement import Settled, assert_rounds_agree, plain_round
-from tests.small_chains import CHAINS
+from tests.support import reference
+from tests.support.agreement import Settled, assert_rounds_agree, plain_round
+from tests.support.small_chains import CHAINS
 
 WINDOW = 7
 

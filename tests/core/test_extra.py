@@ -13,7 +13,7 @@ import foresample as fs
 from foresample.contracts import affine_chain, predict, transition_mean
 from foresample.core.noise import EXTRA, START, STEP, extra_noise, normal, seeds_of
 from foresample.engine.tuning import call_seconds
-from tests.small_chains import NOISIER, ddpm, third_order, turned, two_noises
+from tests.support.small_chains import NOISIER, ddpm, third_order, turned, two_noises
 
 
 def test_it_is_a_function_of_seed_and_step_in_any_shape_of_asking() -> None:

@@ -20,7 +20,7 @@ from foresample.core.look import EVERY, Difference, FreeLook, dependence
 from foresample.core.noise import START, normal, seeds_of
 from foresample.core.round import Packed, Padded
 from foresample.targets import ChainTarget, from_scheduler
-from tests.small_chains import CHAINS, flow
+from tests.support.small_chains import CHAINS, flow
 
 Network = Callable[[Tensor, Tensor, Tensor], Tensor]
 STEPS, SIZE = 12, 6

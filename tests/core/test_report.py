@@ -11,7 +11,7 @@ import torch
 
 import foresample as fs
 from foresample.core.report import Tally, on_the_clock
-from tests.small_chains import flow
+from tests.support.small_chains import flow
 
 
 def test_report_prints_and_serialises() -> None:

@@ -16,7 +16,7 @@ from foresample.core.noise import seeds_of
 from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
 from foresample.core.verify import Verdict, verify
 from foresample.targets import ChainTarget
-from tests.small_chains import CHAINS, NOISIER, Zero, flow, interrupted
+from tests.support.small_chains import CHAINS, NOISIER, Zero, flow, interrupted
 
 
 def speculation(target: fs.Target, window: int, layout: Layout | None = None) -> Speculation:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foresample.core.verify import _levels, verify
-from tests import reference
+from tests.support import reference
 
 
 def window(seed: int, rows: int, width: int, dim: int = 3, mismatch: float = 0.7) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.datasets.process import COUNT, SHARD
-from tests.waiting import GUARD, wait_for
+from tests.support.waiting import GUARD, wait_for
 
 ROOT = Path(__file__).parents[2]
 SHARDS = -(-COUNT // SHARD)

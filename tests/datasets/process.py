@@ -22,8 +22,8 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.targets import ChainTarget
-from tests.small_chains import flow
-from tests.waiting import wait_for
+from tests.support.small_chains import flow
+from tests.support.waiting import wait_for
 
 COUNT, WINDOW, SHARD = 300, 6, 40
 BREAKS, AT_STEP = 107, 9

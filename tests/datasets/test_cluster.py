@@ -28,8 +28,8 @@ from tests.datasets.disturbing import (
     shards,
 )
 from tests.datasets.process import BREAKS, SHARD, Gate, draw
-from tests.small_chains import flow
-from tests.waiting import wait_for
+from tests.support.small_chains import flow
+from tests.support.waiting import wait_for
 
 FREE = 4
 """Shards before the gate: one of two workers draws two of them or more, and the first of these is whole when a sample

@@ -17,8 +17,8 @@ from foresample.datasets.folder import FolderLost, claim_folder
 from foresample.datasets.manifest import Status
 from tests.datasets.disturbing import Start, alive, assert_identical, inodes, shards
 from tests.datasets.process import COUNT, SHARD, Gate, draw
-from tests.small_chains import flow
-from tests.waiting import wait_for
+from tests.support.small_chains import flow
+from tests.support.waiting import wait_for
 
 
 def removed(out: Path) -> None:

@@ -26,7 +26,7 @@ from foresample.datasets.manifest import Status
 from foresample.engine.tuning import Trial
 from tests.datasets.disturbing import SHARDS, Start, assert_identical, inodes, run, shards
 from tests.datasets.process import AT_STEP, BREAKS, COUNT, SHARD, WINDOW, Gate, Make, draw
-from tests.small_chains import flow, mixture
+from tests.support.small_chains import flow, mixture
 
 # ------------------------------------------------------------------ undisturbed
 

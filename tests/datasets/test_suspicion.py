@@ -28,7 +28,7 @@ from foresample.datasets.workers import LocalWorker
 from foresample.settings import Settings
 from tests.datasets.disturbing import assert_identical, inodes, shards
 from tests.datasets.process import BREAKS, COUNT, SHARD, WINDOW, draw
-from tests.small_chains import flow
+from tests.support.small_chains import flow
 
 
 @pytest.fixture

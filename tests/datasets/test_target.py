@@ -21,7 +21,7 @@ from foresample.targets import ChainTarget
 from tests.datasets.disturbing import inodes, run, shards
 from tests.datasets.process import COUNT, SHARD, draw
 from tests.datasets.test_generation import Asked
-from tests.small_chains import CHAINS, NOISIER, flow, third_order
+from tests.support.small_chains import CHAINS, NOISIER, flow, third_order
 
 ALL: dict[str, Callable[[], Any]] = {**CHAINS, **NOISIER}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.checks.adaptedness import drafter_is_adapted
 from tests.law.test_law import SHARES, SUITE_LEVEL, smallest_p_value
-from tests.small_chains import DRAFTERS, LooksAhead, Zero, constant_drift, flow
+from tests.support.small_chains import DRAFTERS, LooksAhead, Zero, constant_drift, flow
 
 
 @pytest.mark.slow

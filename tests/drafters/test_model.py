@@ -11,7 +11,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.contracts import Wrapper
 from foresample.targets import ChainTarget
-from tests.small_chains import flow, mixture, single_precision, worse
+from tests.support.small_chains import flow, mixture, single_precision, worse
 
 
 class Used(Wrapper):

@@ -20,7 +20,7 @@ from foresample.core.round import Padded
 from foresample.engine.priors import prior_of_paths
 from foresample.targets import ChainTarget
 from tests.backends.fused import CPU, wide
-from tests.small_chains import CHAINS, NOISIER, ddpm, mixture
+from tests.support.small_chains import CHAINS, NOISIER, ddpm, mixture
 
 
 def long_chain() -> fs.Target:

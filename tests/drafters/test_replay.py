@@ -16,7 +16,7 @@ import foresample as fs
 from foresample.core.noise import seeds_of
 from foresample.core.round import Layout, Packed, Padded, Speculation, last_draftable
 from foresample.drafters.replay import is_replay
-from tests.small_chains import flow, mixture, strays
+from tests.support.small_chains import flow, mixture, strays
 
 
 class Plain:

@@ -24,7 +24,7 @@ from foresample.engine import Engine
 from foresample.engine.slots import Finished, FixedSlots, LooseSlots, Slots
 from foresample.faults import NO_FAULT
 from foresample.targets import ChainTarget
-from tests.small_chains import CHAINS, flow
+from tests.support.small_chains import CHAINS, flow
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from foresample.core import noise as streams
 from foresample.core.report import Tally
 from foresample.core.round import Packed, Speculation, begin, last_draftable
 from foresample.engine.slots import Finished, HandedRounds
-from tests.small_chains import CHAINS
+from tests.support.small_chains import CHAINS
 
 WINDOW, SEEDS = 5, streams.seeds_of(3, 7)
 

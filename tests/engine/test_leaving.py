@@ -10,7 +10,7 @@ from foresample.core.noise import seeds_of
 from foresample.engine.slots import FixedSlots, in_order
 from foresample.faults import NO_FAULT
 from tests.engine.test_engine import broken, engine, kinds
-from tests.small_chains import flow
+from tests.support.small_chains import flow
 
 
 @kinds

@@ -22,7 +22,7 @@ from foresample.core.round import Padded
 from foresample.engine import Engine
 from foresample.engine.slots import in_order
 from foresample.targets import ChainTarget
-from tests.small_chains import mixture
+from tests.support.small_chains import mixture
 
 COUNT, SLOTS, WINDOW, STEPS = 5, 3, 3, 6
 SEEDS = seeds_of(3, COUNT)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.targets import ChainTarget
-from tests.small_chains import flow
+from tests.support.small_chains import flow
 
 ROWS = 4
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.core.noise import seeds_of
-from tests.small_chains import CHAINS, Zero, constant_drift, flow, interrupted, worse
+from tests.support.small_chains import CHAINS, Zero, constant_drift, flow, interrupted, worse
 
 
 class Counting:

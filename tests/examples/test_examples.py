@@ -29,7 +29,7 @@ def test_own_network(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 def test_stable_diffusion(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from tests import pipelines
+    from tests.support import pipelines
 
     images, report = example("stable_diffusion").draw(
         pipelines.stable_diffusion(tmp_path),

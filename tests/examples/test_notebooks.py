@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import lerobots
+from tests.support import lerobots
 
 plt = pytest.importorskip("matplotlib.pyplot")
 

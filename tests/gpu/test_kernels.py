@@ -30,7 +30,7 @@ from tests.backends.fused import (
     warm,
     wide,
 )
-from tests.small_chains import CHAINS, mixture
+from tests.support.small_chains import CHAINS, mixture
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")

@@ -13,7 +13,7 @@ import foresample as fs
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
-from tests.pipelines import EXACT, Case, generators
+from tests.support.pipelines import EXACT, Case, generators
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ def test_a_gpu_draws_the_same(case: Case, tmp_path: Path, monkeypatch: pytest.Mo
     """Fused rounds there, plain ones here: the same streams, so the same latents up to rounding.
 
     In norm: where a draft was nearly right, the line along which its noise is recycled is itself mostly rounding
-    (`tests.agreement`), and one coordinate may be off by more than the others.
+    (`tests.support.agreement`), and one coordinate may be off by more than the others.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     pipe, drawn, calls = case.build(tmp_path), [], []

@@ -17,8 +17,8 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 from recipes import lasa
 from tests.integrations.test_packages import gaussian
-from tests.pipelines import stable_diffusion
-from tests.policies import lerobot, lowdim
+from tests.support.pipelines import stable_diffusion
+from tests.support.policies import lerobot, lowdim
 
 KNOWN = "pass a diffusers pipeline .* LeRobot's DiffusionPolicy or a policy of the diffusion_policy family"
 

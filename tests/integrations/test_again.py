@@ -24,7 +24,7 @@ from diffusers import hooks  # noqa: E402
 from diffusers.callbacks import IPAdapterScaleCutoffCallback  # noqa: E402
 from diffusers.models.attention_processor import AttnProcessor2_0, IPAdapterAttnProcessor2_0  # noqa: E402
 
-from tests.pipelines import (  # noqa: E402
+from tests.support.pipelines import (  # noqa: E402
     EXACT,
     PROMPTS,
     SIZE,

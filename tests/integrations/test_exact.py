@@ -20,9 +20,9 @@ from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
-from tests import support  # noqa: E402
+from tests import supported  # noqa: E402
 from tests.integrations.forced import walk  # noqa: E402
-from tests.pipelines import EXACT, REFUSED, Case, generators, inpainting, sd, video, wan  # noqa: E402
+from tests.support.pipelines import EXACT, REFUSED, Case, generators, inpainting, sd, video, wan  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 diffusers.logging.set_verbosity_error()
@@ -175,5 +175,5 @@ def test_a_callback_is_refused_where_a_region_is_overwritten(tmp_path: Path) -> 
 
 
 def test_the_table_of_the_page_is_that_of_the_tests() -> None:
-    """`python -m tests.support` writes it."""
-    assert support.filled(PAGE.read_text()) == PAGE.read_text()
+    """`python -m tests.supported` writes it."""
+    assert supported.filled(PAGE.read_text()) == PAGE.read_text()

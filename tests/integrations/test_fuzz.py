@@ -36,7 +36,7 @@ from diffusers import hooks  # noqa: E402
 from diffusers.models.attention_processor import AttnProcessor  # noqa: E402
 
 from tests.integrations.forced import walk  # noqa: E402
-from tests.pipelines import SIZE, embeddings, flux, generators, stable_diffusion  # noqa: E402
+from tests.support.pipelines import SIZE, embeddings, flux, generators, stable_diffusion  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

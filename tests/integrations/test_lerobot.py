@@ -15,8 +15,8 @@ import foresample as fs
 diffusers = pytest.importorskip("diffusers")
 
 from foresample.integrations.policies.plans import KEPT  # noqa: E402
-from tests import lerobots  # noqa: E402
-from tests.policies import law_tests, seeded  # noqa: E402
+from tests.support import lerobots  # noqa: E402
+from tests.support.policies import law_tests, seeded  # noqa: E402
 
 LEVEL = 1e-3  # probability that a correct sampler fails one of the law tests here
 PLANS = 300

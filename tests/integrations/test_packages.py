@@ -19,7 +19,7 @@ from foresample.integrations.packages.gaussian import gaussian_chain, gaussian_t
 from foresample.integrations.packages.monai import InfererSample
 from foresample.integrations.packages.stand_in import StandIn
 from foresample.targets.atoms import rotations
-from tests.packages import load
+from tests.support.packages import load
 
 UNUSED = (
     "denoising_diffusion_pytorch.fid_evaluation",

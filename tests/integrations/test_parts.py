@@ -25,7 +25,7 @@ from foresample.integrations.refusal import Refused
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
-from tests.pipelines import (  # noqa: E402
+from tests.support.pipelines import (  # noqa: E402
     PROMPTS,
     REFUSED,
     Case,

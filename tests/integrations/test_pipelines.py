@@ -20,8 +20,8 @@ from foresample.targets import from_scheduler
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
-from tests import pipelines  # noqa: E402
-from tests.pipelines import DDIM, PIPELINES, PROMPTS, SIZE, embeddings, generators  # noqa: E402
+from tests.support import pipelines  # noqa: E402
+from tests.support.pipelines import DDIM, PIPELINES, PROMPTS, SIZE, embeddings, generators  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"

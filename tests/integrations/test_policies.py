@@ -20,7 +20,7 @@ import foresample as fs
 diffusers = pytest.importorskip("diffusers")
 
 from recipes import lasa  # noqa: E402
-from tests.policies import (  # noqa: E402
+from tests.support.policies import (  # noqa: E402
     FAMILIES,
     SCHEDULE,
     LowdimPolicy,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests import lerobots
-from tests.waiting import wait_for
+from tests.support import lerobots
+from tests.support.waiting import wait_for
 
 
 def arm(robots: Any) -> tuple[type, list[dict[str, float]]]:

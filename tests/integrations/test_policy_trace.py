@@ -24,7 +24,7 @@ diffusers = pytest.importorskip("diffusers")
 from foresample.engine import tuning  # noqa: E402
 from foresample.integrations.policies.plans import _captured  # noqa: E402
 from foresample.settings import Settings  # noqa: E402
-from tests.policies import FAMILIES, LowdimPolicy, observed, seeded  # noqa: E402
+from tests.support.policies import FAMILIES, LowdimPolicy, observed, seeded  # noqa: E402
 
 STEPS = 20
 CALL, STEP, END = "output = self.", "= self.noise_scheduler.step(", "return "

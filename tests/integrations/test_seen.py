@@ -22,7 +22,7 @@ from foresample.integrations.refusal import Refused
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 from tests.integrations.forced import walk  # noqa: E402
-from tests.pipelines import EXACT, PROMPTS, Case, generators, stable_diffusion, unconditional, unet  # noqa: E402
+from tests.support.pipelines import EXACT, PROMPTS, Case, generators, stable_diffusion, unconditional, unet  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -24,7 +24,7 @@ from diffusers.callbacks import (  # noqa: E402
     SDXLCFGCutoffCallback,
 )
 
-from tests.pipelines import (  # noqa: E402
+from tests.support.pipelines import (  # noqa: E402
     EXACT,
     PROMPTS,
     REFUSED,

@@ -10,8 +10,8 @@ import torch
 from foresample.core import round as rounds
 from foresample.core.noise import Normal
 from foresample.core.round import Rows
-from tests import reference
 from tests.law.attack import CASES, CHAINS, LEVEL, Case, attack, smallest, walk
+from tests.support import reference
 
 pytestmark = [pytest.mark.law, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from foresample.core.round import Speculation
 from foresample.engine import slots as engine_slots
 from foresample.targets import ChainTarget
 from tests.law.test_law import BLOCKS, SHARES, SUITE_LEVEL, smallest_p_value
-from tests.small_chains import CHAINS, DRAFTERS, flow, strays
+from tests.support.small_chains import CHAINS, DRAFTERS, flow, strays
 
 pytestmark = pytest.mark.law
 

@@ -29,8 +29,8 @@ from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
 from foresample.core.round import Rows
 from foresample.core.verify import verify
-from tests import reference
-from tests.small_chains import (
+from tests.support import reference
+from tests.support.small_chains import (
     CHAINS,
     DRAFTERS,
     NOISIER,

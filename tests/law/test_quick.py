@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 
 from foresample.core import round as rounds
-from tests import reference
 from tests.law.test_law import SHARES, SUITE_LEVEL, smallest_p_value
-from tests.small_chains import flow
+from tests.support import reference
+from tests.support.small_chains import flow
 
 
 @pytest.mark.parametrize("bug", [None, "noise reused"])

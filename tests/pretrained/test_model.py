@@ -16,7 +16,7 @@ import foresample as fs
 from foresample import pretrained
 from foresample.checks.rows import rows_are_independent
 from foresample.integrations.diffusers.calls import stream_seeds
-from tests.tiny_model import copy_model, save_tiny_model
+from tests.support.tiny_model import copy_model, save_tiny_model
 
 diffusers = pytest.importorskip("diffusers")
 

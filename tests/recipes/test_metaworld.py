@@ -9,7 +9,7 @@ import torch
 
 from recipes import metaworld
 from recipes.data import DataError
-from tests import lerobots
+from tests.support import lerobots
 
 
 def demonstrations() -> metaworld.Demonstrations:

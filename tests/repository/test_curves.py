@@ -29,7 +29,7 @@ from benchmarks.results import (
     read,
     save,
 )
-from tests.small_chains import CHAINS, flow, mixture
+from tests.support.small_chains import CHAINS, flow, mixture
 
 
 class Watched:

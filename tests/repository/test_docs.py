@@ -22,8 +22,8 @@ import torch
 
 import foresample as fs
 from benchmarks.tables import FIGURES, filled
-from tests import support
-from tests.browser import Browser, in_a_browser
+from tests import supported
+from tests.support.browser import Browser, in_a_browser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -80,15 +80,15 @@ def of_edm(folder: Path) -> dict[str, Any]:
 
 def of_diffusers(folder: Path) -> dict[str, Any]:
     """A real Stable Diffusion pipeline, tiny and with random weights."""
-    from tests.pipelines import stable_diffusion
-    from tests.policies import seeded
+    from tests.support.pipelines import stable_diffusion
+    from tests.support.policies import seeded
 
     return {"pipe": stable_diffusion(folder), "g1": seeded(1), "g2": seeded(2)}
 
 
 def of_policies(folder: Path) -> dict[str, Any]:
     """LeRobot's real policy, small and untrained."""
-    from tests import lerobots
+    from tests.support import lerobots
 
     policy = lerobots.policy()
     policy.reset()
@@ -356,14 +356,14 @@ def build_site(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_are_those_of_the_tests(page: Path) -> None:
-    """`python -m tests.support` writes them."""
+    """`python -m tests.supported` writes them."""
     text = page.read_text()
     if "<!-- table: " in text:
-        assert support.filled(text) == text
+        assert supported.filled(text) == text
 
 
 def test_a_package_of_the_table_has_its_test() -> None:
-    for *_, test in (*support.PACKAGES.values(), *support.POLICIES.values()):
+    for *_, test in (*supported.PACKAGES.values(), *supported.POLICIES.values()):
         path, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / path).read_text(), test
 

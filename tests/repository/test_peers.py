@@ -44,7 +44,7 @@ from benchmarks.peers import (
 from benchmarks.published import gain, measure
 from benchmarks.results import Claim, Setting
 from foresample.checks.distribution import Recorder, law_tests
-from tests.small_chains import CHAINS, flow, mixture
+from tests.support.small_chains import CHAINS, flow, mixture
 
 SUITE_LEVEL = 1e-3
 SHARES = 60

@@ -21,9 +21,9 @@ from benchmarks.report.exactness import _gpu_tests
 from benchmarks.report.headlines import headlines
 from benchmarks.result_files import ResultError, Results, parse_result
 from benchmarks.results import KINDS, LABELS, RESULTS, GpuTests, read
-from tests import reference
-from tests.browser import Browser, data_of, in_a_browser, plots_of, values
 from tests.law import test_law
+from tests.support import reference
+from tests.support.browser import Browser, data_of, in_a_browser, plots_of, values
 
 WRONG: list[Any] = [None, "text", [], {}, 0, -1, True, 1e99, 1e-99]
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"

@@ -19,7 +19,7 @@ from benchmarks.result_files import (
 )
 from benchmarks.results import KINDS, label
 from foresample.provenance import make_result, write_result
-from tests.saved import BENCH, DATASET, FILES, save
+from tests.support.saved import BENCH, DATASET, FILES, save
 
 
 def test_every_kind_is_read_wherever_it_lies(tmp_path: Path) -> None:

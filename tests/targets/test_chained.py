@@ -15,7 +15,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.targets import ChainTarget, flow, from_scheduler, vp
 from tests.chains.common import LINEAR, f64, states
-from tests.small_chains import CHAINS
+from tests.support.small_chains import CHAINS
 
 GRIDS: dict[Callable[..., ChainTarget], tuple[Tensor, dict[str, Any]]] = {
     vp: (LINEAR[[900, 500, 100, 10]], {}),

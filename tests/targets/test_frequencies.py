@@ -15,7 +15,7 @@ from foresample.contracts import affine_chain
 from foresample.targets import ChainTarget, FrequencyTarget, in_frequencies, replicated
 from foresample.targets.frequencies import bands, cosines
 from tests.law.test_law import SHARES, SUITE_LEVEL
-from tests.small_chains import CHAINS, ddpm, multistep, turned, wells
+from tests.support.small_chains import CHAINS, ddpm, multistep, turned, wells
 
 
 def picture(base: ChainTarget, shape: tuple[int, ...]) -> ChainTarget:

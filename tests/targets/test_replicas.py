@@ -14,8 +14,8 @@ from torch import Tensor
 import foresample as fs
 from foresample.contracts import affine_chain
 from foresample.targets import ChainTarget, replicated
-from tests.small_chains import CHAINS, HalfMean, flow, mixture
-from tests.waiting import GUARD
+from tests.support.small_chains import CHAINS, HalfMean, flow, mixture
+from tests.support.waiting import GUARD
 
 
 @pytest.mark.parametrize("chain", CHAINS)

@@ -1,7 +1,7 @@
-"""What is supported, as tables that the tests make: `python -m tests.support` writes them into the pages.
+"""What is supported, as tables that the tests make: `python -m tests.supported` writes them into the pages.
 
-A row is there because a test is: pipelines come from the cases of `tests.pipelines`, policies from the families of
-`tests.policies`, packages name the test that replays them, commands are asked for their help.
+A row is there because a test is: pipelines come from the cases of `tests.support.pipelines`, policies from the families
+of `tests.support.policies`, packages name the test that replays them, commands are asked for their help.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typer.main import get_command
 from benchmarks import tables
 from benchmarks.tables import table
 from foresample.cli import app
-from tests.pipelines import EXACT, REFUSED
+from tests.support.pipelines import EXACT, REFUSED
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

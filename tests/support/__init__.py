@@ -1,0 +1,1 @@
+"""Helpers that several tests share: chains, pipelines, policies and packages to test with."""

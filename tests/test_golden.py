@@ -1,0 +1,27 @@
+"""The golden comparison sees what it is for: a sample that changed in its last bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden import differences, draw_here
+
+SOME = r"/vp eps/replay/block=None recycle=True"
+
+
+def test_the_same_code_draws_the_same_bits_and_rounding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
+    before = draw_here("plain", SOME)
+    assert before
+    assert differences(before, draw_here("plain", SOME)) == []
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "0")  # the same numbers up to rounding
+    assert differences(before, draw_here("plain", SOME))
+
+
+def test_a_case_that_vanished_or_is_refused_is_seen() -> None:
+    record = {"samples": "a", "calls": "b"}
+    assert differences({"one": record}, {}) == ["one: vanished"]
+    assert differences({}, {"one": record}) == ["one: not recorded before"]
+    assert differences({"one": {"refused": "a"}}, {"one": {"refused": "b"}})
+    assert not differences({"one": {"refused": "a"}}, {"one": {"refused": "b"}}, reworded=True)
+    assert differences({"one": record}, {"one": {"refused": "b"}}, reworded=True)
