@@ -236,17 +236,12 @@ def denoising_chain(
     predicts: Kind,
     reuse: Kind,
     time: Tensor,
-    previous_weight: Tensor | None = None,
-    older_weight: Tensor | None = None,
-    unlimited_weight: Tensor | None = None,
-    extra_weight: Tensor | None = None,
     limit: Limit | None = None,
-    scale: Tensor | None = None,
-    start_scale: float = 1.0,
+    **more: Any,
 ) -> Chain:
     """The chain with mean state_weight·x + x0_weight·x0 (+ …), its network predicting one kind and reusing another.
 
-    Weights of earlier and of unlimited estimates are those of x0 and need `reuse="x0"`.
+    `more` are fields of `Chain`. Weights of earlier and of unlimited estimates are those of x0 and need `reuse="x0"`.
     """
     c, d = levels.kind(reuse)
     c_in, d_in = levels.kind(predicts)
@@ -254,23 +249,18 @@ def denoising_chain(
         raise ValueError("eps says nothing of x0 at pure noise (alpha = 0): start the grid below it, or use v")
     if len(time) != len(std):
         raise ValueError(f"time has {len(time)} values for {len(std)} steps: give one per step")
-    if reuse != "x0" and (previous_weight is not None or unlimited_weight is not None):
+    if reuse != "x0" and any(more.get(name) is not None for name in ("previous_weight", "unlimited_weight")):
         raise ValueError(f"this sampler's mean is made of denoised estimates: reuse x0, not {reuse}")
     chain = Chain(
         std,
         state_weight - x0_weight * c / d,
         x0_weight / d,
-        previous_weight,
-        older_weight,
-        unlimited_weight,
-        extra_weight,
         time=time,
-        scale=scale,
         limit=limit,
-        start_scale=start_scale,
         levels=levels,
         predicts=predicts,
         reuse=reuse,
+        **more,
     )
     if limit is not None:
         chain = replace(chain, from_state=-c_in / d_in, from_output=1 / d_in)
