@@ -493,6 +493,23 @@ def test_a_look_leaves_no_mark_on_what_pilots_and_warm_starts_remember(family: s
 
 
 @families
+def test_a_warm_policy_takes_a_prior_longer_than_its_window(family: str) -> None:
+    """With a slope for every step of its paths, of which a plan's window uses the first."""
+    make, plan = FAMILIES[family]
+    policy = make()
+    with fs.accelerate(policy, window=5, pilots=2) as fitting:
+        for seed in range(3):
+            plan(policy, 2, seeded(seed))
+        found = fitting.prior
+    assert found is not None
+    states, steps = found.states, found.steps
+    assert steps >= 6
+    longer = fs.Prior(states, found.predictions, torch.linspace(0.1, 0.2, steps).to(states), found.jacobian)
+    with fs.accelerate(policy, window=2, prior=longer, warm=True, executed=1):
+        assert all(plan(policy, 2, seeded(seed)).isfinite().all() for seed in range(3))
+
+
+@families
 @pytest.mark.parametrize("found", [6, None])
 def test_a_window_is_chosen_once_for_each_kind_of_plan(
     family: str, found: int | None, monkeypatch: pytest.MonkeyPatch
