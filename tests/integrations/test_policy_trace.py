@@ -497,10 +497,11 @@ def test_a_warm_policy_takes_a_prior_longer_than_its_window(family: str) -> None
     """With a slope for every step of its paths, of which a plan's window uses the first."""
     make, plan = FAMILIES[family]
     policy = make()
-    with fs.accelerate(policy, window=5, pilots=2) as fitting:
-        for seed in range(3):
-            plan(policy, 2, seeded(seed))
-        found = fitting.prior
+    fitting = fs.accelerate(policy, window=5, pilots=2)
+    for seed in range(3):
+        plan(policy, 2, seeded(seed))
+    found = fitting.prior
+    fs.restore(policy)
     assert found is not None
     states, steps = found.states, found.steps
     assert steps >= 6

@@ -27,6 +27,11 @@ from foresample.core import noise as streams
 from foresample.core import round as plain
 from foresample.core.round import Rows, Speculation
 from foresample.core.verify import _levels, verify
+from foresample.drafters.replay import ReplayMemory
+
+SLOPES = "slope"
+"""The memory's field of learned slopes, which agree less closely than the others (`_near_slopes`)."""
+assert SLOPES in ReplayMemory._fields
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def assert_rows_agree(
     torch.testing.assert_close(ours.noise[used & ~moved], theirs.noise[used & ~moved], **rounding)
     for name, value in theirs.memory.items():
         at = used if name in ("states", "predictions") else alive  # what lies behind the chain is of no use
-        allowed = _near_slopes(theirs.x.dtype) if name == "gain" else rounding
+        allowed = _near_slopes(theirs.x.dtype) if name == SLOPES else rounding
         torch.testing.assert_close(ours.memory[name][at], value[at], equal_nan=equal_nan, **allowed)
     return same, may_part
 
