@@ -490,11 +490,15 @@ def gpu_tests(out: Out = RESULTS) -> None:
                 self.passed.append(report.nodeid)
 
     log = Log()
-    pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"], plugins=[log])
+    os.environ["OMP_NUM_THREADS"] = "1"  # for xdist's workers: more threads than cores make each test minutes long
+    torch.set_num_threads(1)
+    status = pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"], plugins=[log])
     ended = {*log.passed, *log.failed, *log.skipped}
     unfinished = [name for name in log.found if name not in ended]
     ends = {"passed": log.passed, "failed": log.failed, "skipped": log.skipped, "unfinished": unfinished}
     save(out / "gpu-tests.json", "gpu-tests", {}, **ends)
+    if status != pytest.ExitCode.OK or not log.passed:
+        raise typer.Exit(1)
 
 
 @app.command()
