@@ -71,6 +71,7 @@ def fresh(code: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_importing_it_brings_torch_and_numpy_and_nothing_else() -> None:
     brought = fresh(
         "import json, sys, numpy, torch\n"
@@ -81,6 +82,7 @@ def test_importing_it_brings_torch_and_numpy_and_nothing_else() -> None:
     assert set(json.loads(brought)) - sys.stdlib_module_names <= {"foresample", "torch", "numpy"}
 
 
+@pytest.mark.slow
 def test_it_samples_without_any_extra() -> None:
     """Where none is installed; `None` in sys.modules refuses an import."""
     speedup = fresh(

@@ -109,6 +109,7 @@ def test_restoring_something_that_is_no_policy_is_refused() -> None:
         restore_policy(object())
 
 
+@pytest.mark.slow
 def test_a_saved_tuning_is_a_window_of_policies_alone(tmp_path: Path) -> None:
     target = fs.pretrained.load().target(steps=4)
     tuning = fs.tune(target, windows=[2], samples=1, slots=1)
