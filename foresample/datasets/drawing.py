@@ -2,106 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from foresample.contracts import Target
 from foresample.datasets.shards import Entry, Failure, Plan, Unsound, read_shard, write_shard
+from foresample.engine import Engine
+from foresample.engine.sequential import SequentialDraws
 from foresample.engine.slots import Finished
 from foresample.faults import NO_FAULT, fault_error, fault_step
 
 _WRITING = 2  # full shards that may wait for the disk before drawing does
+_MISSING = -(2**62)  # in the place of a fault: a sample that is not drawn yet
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A worker's progress."""
+    """A worker's news: finished samples of shards not written yet, their calls, and the shards written since."""
 
     worker: int
     samples: int
     calls: int
-    """Calls of those samples, which are finished but in shards that are not written yet."""
     written: tuple[Entry, ...]
-    """Shards written since the last word."""
 
 
-class _Filling:
-    """A shard under way: what its file had, and what has come since, each in its place."""
+class Filling:
+    """A shard under way: what its file had and what was drawn since, each sample in its place."""
 
     def __init__(self, plan: Plan, number: int, target: Target) -> None:
-        self.plan, self.number = plan, number
-        self.hint = getattr(target, "fault_hint", "")
-        self.index, self.seeds, size = plan.index(number), plan.seeds(number), plan.size(number)
-        self.x = torch.empty((size, *target.shape), dtype=target.std.dtype)
-        self.calls_of, self.evaluations_of = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
-        self.has = torch.zeros(size, dtype=torch.bool)
+        self.plan, self.number, self.target = plan, number, target
+        index, self.seeds = plan.index(number), plan.seeds(number)
+        x = torch.empty((len(index), *target.shape), dtype=target.std.dtype)
+        costs = torch.zeros_like(index), torch.zeros_like(index)
+        self.done = Finished(index, x, *costs, torch.full_like(index, _MISSING))
         try:
-            kept = read_shard(plan, number)
+            self.file = read_shard(plan, number)
         except Unsound:  # drawn again
-            kept = None
-        self.file = None if kept is None else kept.entry
-        if kept is not None:
-            self._put(kept.done)
-        self.waiting = self.index[~self.has], self.seeds[~self.has]
-        self.left = len(self.waiting[0])
+            self.file = None
+        if self.file is not None:
+            self._put(self.file.done)
+        lacks = self.done.fault == _MISSING
+        self.waiting, self.left = (index[lacks], self.seeds[lacks]), int(lacks.sum())
         self.samples, self.calls = 0, 0
-        self.failures: list[Failure] = []
 
     def _put(self, done: Finished) -> None:
-        place = done.index - self.index[0]
-        self.x[place], self.calls_of[place], self.evaluations_of[place] = done.x, done.calls, done.evaluations
-        self.has[place] = True
+        place = done.index - self.done.index[0]
+        for mine, new in zip(vars(self.done).values(), vars(done).values(), strict=True):
+            mine[place] = new
 
     def add(self, done: Finished) -> None:
         """Samples of this shard, finished or broken."""
-        self.left -= len(done.index)
-        good = done.fault == NO_FAULT
-        self.failures += [self._failure(done, i) for i in (~good).nonzero().flatten().tolist()]
-        done = _only(done, good)
         self._put(done)
-        self.samples += len(done.index)
-        self.calls += int(done.calls.sum())
-
-    def _failure(self, done: Finished, i: int) -> Failure:
-        index, fault = int(done.index[i]), int(done.fault[i])
-        seed = int(self.seeds[index - self.index[0]])
-        return Failure(index, seed, fault_step(fault), str(fault_error(fault, index, self.hint)))
+        good = done.fault == NO_FAULT
+        self.left -= len(good)
+        self.samples += int(good.sum())
+        self.calls += int(done.calls[good].sum())
 
     def write(self) -> Entry:
-        """All there is of it, as its file; a file that has it all already stays."""
-        if self.file is not None and not self.samples and not self.failures:
-            return self.file
-        self.failures.sort(key=lambda failure: failure.index)
-        fault = torch.full_like(self.index, NO_FAULT)
-        done = Finished(self.index, self.x, self.calls_of, self.evaluations_of, fault)
-        return write_shard(self.plan, self.number, _only(done, self.has), tuple(self.failures))
+        """Write the file with all there is; a file that has it all already stays."""
+        good = self.done.fault == NO_FAULT
+        broken = (~good & (self.done.fault != _MISSING)).nonzero().flatten().tolist()
+        if self.file is not None and not self.samples and not broken:
+            return self.file.entry
+        return write_shard(self.plan, self.number, _only(self.done, good), tuple(map(self._failure, broken)))
 
-
-class Draws(Protocol):
-    """Draws samples in slots: an `Engine`, or the sequential sampler."""
-
-    @property
-    def target(self) -> Target:
-        """The chain."""
-
-    @property
-    def method(self) -> str:
-        """How, in words; samples depend on it."""
-
-    def draw(
-        self, parts: Iterable[tuple[Tensor, Tensor]], *, stop: Callable[[], bool] | None = None
-    ) -> Iterator[Finished]:
-        """As `Engine.draw`."""
+    def _failure(self, i: int) -> Failure:
+        index, seed, fault = (int(values[i]) for values in (self.done.index, self.seeds, self.done.fault))
+        error = fault_error(fault, index, getattr(self.target, "fault_hint", ""))
+        return Failure(index, seed, fault_step(fault), str(error))
 
 
 def draw_shards(
-    engine: Draws,
+    engine: Engine | SequentialDraws,
     plan: Plan,
     numbers: Iterator[int],
     worker: int = 0,
@@ -109,16 +86,15 @@ def draw_shards(
 ) -> Iterator[Progress]:
     """Draw what these shards lack and write each as soon as it is full, while the next are drawn.
 
-    The next number is asked for when a slot is free for it: slots do not run empty between shards. If drawing
-    stops early, by `stop` (`Engine.draw`) or by whatever is not the death of the process, finished samples of
-    unfinished shards are written too.
+    The next number is taken when a slot is free for it: slots do not run empty between shards. If drawing stops early,
+    by `stop` (`Engine.draw`) or by an error, finished samples of unfinished shards are written too.
     """
-    under_way: dict[int, _Filling] = {}
+    under_way: dict[int, Filling] = {}
     writing: dict[int, Future[Entry]] = {}
 
     def parts() -> Iterator[tuple[Tensor, Tensor]]:
         for number in numbers:
-            shard = under_way[number] = _Filling(plan, number, engine.target)
+            shard = under_way[number] = Filling(plan, number, engine.target)
             yield shard.waiting
 
     def progress(most: int) -> Progress:
@@ -154,4 +130,4 @@ def draw_shards(
 
 
 def _only(done: Finished, which: Tensor) -> Finished:
-    return done if which.all() else Finished(*(value[which] for value in vars(done).values()))
+    return Finished(*(value[which] for value in vars(done).values()))

@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from operator import index
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 
@@ -43,18 +43,19 @@ from foresample.datasets.manifest import (
     DatasetSettings,
     Status,
     begun_manifest,
-    fair_still,
-    law_that_holds,
-    open_manifest,
     plan_of,
-    summary,
+    renewed,
+    require_same,
 )
 from foresample.datasets.shards import Plan, shard_name
-from foresample.datasets.workers import Factory, LocalWorker, Stop, Workers
+from foresample.datasets.workers import Factory, LocalWorker, Stop
 from foresample.provenance import provenance
 from foresample.settings import RunKeywords, Settings
 from foresample.sizes import require_disk
 from foresample.text import printable
+
+if TYPE_CHECKING:
+    from foresample.datasets.cluster import Cluster
 
 MOST_SHARDS = 10**6
 """Files of a folder: beyond that file systems and manifests get slow."""
@@ -121,12 +122,13 @@ def generate(
             f"{count} samples in shards of {shard} are {files} files, and a folder takes {MOST_SHARDS}: "
             "give a larger shard, or ask for fewer samples"
         )
-    folder, window = Path(out), given.window
     if stop is not None and ray is not None:
         raise ValueError(
             "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
         )
-    turns, own = None if labels is None else _labels(labels), _own_settings(about)
+    folder, window = Path(out), given.window
+    asked = {"count": count, "shard": shard, "seed": seed_number(seed), "labels": _labels(labels)}
+    own = _own_settings(about)
     with claim_folder(folder) as claim, _workers(target, given, ray, cpus, folder) as workers:
         begun, kept = begun_manifest(folder), None
         if window == "auto" and begun is not None:
@@ -138,18 +140,17 @@ def generate(
                 progress(Status(count, 1, 0, 0, doing=what))
 
         found = workers.describe(window, count, say)
-        drawn = {
-            "count": count,
-            "shard": shard,
-            "seed": seed_number(seed),
-            "labels": turns,
-            **found.settings,
-            **own,
-        }
-        manifest = open_manifest(folder, begun, drawn, found.fingerprint, found.choice)
-        plan = replace(plan_of(folder, drawn, manifest["fingerprint"]), claim=claim)
+        drawn = {**asked, **found.settings, **own}
+        if begun is None:
+            new = {"settings": drawn, "fingerprint": found.fingerprint, "choice": found.choice}
+            manifest = {"kind": "dataset", **new, "runs": []}
+        else:
+            require_same(folder, begun, drawn, found.fingerprint)
+            # Marks that were NaN or infinite when the dataset was begun are added.
+            manifest = {**begun, "fingerprint": {**found.fingerprint, **begun["fingerprint"]}}
+        plan = replace(plan_of(folder, manifest), claim=claim)
         require_room(plan)
-        run = _Run(plan, manifest, progress, stop, kept or found.choice or "")
+        run = _Run(plan, manifest, progress, kept or found.choice or "")
         missing = count - run.found
         more = "make room, choose another folder, or ask for fewer samples"
         require_disk(missing * plan.sample_bytes, folder, f"{missing} samples", more)
@@ -157,20 +158,22 @@ def generate(
         try:
             for _ in range(2):  # what breaks is tried twice
                 if todo := run.unfinished():
-                    for news in workers.draw(plan, todo, run.stop):
+                    for news in workers.draw(plan, todo, stop):
                         run.note(news)
-            if law and not run.unfinished():
-                run.manifest["law"] = asdict(workers.law(plan, min(law, count)))
+            checked = asdict(workers.law(plan, min(law, count))) if law and not run.unfinished() else None
         except BaseException:
             with suppress(OSError):  # without the last word of the manifest, the shards still say it all
                 run.close()
             raise
-        run.close(whole=True)
-        run.require_all_there()
+        run.close(whole=True, law=checked)
+        claim.require()
+        run.require_files()
     return Dataset(folder, run.manifest)
 
 
-def _labels(labels: Sequence[int] | Tensor) -> list[int]:
+def _labels(labels: Sequence[int] | Tensor | None) -> list[int] | None:
+    if labels is None:
+        return None
     try:
         turns = [index(label) for label in labels]
     except TypeError as error:
@@ -201,7 +204,7 @@ def _own_settings(about: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _workers(
     target: Target | Factory, settings: Settings, ray: str | None, cpus: int | None, folder: Path
-) -> AbstractContextManager[Workers]:
+) -> AbstractContextManager[LocalWorker | Cluster]:
     if ray is None:
         if cpus is not None:
             raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
@@ -215,41 +218,21 @@ def _workers(
     return cluster(ray, target, settings, None if cpus is None else at_least_one("cpus", cpus), folder)
 
 
-def _peak_mib() -> float:
-    """The most memory this process has held."""
-    import resource
-
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-
 class _Run:
     """A run under way: which shards there are, and what the manifest says of it."""
 
     def __init__(
-        self,
-        plan: Plan,
-        manifest: dict[str, Any],
-        progress: Callable[[Status], None] | None,
-        stop: Stop | None,
-        choice: str,
+        self, plan: Plan, manifest: dict[str, Any], progress: Callable[[Status], None] | None, choice: str
     ) -> None:
-        self.plan, self.progress, self.stop, self.choice = plan, progress, stop, choice
+        self.plan, self.progress, self.choice = plan, progress, choice
         self.entries, _ = survey(plan, shards_there(plan))
         self.found, _ = self.written = self._totals()
         self.open: dict[int, tuple[int, int]] = {}
         self.clock = perf_counter()
-        self.this = {
-            **provenance(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "found": self.found,
-            "drawn": None,
-            "seconds": None,
-            "peak_mib": None,
-        }
-        now = summary(manifest["settings"], plan, self.entries)
-        told = {"law": law_that_holds(manifest, plan, now), "fair": fair_still(manifest, plan, now)}
-        self.manifest = {**manifest, **told, "runs": [*manifest["runs"], self.this]}
+        unknown = dict.fromkeys(("drawn", "seconds", "peak_mib"))
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.this = {**provenance(), "started": started, "found": self.found, **unknown}
+        self.manifest = {**renewed(manifest, plan, self.entries), "runs": [*manifest["runs"], self.this]}
 
     def begin(self) -> None:
         """Write the manifest; everything is checked by now."""
@@ -269,25 +252,31 @@ class _Run:
         self.open[news.worker] = news.samples, news.calls
         self._tell()
 
-    def close(self, *, whole: bool = False) -> None:
+    def close(self, *, whole: bool = False, law: dict[str, Any] | None = None) -> None:
         """The last word. `whole`: every sample that was begun is finished.
 
         Those begun are the next in order, so if all found were fair, all there are now are.
         """
+        import resource  # where there is none, only datasets are missed
+
         open_ones = {*shards_there(self.plan)} & {*self.unfinished()}
         self.entries |= survey(self.plan, sorted(open_ones))[0]  # those written when drawing stopped
-        drawn, seconds = self._totals()[0] - self.found, perf_counter() - self.clock
-        self.this |= {"drawn": drawn, "seconds": seconds, "peak_mib": _peak_mib()}
-        now = summary(self.manifest["settings"], self.plan, self.entries)
-        if whole and self.manifest["fair"] == self.found and now["in_order"] == now["costs"]["samples"]:
-            self.manifest["fair"] = now["in_order"]
-        self.manifest["fair"] = fair_still(self.manifest, self.plan, now)
+        samples, _ = self._totals()
+        # ru_maxrss is the most memory this process has held, in KiB, on macOS in bytes.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            2**20 if sys.platform == "darwin" else 2**10
+        )
+        self.this |= {"drawn": samples - self.found, "seconds": perf_counter() - self.clock, "peak_mib": peak}
+        was_fair = self.manifest["fair"] == self.found
+        self.manifest = renewed(self.manifest, self.plan, self.entries)
+        if whole and was_fair and self.manifest["in_order"] == samples:
+            self.manifest["fair"] = samples
+        if law is not None:
+            self.manifest["law"] = law
         self._write()
 
-    def require_all_there(self) -> None:
-        """Refuse to call a dataset drawn whose folder or files are gone."""
-        assert self.plan.claim is not None
-        self.plan.claim.require()
+    def require_files(self) -> None:
+        """Refuse to call a dataset drawn some of whose files are gone."""
         gone = sorted({*self.entries} - {*shards_there(self.plan)})
         if gone:
             raise FileNotFoundError(
@@ -301,14 +290,11 @@ class _Run:
         return sum(entry.samples for entry in entries), sum(entry.calls for entry in entries)
 
     def _write(self) -> None:
-        self.manifest |= summary(self.manifest["settings"], self.plan, self.entries)
-        data = json.dumps(self.manifest, indent=2) + "\n"
         assert self.plan.claim is not None
-        self.plan.claim.write("manifest.json", data.encode())
+        self.plan.claim.write("manifest.json", (json.dumps(self.manifest, indent=2) + "\n").encode())
 
     def _tell(self) -> None:
         if self.progress is not None:
-            parts = [self.written, *self.open.values()]
-            samples, calls = sum(s for s, _ in parts), sum(c for _, c in parts)
+            samples, calls = (sum(counts) for counts in zip(self.written, *self.open.values(), strict=True))
             steps = self.manifest["settings"]["steps"]
             self.progress(Status(self.plan.count, steps, samples, calls, choice=self.choice))
