@@ -40,14 +40,13 @@ from foresample.datasets.dataset import Dataset, require_room, shards_there, sur
 from foresample.datasets.drawing import Progress
 from foresample.datasets.folder import claim_folder
 from foresample.datasets.manifest import (
-    DatasetSettings,
     Status,
     begun_manifest,
     plan_of,
     renewed,
     require_same,
 )
-from foresample.datasets.shards import Plan, shard_name
+from foresample.datasets.shards import DatasetSettings, Plan, shard_name
 from foresample.datasets.workers import Factory, LocalWorker, Stop
 from foresample.provenance import provenance
 from foresample.settings import RunKeywords, Settings
@@ -126,7 +125,7 @@ def generate(
         raise ValueError(
             "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
         )
-    folder, window = Path(out), given.window
+    folder, window = Path(out) if ray is None else Path(out).resolve(), given.window
     asked = {"count": count, "shard": shard, "seed": seed_number(seed), "labels": _labels(labels)}
     own = _own_settings(about)
     with claim_folder(folder) as claim, _workers(target, given, ray, cpus, folder) as workers:

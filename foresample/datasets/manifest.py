@@ -8,60 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
+from typing import Any
 
 from foresample.checks.samples import SamplesLaw
 from foresample.datasets.fingerprint import Fingerprint, difference
-from foresample.datasets.shards import Entry, Failure, Plan, shard_name, shard_number
+from foresample.datasets.shards import DatasetSettings, Entry, Failure, Plan, shard_name, shard_number
 from foresample.provenance import Origin
-from foresample.schema import (
-    AtLeastOne,
-    Count,
-    NotNegative,
-    Rule,
-    Some,
-    Unfit,
-    parse_json,
-    read_object,
-    read_plain,
-)
+from foresample.schema import Count, NotNegative, Some, Unfit, parse_json, read_object, read_plain
 from foresample.text import printable
-
-_DTYPES = {
-    str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
-Length = Annotated[int, Rule("a whole number from 1 to 2⁵³", lambda value: 1 <= value <= 2**53)]
-Shape = Annotated[list[Length], Rule("a shape of at most 2⁵³ numbers", lambda shape: math.prod(shape) <= 2**53)]
-Seed = Annotated[int, Rule("a whole number from 0 to 2⁶³ − 1", lambda value: 0 <= value < 2**63)]
-Label = Annotated[int, Rule("a number of 64 bits", lambda value: -(2**63) <= value < 2**63)]
-Dtype = Annotated[str, Rule(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetSettings:
-    """Settings that every dataset has; a manifest has more, which depend on its target.
-
-    A window of 0 stands for the sequential sampler.
-    """
-
-    count: Length
-    shard: Length
-    seed: Seed
-    labels: Some[Label] | None = None
-    shape: Shape
-    dtype: Dtype
-    steps: AtLeastOne
-    window: Count
-    method: str
-    model: str | None = None
-    target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,19 +160,9 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan_of(folder: Path, manifest: Mapping[str, Any]) -> Plan:
     """The plan of the dataset with this manifest, of which settings and fingerprint are enough."""
-    settings = read_object(DatasetSettings, manifest["settings"])
-    return Plan(
-        out=folder,
-        count=settings.count,
-        shard=settings.shard,
-        seed=settings.seed,
-        labels=None if settings.labels is None else tuple(settings.labels),
-        shape=tuple(settings.shape),
-        dtype=_DTYPES[settings.dtype],
-        digest=hashlib.sha256(json.dumps(manifest["settings"], sort_keys=True).encode()).hexdigest(),
-        window=settings.window,
-        fingerprint=manifest.get("fingerprint"),
-    )
+    digest = hashlib.sha256(json.dumps(manifest["settings"], sort_keys=True).encode()).hexdigest()
+    given = {"out": folder, "digest": digest, "fingerprint": manifest.get("fingerprint"), "claim": None}
+    return read_object(Plan, manifest["settings"], given=given)
 
 
 def renewed(manifest: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry]) -> dict[str, Any]:

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -36,28 +37,45 @@ from foresample.datasets.fingerprint import Fingerprint, difference
 from foresample.datasets.folder import Claim
 from foresample.engine.slots import Finished
 from foresample.faults import NO_FAULT
-from foresample.schema import Count, Unfit, open_plain, parse_json, read_object
+from foresample.schema import AtLeastOne, Count, Rule, Some, Unfit, open_plain, parse_json, read_object
 from foresample.sizes import state_bytes
 from foresample.text import printable
 
+Length = Annotated[int, Rule("a whole number from 1 to 2⁵³", lambda value: 1 <= value <= 2**53)]
+Shape = Annotated[list[Length], Rule("a shape of at most 2⁵³ numbers", lambda shape: math.prod(shape) <= 2**53)]
+Seed = Annotated[int, Rule("a whole number from 0 to 2⁶³ − 1", lambda value: 0 <= value < 2**63)]
+Label = Annotated[int, Rule("a number of 64 bits", lambda value: -(2**63) <= value < 2**63)]
+_DTYPES = "float16", "bfloat16", "float32", "float64"
+Dtype = Annotated[str, Rule(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)]
 
-@dataclass(frozen=True)
-class Plan:
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSettings:
+    """Settings that every dataset has; a manifest has more, which depend on its target."""
+
+    count: Length
+    shard: Length
+    """Samples of a shard."""
+    seed: Seed
+    labels: Some[Label] | None = None
+    """Taken in turn: sample i has labels[i % len(labels)]."""
+    shape: Shape
+    dtype: Dtype
+    steps: AtLeastOne
+    window: Count
+    """Transitions drafted in a round; 0: the samples are drawn sequentially."""
+    method: str
+    model: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(DatasetSettings):
     """Contents of a dataset, shard by shard, and its folder."""
 
     out: Path
-    count: int
-    shard: int
-    """Samples of a shard."""
-    seed: int
-    labels: tuple[int, ...] | None
-    """Taken in turn: sample i has labels[i % len(labels)]."""
-    shape: tuple[int, ...]
-    dtype: torch.dtype
     digest: str
-    """Digest of all settings that decide what is drawn."""
-    window: int
-    """Transitions drafted in a round; 0: the samples are drawn sequentially."""
+    """Digest of all settings in the manifest, which decide what is drawn."""
     fingerprint: Fingerprint | None
     """Fingerprint of the target; earlier versions kept none."""
     claim: Claim | None = None
@@ -86,7 +104,7 @@ class Plan:
     @property
     def sample_bytes(self) -> int:
         """Bytes of a sample in its file: its state and the numbers beside it."""
-        return state_bytes(self.shape, self.dtype) + 8 * (4 if self.labels is None else 5)
+        return state_bytes(self.shape, getattr(torch, self.dtype)) + 8 * (4 if self.labels is None else 5)
 
 
 def shard_name(number: int) -> str:

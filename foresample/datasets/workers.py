@@ -56,7 +56,9 @@ class LocalWorker:
         self.fingerprint = cache(lambda count: fingerprint(made, count))
         self._draws = cache(self._made)
 
-    def describe(self, window: Window, count: int, say: Callable[[str], None]) -> Description:
+    def describe(
+        self, window: Window, count: int, say: Callable[[str], None] = lambda what: None
+    ) -> Description:
         """Describe the target; "auto" measures the window here, and `say` is called with what is measured."""
         std, choice = self.target.std, None
         if not isinstance(window, int):
