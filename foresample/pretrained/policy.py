@@ -49,14 +49,17 @@ class PolicyConfig:
         return SimpleNamespace(shape=(self.action_dim,))
 
 
+def _convolution(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv1d(before, after, 3, padding=1), nn.GroupNorm(8, after), nn.Mish())
+
+
 class Block(nn.Module):
     """Two convolutions; the condition scales and shifts in between (FiLM)."""
 
     def __init__(self, before: int, after: int, condition: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv1d(before, after, 3, padding=1), nn.GroupNorm(8, after), nn.Mish())
-        self.film = nn.Linear(condition, 2 * after)
-        self.second = nn.Sequential(nn.Conv1d(after, after, 3, padding=1), nn.GroupNorm(8, after), nn.Mish())
+        self.first, self.film = _convolution(before, after), nn.Linear(condition, 2 * after)
+        self.second = _convolution(after, after)
         self.skip = nn.Conv1d(before, after, 1) if before != after else nn.Identity()
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
@@ -69,14 +72,10 @@ class ActionUnet(nn.Module):
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
-        wide, deep = config.channels
-        condition = config.embedding + config.condition_dim
-        self.embedding = config.embedding
-        self.time = nn.Sequential(
-            nn.Linear(config.embedding, 2 * config.embedding),
-            nn.Mish(),
-            nn.Linear(2 * config.embedding, config.embedding),
-        )
+        (wide, deep), size = config.channels, config.embedding
+        condition = size + config.condition_dim
+        self.embedding = size
+        self.time = nn.Sequential(nn.Linear(size, 2 * size), nn.Mish(), nn.Linear(2 * size, size))
         self.enter = Block(config.action_dim, wide, condition)
         self.shrink = nn.Conv1d(wide, wide, 3, stride=2, padding=1)
         self.middle = nn.ModuleList([Block(wide, deep, condition), Block(deep, deep, condition)])
