@@ -25,9 +25,8 @@ from time import perf_counter
 from typing import Any
 
 from foresample.checks.samples import SamplesLaw
-from foresample.datasets.drawing import Progress
 from foresample.datasets.shards import Plan
-from foresample.datasets.workers import Description, Factory, LocalWorker, Stop, Window
+from foresample.datasets.workers import Description, Factory, LocalWorker, Progress, Stop, Window
 from foresample.faults import first_line
 from foresample.settings import Settings
 from foresample.text import printable

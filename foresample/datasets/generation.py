@@ -17,7 +17,7 @@ what is finished; of an unfinished dataset only the samples before the first tha
 A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
 lists it by index, seed and step. The next run tries again.
 
-Shards are drawn by `drawing.draw_shards`, here in this process; `cluster` has it run by many workers on Ray.
+`workers` draws the shards in this process; `cluster` has many workers do so on Ray.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from torch import Tensor
 
 from foresample.contracts import Target, at_least_one, seed_number
 from foresample.datasets.dataset import Dataset, require_room, shards_there, survey
-from foresample.datasets.drawing import Progress
 from foresample.datasets.folder import claim_folder
 from foresample.datasets.manifest import (
     Status,
@@ -47,7 +46,7 @@ from foresample.datasets.manifest import (
     require_same,
 )
 from foresample.datasets.shards import DatasetSettings, Plan, shard_name
-from foresample.datasets.workers import Factory, LocalWorker, Stop
+from foresample.datasets.workers import Factory, LocalWorker, Progress, Stop
 from foresample.provenance import provenance
 from foresample.settings import RunKeywords, Settings
 from foresample.sizes import require_disk
@@ -142,7 +141,7 @@ def generate(
         drawn = {**asked, **found.settings, **own}
         if begun is None:
             new = {"settings": drawn, "fingerprint": found.fingerprint, "choice": found.choice}
-            manifest = {"kind": "dataset", **new, "runs": []}
+            manifest: dict[str, Any] = {"kind": "dataset", **new, "runs": []}
         else:
             require_same(folder, begun, drawn, found.fingerprint)
             # Marks that were NaN or infinite when the dataset was begun are added.

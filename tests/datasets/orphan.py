@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from foresample.datasets.cluster import Worker
-from foresample.datasets.drawing import Progress
 from foresample.datasets.shards import Plan
-from foresample.datasets.workers import LocalWorker
+from foresample.datasets.workers import LocalWorker, Progress
 from foresample.settings import Settings
 
 

@@ -20,11 +20,10 @@ from torch import Tensor
 import foresample as fs
 from foresample.core.noise import seeds_of
 from foresample.datasets import workers
-from foresample.datasets.drawing import Filling
 from foresample.datasets.folder import write_atomically
 from foresample.datasets.manifest import plan_of
 from foresample.datasets.shards import _checksum
-from foresample.datasets.workers import LocalWorker
+from foresample.datasets.workers import Filling, LocalWorker
 from foresample.settings import Settings
 from tests.datasets.disturbing import assert_identical, inodes, shards
 from tests.datasets.process import BREAKS, COUNT, SHARD, WINDOW, draw
