@@ -1,12 +1,11 @@
 """Shards drawn by many workers on Ray: one actor per GPU, or per so many CPUs.
 
-Each worker is a `LocalWorker` of `workers`: its own process, target and engine, and the same `draw_shards`. It takes
-the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only numbers
-travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue, and
-another takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If
-the queue dies, a new one holds what is not written, and all begin anew. If the driver dies, its workers do, too,
-seconds later; what they would write once the next driver has begun is refused (`folder`). The same command resumes from
-the files.
+Each worker is a `LocalWorker` in its own process. It takes the next shard from a queue when it has a free slot, so fast
+workers draw more, and writes it itself; only numbers travel. If a worker dies, alone or with its machine, what it had
+taken and not written goes back to the queue, and another takes its place, or waits for one while the others go on; if
+no machine is left, the run ends and says so. If the queue dies, a new one holds what is not written, and all begin
+anew. If the driver dies, its workers do, too, seconds later; what they would write once the next driver has begun is
+refused (`folder`). The same command resumes from the files.
 
 Several drivers may share a cluster: a worker that finds no free place waits for one.
 """

@@ -5,10 +5,9 @@
     .lock, .owner               the run under way (`folder`)
 
 Sample i depends on the run's seed, on i and on the settings, so a dataset is the same whatever the number of
-workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified; what those
-lack that are torn, corrupt or short of samples is drawn, the others are kept. Other settings are refused, and so is
-another target, by its fingerprint. Everything is checked before the manifest is written, and a manifest without any
-shard binds nobody.
+workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified, and samples that are
+missing, torn or corrupt are drawn. Other settings are refused, and so is another target, by its fingerprint. Everything
+is checked before the manifest is written, and a manifest without any shard binds nobody.
 
 How many rounds a sample needs depends on the sample, so those finished first are a biased selection. A run that is to
 stop begins no more samples and finishes those under way: they are the next in order, and fair. A run that is cut keeps
@@ -106,7 +105,7 @@ def generate(
         law: compare the finished dataset with this many sequential samples (`samples_law`); one that lacks samples
             is not compared, for those that are there are a biased selection.
         progress: called as samples are finished.
-        stop: asked before samples are begun. Once it says yes, no more are, those under way are finished, and the
+        stop: called before samples are begun. Once it is true, no more are, those under way are finished, and the
             dataset so far is returned: a fair sample, unless an earlier run was cut (`Dataset.fair`). Not on Ray.
         **settings: see `DatasetKeywords`; a `window` of "auto" and 64 `slots` by default.
     """
@@ -184,8 +183,7 @@ def _labels(labels: Sequence[int] | Tensor | None) -> list[int] | None:
 def _own_settings(about: Mapping[str, Any] | None) -> dict[str, Any]:
     """The caller's own settings, as a manifest keeps them."""
     own = dict(about or {})
-    taken = sorted(_OURS & own.keys())
-    if taken:
+    if taken := sorted(_OURS & own.keys()):
         raise ValueError(
             f"about must not have {', '.join(taken)}, which generate sets itself: choose another name"
         )
@@ -260,10 +258,8 @@ class _Run:
         open_ones = {*shards_there(self.plan)} & {*self.unfinished()}
         self.entries |= survey(self.plan, sorted(open_ones))[0]  # those written when drawing stopped
         samples, _ = self._totals()
-        # ru_maxrss is the most memory this process has held, in KiB, on macOS in bytes.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-            2**20 if sys.platform == "darwin" else 2**10
-        )
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # memory held, in KiB, on macOS in bytes
+        peak = most / (2**20 if sys.platform == "darwin" else 2**10)
         self.this |= {"drawn": samples - self.found, "seconds": perf_counter() - self.clock, "peak_mib": peak}
         was_fair = self.manifest["fair"] == self.found
         self.manifest = renewed(self.manifest, self.plan, self.entries)
@@ -274,9 +270,8 @@ class _Run:
         self._write()
 
     def require_files(self) -> None:
-        """Refuse to call a dataset drawn some of whose files are gone."""
-        gone = sorted({*self.entries} - {*shards_there(self.plan)})
-        if gone:
+        """Refuse to call a dataset drawn if some of its files are gone."""
+        if gone := sorted({*self.entries} - {*shards_there(self.plan)}):
             raise FileNotFoundError(
                 f"{len(gone)} of the files of {printable(self.plan.out)} have gone since they were written "
                 f"({shard_name(gone[0])} first): run the same command again to have them drawn"

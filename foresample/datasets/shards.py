@@ -2,15 +2,14 @@
 
 Shard k holds samples k·n … (k + 1)·n − 1. Sample i has the seed of (run seed, i), so a shard is the same whoever draws
 it, when, and beside which others. A file appears whole or not at all (temporary file, fsync, rename), and carries a
-checksum over everything in it, a digest of the settings it was drawn with and the fingerprint of its target. So the
-files alone say what is done: whoever finds a folder, after whatever happened, knows what to keep and what to draw.
+checksum over everything in it, a digest of its settings and the fingerprint of its target. So the files alone say what
+is done and what is to be drawn.
 
 In a file, one row per sample, by rising index:
 
-    samples       [n, *shape], in the chain's dtype
-    index, seeds  [n]
-    labels        [n], if the samples have any
-    calls, evaluations  [n]: what each sample cost
+    samples                           [n, *shape], in the chain's dtype
+    index, seeds, calls, evaluations  [n]
+    labels                            [n], if the samples have any
 
 A sample that broke (NaN) is left out of its shard, which says so; drawing the shard again draws what it lacks.
 

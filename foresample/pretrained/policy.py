@@ -123,7 +123,7 @@ class DiffusionModel(nn.Module):
         weight = next(self.parameters())
         sample = noise
         if sample is None:
-            shape = (batch_size, self.config.horizon, self.config.action_feature.shape[0])
+            shape = (batch_size, self.config.horizon, self.config.action_dim)
             sample = torch.randn(shape, generator=generator, dtype=weight.dtype, device=weight.device)
         self.noise_scheduler.set_timesteps(self.num_inference_steps)
         for t in self.noise_scheduler.timesteps:
@@ -131,13 +131,6 @@ class DiffusionModel(nn.Module):
             output = self.unet(sample, timestep, global_cond=global_cond)
             sample = self.noise_scheduler.step(output, t, sample, generator=generator).prev_sample
         return sample
-
-    def loss(self, actions: Tensor, global_cond: Tensor, generator: torch.Generator) -> Tensor:
-        """MSE of the noise, as LeRobot trains."""
-        t = torch.randint(self.config.num_train_timesteps, (len(actions),), generator=generator)
-        noise = torch.randn(actions.shape, generator=generator)
-        noisy = self.noise_scheduler.add_noise(actions, noise, t)
-        return nn.functional.mse_loss(self.unet(noisy, t, global_cond=global_cond), noise)
 
 
 class LasaPolicy(nn.Module):
@@ -166,9 +159,8 @@ class LasaPolicy(nn.Module):
 def load(folder: Path = ASSET) -> LasaPolicy:
     """The trained policy, ready to plan."""
     values = json.loads((folder / "config.json").read_text())
-    values.pop("training")
-    for name in ("shapes", "channels"):
-        values[name] = tuple(values[name])
-    policy = LasaPolicy(PolicyConfig(**values))
+    del values["training"]
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    policy = LasaPolicy(PolicyConfig(**{**values, **lists}))
     policy.load_state_dict(load_file(folder / "model.safetensors"))
     return policy.eval().requires_grad_(False)
