@@ -124,7 +124,7 @@ def read_object(kind: type[T], data: Any, where: str = "", *, given: Mapping[str
     return kind(**values)
 
 
-_SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # to Python, true is a number as well
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # to Python, true is a number as well
     str: ("a text", lambda value: type(value) is str),
     bool: ("true or false", lambda value: type(value) is bool),
     int: ("a whole number", lambda value: type(value) is int and abs(value) <= MOST),
@@ -146,7 +146,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     elif is_dataclass(kind):
         return read_object(kind, value, f"{where}.")  # type: ignore[arg-type]
     else:
-        name, holds = _SCALARS[origin or kind]
+        name, holds = _KINDS[origin or kind]
     if not holds(value):
         raise Unfit(f"{printable(where)} is {shortened(value)}, not {name}")
     if origin is list:

@@ -161,6 +161,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 def plan_of(folder: Path, manifest: Mapping[str, Any]) -> Plan:
     """The plan of the dataset with this manifest, of which settings and fingerprint are enough."""
     digest = hashlib.sha256(json.dumps(manifest["settings"], sort_keys=True).encode()).hexdigest()
+    # Given, lest a name in the caller's `about` is taken for one of these.
     given = {"out": folder, "digest": digest, "fingerprint": manifest.get("fingerprint"), "claim": None}
     return read_object(Plan, manifest["settings"], given=given)
 
