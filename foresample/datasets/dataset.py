@@ -52,8 +52,8 @@ class Dataset:
         """[n, *shape], shard by shard, by rising index.
 
         Of a dataset that is not complete, only those before the first that is missing, the first `fair` of which have
-        the right law. The others are there because they needed few rounds, or because they did not break, which makes
-        them a **biased** selection; `everything` hands them out all the same.
+        the right distribution. The others are there because they needed few rounds, or because they did not break,
+        which makes them a **biased** selection; `everything` hands them out all the same.
         """
         if not everything and self.fair < self.manifest["costs"]["samples"]:
             warnings.warn(

@@ -100,16 +100,17 @@ class Claim:
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[Claim]:
     """Make the folder and have it to ourselves as long as this process lives."""
-    name = printable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"cannot write to {name} ({error.strerror}): choose another folder") from None
+        raise OSError(
+            f"cannot write to {printable(folder)} ({error.strerror}): choose another folder"
+        ) from None
     us, token = f"process {os.getpid()} on {socket.gethostname()}", uuid4().hex
-    busy = f"another run ({{}}) is writing to {name}: wait for it, or choose another folder"
-    with _locked(folder / _LOCK, us, r"process \d|$", busy) as lock:
-        busy = f"a worker of an earlier run is writing to {name}: run the same command again when it is done"
-        with _locked(folder / _OWNER, token, r"[0-9a-f]{32}$|$", busy):
+    other = "another run ({}) is writing to {}: wait for it, or choose another folder"
+    orphan = "a worker of an earlier run is writing to {1}: run the same command again when it is done"
+    with _locked(folder / _LOCK, us, r"process \d|$", other) as lock:
+        with _locked(folder / _OWNER, token, r"[0-9a-f]{32}$|$", orphan):
             pass
         claim = Claim(folder, token, lock)
         claim.require()  # the folder may have been replaced since its lock was opened
@@ -122,7 +123,10 @@ def claim_folder(folder: Path) -> Iterator[Claim]:
 
 @contextmanager
 def _locked(path: Path, text: str, ours: str, busy: str) -> Iterator[int]:
-    """A descriptor of a file of ours, locked and overwritten with the text; what others wrote is refused."""
+    """A descriptor of a file of ours, locked and overwritten with the text.
+
+    A file that does not match `ours` is refused, and so is a locked one, with the sentence `busy`.
+    """
     import fcntl  # where there is none, only datasets are missed
 
     try:
@@ -136,7 +140,7 @@ def _locked(path: Path, text: str, ours: str, busy: str) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError(busy.format(printable(found))) from None
+            raise BlockingIOError(busy.format(printable(found), printable(path.parent))) from None
         try:
             os.ftruncate(file, 0)
             os.pwrite(file, text.encode(), 0)
