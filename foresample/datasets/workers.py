@@ -117,7 +117,8 @@ class LocalWorker:
 
     def _require_target_of(self, plan: Plan) -> None:
         """Refuse to draw for a dataset of another target: workers make their own."""
-        if plan.fingerprint and (other := difference(plan.fingerprint, self.fingerprint(plan.count))):
+        own = self.fingerprint(plan.count)
+        if plan.fingerprint is not None and (other := difference(plan.fingerprint, own)):
             raise ValueError(
                 f"a worker made another target than the dataset's ({other}): give all machines the same code and files"
             )
