@@ -272,8 +272,7 @@ def require_drafter(drafter: object) -> None:
 
 
 def drafter_for(drafter: Drafter, target: Target) -> Drafter:
-    """The drafter, fitted to a target; refused if it is none, or is made for another chain."""
-    require_drafter(drafter)
+    """The drafter, fitted to a target; refused if it is made for another chain."""
     fit = getattr(drafter, "for_target", None)
     return drafter if fit is None else fit(target)
 
@@ -400,23 +399,22 @@ def _declares_chain(kind: type) -> bool | None:
 
 
 class AffineChain(Protocol):
-    """What kernels need of a chain: mean = state_weight·x + prediction_weight·p (+ previous_weight·previous p)."""
+    """What kernels need of a chain: mean = state_weight·x + prediction_weight·p (+ previous_weight·previous p).
+
+    All are [N]; `previous_weight` is None unless the chain is multistep.
+    """
 
     @property
-    def std(self) -> Tensor:
-        """[N]"""
+    def std(self) -> Tensor: ...
 
     @property
-    def state_weight(self) -> Tensor:
-        """[N]"""
+    def state_weight(self) -> Tensor: ...
 
     @property
-    def prediction_weight(self) -> Tensor:
-        """[N]"""
+    def prediction_weight(self) -> Tensor: ...
 
     @property
-    def previous_weight(self) -> Tensor | None:
-        """[N]; None unless multistep."""
+    def previous_weight(self) -> Tensor | None: ...
 
 
 def at_least_one(name: str, value: int) -> int:

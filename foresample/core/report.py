@@ -186,11 +186,9 @@ class Tally:
         self.drafted, self.lengths, self.mismatch = _counters(self._all, steps)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._all.zero_()
 
     def count(self, commit: Commit) -> None:
-        """One round."""
         self._count(commit, self.lengths, self.drafted, self.mismatch)
 
     def close(self, report: Report, samples: Tensor, calls: Tensor, evaluations: Tensor) -> Run:

@@ -268,7 +268,6 @@ def sample(
         observe: called after every round with what it committed.
         **settings: `foresample.settings`: window (16), drafter, block, recycle; slots (all samples), graph, look.
     """
-    require_target(target)
     key = resolve_seeds(count, seed, seeds)
     return Engine(target, Settings.of(settings).for_count(len(key))).sample(key, observe)
 
@@ -286,7 +285,6 @@ def stream(
     A sample that finishes before its turn is held. Memory is O(slots × window × state), whatever the count, so give
     `slots`; the arguments are those of `sample`.
     """
-    require_target(target)
     given = Settings.of(settings)
     if seeds is not None or count is None:
         key = resolve_seeds(count, seed, seeds)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Unpack, overload
@@ -223,8 +222,8 @@ def tune(
     for count in sorted({at_least_one("slots", count) for count in slots}):
         now = replace(base, slots=count, look=base.look and not found)
         drawn = samples or max(_PERCENTILE_SAMPLES, 2 * count)
-        prefixed = partial(_say_at, say, count)
-        found.append(measure(target, now, windows, drawn, prefixed))
+        say(f"{count} samples at a time")
+        found.append(measure(target, now, windows, drawn, say))
     return Frontier(found)
 
 
@@ -288,10 +287,6 @@ def measure(
     seconds = _seconds(lambda: pilots(engines[best.window], _SEED + 2, count), target)
     achieved = sequential_seconds() * count / slots / seconds
     return Tuning(steps, slots, step_seconds, trials, best.window if achieved > 1 else None, achieved)
-
-
-def _say_at(say: Callable[[str], None], slots: int, text: str) -> None:
-    say(f"{slots} at a time, {text}")
 
 
 def _neighbours(windows: list[int], window: int) -> list[int]:
