@@ -22,7 +22,7 @@ from foresample.cli.targets import require_kind
 from foresample.contracts import Target
 from foresample.core.report import Run
 from foresample.drafters import Frozen, Replay
-from foresample.engine.sampling import sample
+from foresample.engine.engine import sample
 from foresample.provenance import make_result, result_json, write_result
 from foresample.sizes import require_memory, round_bytes
 from foresample.targets.mixture import GaussianMixture

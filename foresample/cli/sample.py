@@ -33,7 +33,7 @@ from foresample.cli.targets import choose_source, choose_window, require_room
 from foresample.contracts import Target, predict, resolve_slots
 from foresample.core.noise import seeds_of
 from foresample.core.report import Commit, Report, Run, on_the_clock
-from foresample.engine.sampling import sample
+from foresample.engine.engine import sample
 from foresample.engine.tuning import call_seconds
 from foresample.provenance import make_result, result_json, write_result
 from foresample.settings import WINDOW
