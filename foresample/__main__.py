@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
     """Run the command line, or say which extra it needs."""
+    from foresample.cli import interrupts
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores Ctrl-C
+        signal.signal(signal.SIGINT, interrupts.leave)
     try:
-        from foresample.cli import app
+        from foresample.cli.app import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "tqdm"):
             raise

@@ -66,19 +66,16 @@ class SamplerKeywords(RunKeywords, total=False):
 
 
 class Sampler:
-    """A sampler of k-diffusion: the chain it walks, and the arguments that this chain depends on."""
+    """A sampler of k-diffusion: the chain it walks, made of (sigmas, **own), and the defaults of these arguments."""
 
     def __init__(self, chain: Callable[..., Chain], **own: Any) -> None:
-        """`chain` is made of (sigmas, **own); `own` are arguments and their defaults, in k-diffusion's order."""
         self.chain, self.own = chain, [name for name in own if name != "noise_sampler"]
-        defaults = {"extra_args": None, "callback": None, "disable": None, **own}
-        self.__signature__ = inspect.Signature(
-            [
-                *(inspect.Parameter(name, _POSITIONAL) for name in ("model", "x", "sigmas")),
-                *(inspect.Parameter(name, _POSITIONAL, default=value) for name, value in defaults.items()),
-                inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD),
-            ]
-        )
+        defaults: dict[str, Any] = dict.fromkeys(["model", "x", "sigmas"], inspect.Parameter.empty)
+        defaults |= {"extra_args": None, "callback": None, "disable": None, **own}
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind, default=value) for name, value in defaults.items()]
+        rest = inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD)
+        self.__signature__ = inspect.Signature([*parameters, rest])
 
     def __call__(
         self,
@@ -114,27 +111,19 @@ class Sampler:
         return run.samples.to(x.dtype)
 
 
-def _churn_chain(
-    steps: Literal["euler", "heun", "midpoint"],
-    sigmas: Tensor,
-    *,
-    s_churn: float,
-    s_tmin: float,
-    s_tmax: float,
-    s_noise: float,
-) -> Chain:
+def _churn_chain(steps: Literal["euler", "heun", "midpoint"], sigmas: Tensor, **own: float) -> Chain:
     """EDM's stochastic sampler; without s_churn it adds no noise and is refused."""
-    if not s_churn > 0:
+    if not own["s_churn"] > 0:
         raise ValueError(
             "without s_churn this sampler is an ODE, which adds no noise to speculate on; pass s_churn, or use "
             "sample_euler_ancestral"
         )
     if float(sigmas[-1]) != 0:
         raise ValueError("sigmas must end with 0 for this sampler, as k-diffusion's schedules do")
-    return chains.edm_chain(sigmas, steps=steps, churn=s_churn, s_min=s_tmin, s_max=s_tmax, s_noise=s_noise)
+    churn, low, high = own["s_churn"], own["s_tmin"], own["s_tmax"]
+    return chains.edm_chain(sigmas, steps=steps, churn=churn, s_min=low, s_max=high, s_noise=own["s_noise"])
 
 
-_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _CHURN = {"s_churn": 0.0, "s_tmin": 0.0, "s_tmax": math.inf, "s_noise": 1.0}
 _NOISE = {"eta": 1.0, "s_noise": 1.0, "noise_sampler": None}
 
