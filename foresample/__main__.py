@@ -19,7 +19,12 @@ def main() -> None:
             raise
         print(f"error: the command line needs {error.name}: pip install 'foresample[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
-    app(prog_name="foresample")
+    try:
+        app(prog_name="foresample")
+    except SystemExit as left:
+        if left.code == 130:  # while Python ends, a second Ctrl-C would kill the process
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise
 
 
 if __name__ == "__main__":
