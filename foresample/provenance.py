@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from foresample.text import without_nan
 
 __version__ = "0.1.0"
@@ -63,6 +61,8 @@ def provenance() -> dict[str, Any]:
     The commit is that of the checkout this file lies in, None outside of one; `-dirty` if tracked files differ from
     it, other than results, which runs write themselves. GIT_COMMIT overrides it.
     """
+    import torch  # here, so that the version is known without it
+
     return {
         "command": re.sub(r" --out[ =]\S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "commit": os.environ.get("GIT_COMMIT") or _commit(),
