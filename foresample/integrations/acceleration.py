@@ -12,6 +12,7 @@ from foresample.integrations.diffusers.pipelines import (
     restore_pipeline,
 )
 from foresample.integrations.packages.acceleration import (
+    PACKAGES,
     AcceleratedPackage,
     accelerate_package,
     is_package,
@@ -63,8 +64,8 @@ def accelerate(
     Options, of which one that an object of that kind does not have is refused by name:
 
     * `window`: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
-      "auto", for pipelines and policies, draws the first calls with several and keeps the fastest. A policy takes a
-      saved `Tuning`, too.
+      "auto" draws with several at first and keeps the fastest; a saved `Tuning` costs nothing, for as many steps and
+      samples at a time as it was measured with. Where no window gains, the object's own loop is used.
     * `drafter`, `block`, `recycle`: as for `sample`.
     * `batch_pad`: for policies, call the network with one number of states always, for torch.compile and CUDA graphs:
       True means plans × (window + 1), a number means that many. The padding's results are dropped.
@@ -85,7 +86,7 @@ def accelerate(
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
             DiffusionPolicy (or its `.diffusion`) or multi-task DiT, or a policy of diffusion_policy, robomimic or
-            ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's AtomDiffusion.
+            ManiSkill; an object of one of the packages in `foresample.integrations.packages.acceleration`.
         **options: those above.
     """
     kind, given = _kind(served), dict[str, Any](options)
@@ -96,13 +97,8 @@ def accelerate(
         if given.get("drafter") is not None and (plan.warm or (plan.prior, plan.pilots) != (None, None)):
             raise ValueError("prior, pilots and warm=True are Replay's: leave the drafter out, or them")
         return accelerate_policy(served, settings, plan)
-    window = settings.window
-    if window != "auto" and not isinstance(window, int):
-        raise ValueError(f"the window of a {kind} must be a whole number of at least 1, not {window!r}")
     if kind == "pipeline":
         return accelerate_pipeline(served, settings, plan.trace)
-    if window == "auto":
-        raise ValueError("a package's sampler takes a number as its window: give window=16, say")
     return accelerate_package(served, settings)
 
 
@@ -131,11 +127,11 @@ def _kind(served: Any) -> str:
         return "package's sampler"
     if is_pipeline(served):
         return "pipeline"
+    packages = ", ".join(f"{kind.package}'s {kind.kind}" for kind in PACKAGES)
     raise TypeError(
         misread_policy(served)
         or f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
         "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), one of "
-        "robomimic or ManiSkill, denoising-diffusion-pytorch's GaussianDiffusion, MONAI's DiffusionInferer or boltz's "
-        "AtomDiffusion, or make a target with foresample.targets"
+        f"robomimic or ManiSkill, {packages}, or make a target with foresample.targets"
     )

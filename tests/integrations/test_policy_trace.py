@@ -22,6 +22,7 @@ import foresample as fs
 diffusers = pytest.importorskip("diffusers")
 
 from foresample.engine import tuning  # noqa: E402
+from foresample.integrations.policies.acceleration import AcceleratedPolicy  # noqa: E402
 from foresample.integrations.policies.plans import _captured  # noqa: E402
 from foresample.settings import Settings  # noqa: E402
 from tests.support.policies import FAMILIES, LowdimPolicy, observed, seeded  # noqa: E402
@@ -500,6 +501,7 @@ def test_a_warm_policy_takes_a_prior_longer_than_its_window(family: str) -> None
     fitting = fs.accelerate(policy, window=5, pilots=2)
     for seed in range(3):
         plan(policy, 2, seeded(seed))
+    assert isinstance(fitting, AcceleratedPolicy)
     found = fitting.prior
     fs.restore(policy)
     assert found is not None
@@ -535,5 +537,9 @@ def test_a_window_is_chosen_once_for_each_kind_of_plan(
         assert measured == [3]
         plan(policy, 2, seeded(0))
         assert measured == [3, 2]
+        report = policy.foresample_report
         if found is not None:
-            assert policy.foresample_report.look_calls > 0  # engines ask again, whoever chose their window
+            assert report.look_calls > 0  # engines ask again, whoever chose their window
+        else:
+            assert report.method == "sequential, because no window was faster"
+            assert (report.count, report.calls_mean) == (2, report.steps)

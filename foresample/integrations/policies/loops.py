@@ -36,7 +36,6 @@ from foresample.contracts import times_written
 from foresample.core.report import Report
 from foresample.drafters import Prior
 from foresample.integrations.policies.plans import (
-    NothingGains,
     Planner,
     Plans,
     PlanSettings,
@@ -50,6 +49,7 @@ from foresample.integrations.policies.plans import (
 from foresample.integrations.policies.watch import policy_standard, require_same_chain
 from foresample.integrations.replaced import REPORT, Replaced, standing_in
 from foresample.integrations.trusted import require_current
+from foresample.integrations.untouched import NothingGains, kept_random_state
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class SpeculativeLoop:
             require_current(self.original, self.owner, self.loop.method)
             try:
                 result, report = self._plan(*args, **kwargs)
-            except NothingGains:
-                return self.original(*args, **kwargs)
+            except NothingGains as slower:
+                result, report = slower.run(self.original, *args, **kwargs)
             for owner in (self.owner, self.policy) if report is not None else ():
                 setattr(owner, REPORT, report)
             return result
@@ -180,12 +180,12 @@ class Walk:
 
     def run(self) -> Any:
         """What the method returns."""
-        before = _random_state(self.generator) if not isinstance(self.plans.settings.window, int) else None
+        put_back = kept_random_state(self.generator)
         try:
             with torch.no_grad(), self.loop.instead(self._network, self._step):
                 result = self.original(self.generator)
         except NothingGains:
-            _set_random_state(self.generator, before)
+            put_back()
             raise
         if self.report is None:
             self._refuse("it does not call its network")
@@ -368,12 +368,3 @@ def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
         other.device,
     )
     return alike and torch.equal(one, other)
-
-
-def _random_state(generator: torch.Generator | None) -> Tensor:
-    return torch.get_rng_state() if generator is None else generator.get_state()
-
-
-def _set_random_state(generator: torch.Generator | None, state: Tensor | None) -> None:
-    assert state is not None
-    torch.set_rng_state(state) if generator is None else generator.set_state(state)

@@ -28,10 +28,10 @@ from foresample.contracts import at_least_one
 from foresample.core.report import Run
 from foresample.drafters import Prior, Replay
 from foresample.engine import Engine
-from foresample.engine.engine import chosen_window
 from foresample.engine.priors import RecordingTarget, prior_of_paths
 from foresample.integrations.networks import require_fixed, require_fixed_variance
 from foresample.integrations.trusted import foreign_part, held
+from foresample.integrations.untouched import NothingGains, undisturbed_window
 from foresample.settings import Settings
 from foresample.targets import ChainTarget
 
@@ -200,7 +200,7 @@ class Planner:
         self.padded = 0
         if self.table is not None:
             settings = replace(settings, drafter=Replay(prior=self.table))
-        return chosen_window(replace(self.target, start_states=None), settings)
+        return undisturbed_window(replace(self.target, start_states=None), settings)
 
     def _engine(self, window: int) -> Engine:
         target, how = self.target, self.how
@@ -286,10 +286,6 @@ def _captured(network: Any) -> tuple:
     return (*(tensor.data_ptr() for tensor in tensors), *values)
 
 
-class NothingGains(Exception):
-    """No window is faster than the sequential loop."""
-
-
 @dataclass(eq=False)
 class Plans:
     """What is kept between the plans of one policy."""
@@ -324,7 +320,7 @@ class Plans:
         """Plans, what drew them and what they cost; once there are pilots enough, later plans have a prior."""
         planner = self.planner(kind, make)
         if planner.window is None:
-            raise NothingGains
+            raise NothingGains(len(planner.target.std), len(request.data))
         plans, run = planner.plan(request, seeds_from(request.generator, len(request.data)))
         run.report.evidence.steps_replayed, planner.unreported = planner.unreported, 0
         self.known.add(kind)
