@@ -22,9 +22,9 @@ from foresample.integrations.policies.acceleration import (
     AcceleratedPolicy,
     accelerate_policy,
     is_policy,
-    misread_policy,
     restore_policy,
 )
+from foresample.integrations.policies.families import misread_policy
 from foresample.integrations.policies.plans import PlanKeywords, PlanSettings
 from foresample.settings import Settings, SpeculationKeywords, remedy
 

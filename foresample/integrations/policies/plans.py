@@ -303,22 +303,31 @@ class Plans:
     turn: threading.RLock = field(default_factory=threading.RLock, repr=False)
     """Held while a plan is drawn, since planners keep its conditions: plans of several threads wait for one another."""
 
-    def planner(self, kind: tuple, make: Callable[[PlanSettings, Prior | None], Planner]) -> Planner:
-        """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
+    def draw(
+        self,
+        kind: tuple,
+        request: Request,
+        scheduler: Any,
+        watch: Callable[[Chain], Any],
+        *,
+        follow: bool = False,
+    ) -> tuple[Planner, Tensor, Run]:
+        """Plans, what drew them and what they cost; once there are pilots enough, later plans have a prior.
+
+        A planner is made when the first request of its kind comes, after `watch` has compared the policy's method with
+        the chain; the one not used for longest makes room.
+        """
         planner = self.planners.pop(kind, None)
         if planner is None:
             how = self.how if self.prior is None else replace(self.how, prior=None, pilots=None)
-            planner = make(replace(how, trace=False) if kind in self.known else how, self.prior)
+            how = replace(how, trace=how.trace and kind not in self.known)
+            chain = policy_chain(scheduler, request.step_options)
+            if how.trace:
+                watch(chain)
+            planner = Planner(request, chain, self.settings, how, self.prior, follow=follow)
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
         self.planners[kind] = planner
-        return planner
-
-    def draw(
-        self, kind: tuple, request: Request, make: Callable[[PlanSettings, Prior | None], Planner]
-    ) -> tuple[Planner, Tensor, Run]:
-        """Plans, what drew them and what they cost; once there are pilots enough, later plans have a prior."""
-        planner = self.planner(kind, make)
         if planner.window is None:
             raise NothingGains(len(planner.target.std), len(request.data))
         plans, run = planner.plan(request, seeds_from(request.generator, len(request.data)))
