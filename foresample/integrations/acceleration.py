@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Unpack
 
@@ -115,18 +116,21 @@ def _require_options(kind: str, options: dict[str, Any]) -> None:
 
 def restore(served: Any) -> None:
     """Undo `accelerate`; does nothing to what was not accelerated."""
-    restores = {"policy": restore_policy, "pipeline": restore_pipeline, "package's sampler": restore_package}
-    restores[_kind(served)](served)
+    _KINDS[_kind(served)][1](served)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], None]]] = {
+    "policy": (is_policy, restore_policy),
+    "package's sampler": (is_package, restore_package),
+    "pipeline": (is_pipeline, restore_pipeline),
+}
 
 
 def _kind(served: Any) -> str:
     """Which of the kinds in `_OPTIONS` this is; an error for all else."""
-    if is_policy(served):
-        return "policy"
-    if is_package(served):
-        return "package's sampler"
-    if is_pipeline(served):
-        return "pipeline"
+    for kind, (is_one, _) in _KINDS.items():
+        if is_one(served):
+            return kind
     packages = ", ".join(f"{kind.package}'s {kind.kind}" for kind in PACKAGES)
     raise TypeError(
         misread_policy(served)

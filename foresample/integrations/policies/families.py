@@ -77,12 +77,8 @@ def _here(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., An
 
 def find_loop(policy: Any) -> Loop | None:
     """The loop of a policy of these families as it is now; None for anything else."""
-    parts = [
-        getattr(policy, name, None) for name in ("policy", "diffusion")
-    ]  # robomimic's RolloutPolicy, LeRobot
-    for owner in (policy, parts[0]):
-        objective: Any = getattr(owner, "objective", None)
-        scheduler: Any = getattr(owner, "noise_scheduler", None)
+    for owner in _with_part(policy, "policy"):  # robomimic hands out a RolloutPolicy
+        objective, scheduler = getattr(owner, "objective", None), getattr(owner, "noise_scheduler", None)
         if hasattr(owner, "noise_predictor") and hasattr(objective, "conditional_sample"):
             scheduler = getattr(objective, "noise_scheduler", None)
             if scheduler is None:
@@ -98,8 +94,7 @@ def find_loop(policy: Any) -> Loop | None:
             return Loop(owner, "_get_action_trajectory", nets["policy"]["noise_pred_net"], scheduler)
         if hasattr(owner, "noise_pred_net") and hasattr(owner, "get_action"):
             return Loop(owner, "get_action", owner.noise_pred_net, scheduler)
-    models: tuple[Any, Any] = (policy, getattr(policy, "diffusion", None))
-    for model in models:
+    for model in _with_part(policy, "diffusion"):
         for network, read, wanted in _METHODS:
             if _walks(model, network) and wanted <= set(inspect.signature(model.conditional_sample).parameters):
                 own = getattr(model, network)
@@ -109,8 +104,7 @@ def find_loop(policy: Any) -> Loop | None:
 
 def misread_policy(served: Any) -> str | None:
     """The refusal of an object that has all of a policy but the arguments of its method."""
-    models: tuple[Any, Any] = (served, getattr(served, "diffusion", None))
-    for model in models:
+    for model in _with_part(served, "diffusion"):
         if any(_walks(model, network) for network, *_ in _METHODS):
             signature = inspect.signature(model.conditional_sample)
             return (
@@ -120,6 +114,10 @@ def misread_policy(served: Any) -> str | None:
                 "foresample.targets"
             )
     return None
+
+
+def _with_part(served: Any, name: str) -> list[Any]:
+    return [served, getattr(served, name, None)]
 
 
 def _walks(model: Any, network: str) -> bool:

@@ -35,7 +35,6 @@ from foresample.integrations.policies.plans import (
     Request,
     kind_of,
     require_eval,
-    require_fixed_network,
     require_own_scheduler,
 )
 from foresample.integrations.replaced import REPORT, Replaced, standing_in
@@ -81,11 +80,10 @@ class SpeculativeLoop:
     def _plan(self, loop: Loop, bound: inspect.BoundArguments) -> tuple[Any, Report | None]:
         """What the method returns, and what it cost."""
         plans, owner, trace, request = self.plans, self.owner, self.plans.how.trace, None
-        require_eval(loop.model)
+        require_eval(loop.model, loop.network)
         if loop.read is not None:
             bound.apply_defaults()
             request = loop.read(owner, bound.arguments)
-        require_fixed_network(loop.network)
         if request is not None and not request.free.any():
             return request.data.clone(), None
         if trace:
@@ -148,11 +146,13 @@ class Walk:
 
     def run(self) -> Any:
         """What the method returns."""
-        put_back = kept_random_state(self.generator)
+        fixed = isinstance(self.plans.settings.window, int)
+        put_back = None if fixed else kept_random_state(self.generator)
         try:
             with torch.no_grad(), self.loop.instead(self._network, self._step):
                 result = self.original(self.generator)
         except NothingGains:
+            assert put_back is not None
             put_back()
             raise
         if self.report is None:
@@ -355,8 +355,8 @@ def require_same_chain(
 ) -> None:
     """Refuse a method that does something else than the chain: it is run once, on the observation at hand.
 
-    A subclass may do something else behind known arguments (guidance, a temperature, another order). The network answers
-    at three steps, and then at a state of each together, as it will be called in rounds.
+    A subclass may do something else behind known arguments (guidance, a temperature, another order). The network
+    answers at three steps, and then at a state of each together, as it will be called in rounds.
     """
     standard = policy_standard(name)
     loop = Rerun(
