@@ -314,7 +314,7 @@ def test_a_tuning_s_window_is_checked_and_a_measured_one(monkeypatch: pytest.Mon
     tuned = Tuning(16, 10, 1e-3, [Trial(6, 70, 1e-3, 1e-3, 5.0, 2.0)], 6, 1.9)
     given = fs.check(flow(), window=6, samples=20, slots=10)
     assert fs.check(flow(), window=tuned, samples=20, slots=10) == given
-    monkeypatch.setattr("foresample.checks.exactness.tune", lambda target, **how: tuned)
+    monkeypatch.setattr("foresample.engine.tuning.measure", lambda target, settings: tuned)
     assert fs.check(flow(), window="auto", samples=20, slots=10) == given
     with pytest.raises(ValueError, match="this tuning is of 16 steps with 10 samples at a time"):
         fs.check(flow(), window=tuned, samples=20)

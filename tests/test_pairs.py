@@ -283,12 +283,12 @@ WAYS = {
     "generate": Way(flow, generated),
     "samplers": Way(ancestral, sampled, lacks=("callback",)),
     "policy": Way(robot, planned, plan_seeds, lacks=("slots", "callback"), exact=False),
-    "pipeline": Way(pictures, painted, image_seeds, lacks=("slots", "tuning", "no gain"), exact=False),
+    "pipeline": Way(pictures, painted, image_seeds, lacks=("slots",), exact=False),
     "package": Way(
         diffusion,
         diffused,
         package_seeds,
-        lacks=("slots", "auto", "tuning", "no gain", "conditions", "callback"),
+        lacks=("slots", "conditions", "callback"),
         exact=False,
     ),
 }
@@ -405,17 +405,6 @@ REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
     ("policy", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
     ("pipeline", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
     ("package", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
-    ("pipeline", "tuning"): (
-        {"window": "tuning"},
-        "the window of a pipeline must be a whole number of at least 1",
-    ),
-    ("pipeline", "no gain"): (
-        {"window": "no gain"},
-        "the window of a pipeline must be a whole number of at least 1",
-    ),
-    ("package", "no gain"): ({"window": "no gain"}, "the window of a package's sampler must be a whole number"),
-    ("package", "tuning"): ({"window": "tuning"}, "the window of a package's sampler must be a whole number"),
-    ("package", "auto"): ({"window": "auto"}, "a package's sampler takes a number as its window"),
 }
 """What a way is given, and the sentence that refuses it."""
 

@@ -90,7 +90,7 @@ def test_a_network_without_a_law_is_refused_by_everything_that_draws(name: str, 
     if (name, draw) == ("batch normalisation", "one sample"):
         said = "Expected more than 1 value per channel when training"  # torch itself, of a call on one state
     else:
-        said = f"the target {said}: .* std .*; "
+        said = f"the target {said}: .* std; "
     with pytest.raises(ValueError, match=said):
         DRAWS[draw](of_vectors(make()))
 
@@ -329,15 +329,9 @@ def test_a_prior_is_fitted_on_what_was_sampled_and_not_on_a_look() -> None:
 # ------------------------------------------------------------------ what it says
 
 
-def test_the_size_of_the_effect_is_told_in_std_and_in_words() -> None:
-    told = [str(Difference("mixes", 0.1, 3, shift)) for shift in (2.0, 0.5, 0.01, 1e-5)]
-    assert (
-        "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std (more than the step"
-        in told[0]
-    )
-    assert "a good part" in told[1]
-    assert "a small part" in told[2]
-    assert "next to nothing" in told[3]
+def test_the_size_of_the_effect_is_told_in_std() -> None:
+    told = str(Difference("mixes", 0.1, 3, 2.0))
+    assert "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std; put" in told
     assert "std" not in str(Difference("random", 0.1, 3, None))
     assert "the target's mean mixes rows: with other batch-mates, it changes" in str(
         Difference("mixes", 0.1, 3, None, "mean")

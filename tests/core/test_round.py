@@ -13,7 +13,17 @@ from foresample.chains import Chain
 from foresample.contracts import predict
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
-from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
+from foresample.core.round import (
+    Layout,
+    Packed,
+    Padded,
+    Rows,
+    Speculation,
+    begin,
+    last_draftable,
+    propose,
+    settle,
+)
 from foresample.core.verify import Verdict, verify
 from foresample.targets import ChainTarget
 from tests.support.small_chains import CHAINS, NOISIER, Zero, flow, interrupted
@@ -54,19 +64,30 @@ def test_the_first_call_has_nothing_to_draft_from(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(after.x, seen[0])
 
 
+def tensors(rows: Rows) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def kept(value: torch.Tensor) -> torch.Tensor:
+        found.append(value)
+        return value
+
+    rows.map(kept)
+    return found
+
+
 def test_settling_leaves_rows_and_draft_as_they_were() -> None:
     """The plain round hands out new tensors, so that whoever kept the old ones can settle again."""
     target = flow()
     how = speculation(target, 5)
     rows = begin(target, how, seeds_of(2, 4))
     for _ in range(3):
-        before = [value.clone() for value in rows.tensors()]
+        before = [value.clone() for value in tensors(rows)]
         draft = propose(target, rows, how)
         predictions = target.predict(draft.call.x, draft.call.step, draft.call.row)
         after, _ = settle(target, rows, draft, predictions, how)
         again, _ = settle(target, rows, draft, predictions, how)
-        assert all(torch.equal(a, b) for a, b in zip(rows.tensors(), before, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(after.tensors(), again.tensors(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(tensors(rows), before, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(tensors(after), tensors(again), strict=True))
         rows = after
 
 

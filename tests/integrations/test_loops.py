@@ -19,7 +19,7 @@ import foresample as fs
 
 diffusers = pytest.importorskip("diffusers")
 
-from foresample.integrations.policies.loops import find_loop  # noqa: E402
+from foresample.integrations.policies.families import find_loop  # noqa: E402
 from tests.support.policies import SCHEDULE, Small, law_tests  # noqa: E402
 
 LEVEL = 1e-3

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,28 @@ def test_where_no_window_gains_the_pipeline_draws_by_itself(pipe: Any, monkeypat
     )
     with fs.accelerate(pipe, window="auto"):
         assert torch.equal(draw(pipe), before)
+
+
+@pytest.mark.parametrize("window", [4, None])
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_saved_tuning_is_a_window(pipe: Any, window: int | None, trace: bool) -> None:
+    """As if its window were given; where none gains, the pipeline draws by itself. Others' are refused."""
+    before = draw(pipe)
+    with fs.accelerate(pipe, window=4):
+        given = draw(pipe)
+        steps, images = pipe.foresample_report.steps, pipe.foresample_report.count
+    target = fs.pretrained.load().target(steps=4)
+    measured = fs.tune(target, windows=[2], samples=1)
+    known = replace(measured, steps=steps, slots=images, window=window, achieved=1.5)
+    with fs.accelerate(pipe, window=known, trace=trace):
+        for _ in range(2):
+            assert torch.equal(draw(pipe), before if window is None else given)
+            assert pipe.foresample_report.window == (window or 0)
+            assert pipe.foresample_report.count == images
+    other = replace(known, slots=images + 1)
+    sentence = f"with {images + 1} samples at a time, not of {steps} with {images}"
+    with fs.accelerate(pipe, window=other, trace=trace), pytest.raises(Refused, match=sentence):
+        draw(pipe)
 
 
 @pytest.mark.law

@@ -22,7 +22,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,8 @@ from foresample.integrations.diffusers.stand_ins import (
 from foresample.integrations.diffusers.unchanged import alike, values_of
 from foresample.integrations.diffusers.watch import Enough, Trace, Watch, replay_scheduler
 from foresample.integrations.refusal import REMEDY, Refused
-from foresample.settings import Settings
+from foresample.integrations.untouched import NothingGains
+from foresample.settings import Settings, Window
 
 _PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
 """Methods of the scheduler that are overridden while the pipeline draws."""
@@ -263,14 +264,13 @@ class AcceleratedPipeline:
         key = configuration(self.scheduler, self.networks, arguments)
         if self.trace and key not in self.traces:
             self.traces[key] = self._watch(bound)
-        asked = self.settings.window
-        window = asked if isinstance(asked, int) else self._fastest(key, bound)
+        window = self._window(key, bound)
         if window is None:
             return self._sequential(whole, key)
         return self._draw(bound, window, callback, key)
 
     def _draw(
-        self, bound: inspect.BoundArguments, window: int, callback: Callable[..., Any] | None, key: Any
+        self, bound: inspect.BoundArguments, window: Window, callback: Callable[..., Any] | None, key: Any
     ) -> Any:
         seeds = stream_seeds(bound.arguments.get("generator"))
         new, rounding = key not in self.rounding, dict(self.rounding.get(key, {}))
@@ -298,8 +298,9 @@ class AcceleratedPipeline:
                 f"at step {session.turn} the pipeline's {whose} cannot take a batch of drafted states "
                 f"({type(error).__name__}: {one_line(error)}); {REMEDY}"
             ) from error
+        finally:
+            self.doubled[key] = session.double
         self.rounding[key] = rounding
-        self.doubled[key] = session.double
         self._tell(session, key)
         self.pipe.foresample_report = session.report
         if key in self.traces:
@@ -326,8 +327,21 @@ class AcceleratedPipeline:
         with self._serving(untouched):
             result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
         self.pipe.foresample_report = untouched.report(self.doubled[key])
-        self.pipe.foresample_trace = self.traces[key]
+        if key in self.traces:
+            self.pipe.foresample_trace = self.traces[key]
         return result
+
+    def _window(self, key: Any, bound: inspect.BoundArguments) -> Window | None:
+        """The window to draw with; None for the pipeline's own loop."""
+        asked = self.settings.window
+        if asked == "auto":
+            return self._fastest(key, bound)
+        if isinstance(asked, int) or asked.window is not None:
+            return asked
+        if key not in self.doubled:  # a tuning by which none gains: is it one for such calls?
+            with undisturbed(self.pipe, bound) as arguments, suppress(NothingGains):
+                self._draw(arguments, asked, None, key)
+        return None
 
     def _fastest(self, key: Any, bound: inspect.BoundArguments) -> int | None:
         """`window="auto"`: the pipeline itself is drawn with each window, once for this configuration."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from foresample.core.report import Report
+from foresample.integrations.untouched import untouched_report
 
 
 class Untouched:
@@ -32,26 +32,5 @@ class Untouched:
         return original(**bound)
 
     def report(self, copies: int) -> Report:
-        """Every step is a call; `copies`: rows of the latents for an image.
-
-        Nothing had to be checked, and nothing is taken on trust: the evidence is empty.
-        """
-        count, steps = self.rows // copies, self.turn
-        return Report(
-            "sequential, because no window was faster",
-            steps,
-            count,
-            window=0,
-            rounds=count * steps,
-            evaluations=count * steps,
-            accepted_lengths=[count * steps],
-            mismatch=[math.nan] * steps,
-            calls_mean=float(steps),
-            calls_error=0.0 if count > 1 else math.nan,
-            evaluations_mean=float(steps),
-            speedup=1.0,
-            slots=count,
-            occupancy=1.0,
-            seconds=self.seconds,
-            target_seconds=self.seconds,
-        )
+        """`copies`: rows of the latents for an image."""
+        return untouched_report(self.turn, self.rows // copies, self.seconds)

@@ -40,6 +40,7 @@ from foresample.integrations.diffusers.rounds import Rounds
 from foresample.integrations.diffusers.trees import copied, plain, same, select, tensors, twins
 from foresample.integrations.diffusers.witnesses import Batch, Witnesses
 from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.untouched import NothingGains
 from foresample.settings import Settings
 
 TIMES = ("timestep", "timesteps", "t")
@@ -201,7 +202,8 @@ class Session:
             seeds = _told_apart(seeds)
         self.in_order.begin(images)
         self.witnesses = Witnesses(first, first_output, self.chain, self.clock)
-        self.rounds = Rounds(self.chain, first, self.settings, seeds.to(first.device), self.in_order.observe)
+        settings = replace(self.settings, window=self._window(images))
+        self.rounds = Rounds(self.chain, first, settings, seeds.to(first.device), self.in_order.observe)
         if self.again is not None:
             for recorded in self._recorded:
                 self.again.keep_first(recorded, self.rounds.shift)
@@ -209,6 +211,20 @@ class Session:
         assert call is not None
         if len(call.x) == images:  # else a drafter that needs no warm-up: its drafts come first
             self._settle(call.x, first_output)
+
+    def _window(self, images: int) -> int:
+        """The window given, or that of a saved tuning for so many steps and images."""
+        window, steps = self.settings.window, len(self.chain.std)
+        if isinstance(window, int):
+            return window
+        assert window != "auto"
+        try:
+            found = window.window_for(steps, images)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        if found is None:
+            raise NothingGains(steps, images)
+        return found
 
     def _doubled(self, output: Tensor, sample: Tensor) -> bool:
         """Whether the pipeline keeps each image twice, for guidance: two answers, and one output made of both.

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from foresample.integrations.diffusers.trees import mapped
 from foresample.integrations.diffusers.watch import Enough
 from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.untouched import NothingGains
 
-SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
+SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough, NothingGains)
 """Exceptions that already say what they mean."""
 _MISSING = object()
 _taken: dict[int, int] = {}  # id of a pipeline's part: the thread that draws with it
