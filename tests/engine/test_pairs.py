@@ -121,7 +121,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
     def made(self: Engine, *given: Any, **settings: Any) -> None:
         honest(self, *given, **settings)
-        self.how = replace(self.how, layout=Padded())
+        self.speculation = replace(self.speculation, layout=Padded())
 
     for case in CASES:  # references have loose slots, whatever window is measured
         for window in (None, *range(1, STEPS)) if case in PAIRS else (WINDOW,):
@@ -237,7 +237,7 @@ def test_engines_and_streams_take_a_measured_window(window: str, monkeypatch: py
             chosen = fs.tune(target, slots=SLOTS, windows=[WINDOW], drafter=drafter)
             chosen = replace(chosen, window=WINDOW if window == "tuning" else None, achieved=1.5)
         engine, watch = Engine(target, window=chosen, slots=SLOTS, drafter=drafter), Watch()
-        expected = plain(case, None if engine.in_turn else engine.how.window)
+        expected = plain(case, None if engine.in_turn else engine.speculation.window)
         assert torch.equal(engine.sample(SEEDS).samples, expected), str(case)
         assert torch.equal(together(list(engine.stream(SEEDS))), expected), str(case)
         assert torch.equal(in_order(list(engine.draw(SEEDS, watch))).x, expected), str(case)
