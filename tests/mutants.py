@@ -166,8 +166,8 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ("core/round.py", "torch.where(std == 0,", "torch.where(std < 0,"),
     (
         "core/round.py",
-        "begin_memory(how.drafter, how.window, sample, x[0])",
-        "begin_memory(how.drafter, how.window, 0 * sample, x[0])",
+        "begin_memory(speculation.drafter, speculation.window, sample, x[0])",
+        "begin_memory(speculation.drafter, speculation.window, 0 * sample, x[0])",
     ),
     ("core/verify.py", "FAR = 1e5", "FAR = 1e9"),
     ("core/verify.py", "FAR = 1e5", "FAR = 1e2"),
@@ -329,7 +329,7 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "core/round.py",
-        "return _stream(how, rows.seed, step, rows.noise, draw=rows.round + 1)",
+        "return _stream(speculation, rows.seed, step, rows.noise, draw=rows.round + 1)",
         "'1' → '2'",
         "as fresh; that kernels count alike is their tests'",
     ),

@@ -355,6 +355,7 @@ def test_the_samples_are_those_of_the_plain_call(name: str, row: Settings) -> No
     if not way.exact:  # a loop that is left as it is has noise of its own
         sequential = way.draw(given, target, None, False)[0]
     expected = {"speculative": speculative, "sequential": sequential}
+    assert report is not None or way.exact, "the cost of a plan or an image is always reported"
     if window != "auto":
         found = "sequential" if row["window"] == "no gain" else "speculative"
     elif report is None:

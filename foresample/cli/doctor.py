@@ -116,7 +116,9 @@ def look_at(name: str) -> Row:
     remedy = None
     try:
         target = small_chain(name)
-        serving = ROUNDS[round_for(target, Engine(target, window=WINDOW, slots=1).how).propose.__module__]
+        serving = ROUNDS[
+            round_for(target, Engine(target, window=WINDOW, slots=1).speculation).propose.__module__
+        ]
     except Exception as error:  # of a compiler, of any kind; the test below says it, too
         serving, remedy = "broken", f"no round can be made here: {type(error).__name__}: {error}"
     if serving == "plain":

@@ -158,24 +158,24 @@ class Draft:
     extra: Tensor | None = None  # [R, W+1, *extra]: the target's extra noise, for draft and target alike
 
 
-def propose(target: Target, rows: Rows, how: Speculation) -> Draft:
+def propose(target: Target, rows: Rows, speculation: Speculation) -> Draft:
     """Draft a window for each row, and say where the target is to be evaluated."""
     steps = len(target.std)
     first = rows.step.clamp(max=steps - 1)
-    reach = how.drafter.reach(rows.memory, how.layout.drafts(how.window))
-    length = torch.minimum(reach, how.last[first] - first)
-    width = how.layout.width(length, how.window)
+    reach = speculation.drafter.reach(rows.memory, speculation.layout.drafts(speculation.window))
+    length = torch.minimum(reach, speculation.last[first] - first)
+    width = speculation.layout.width(length, speculation.window)
     position = torch.arange(width + 1, device=rows.step.device)
     step = (first.unsqueeze(1) + position).clamp(max=steps - 1)
-    extra = streams.extra_noise(target, rows.seed, step, how.normal)
-    states, mean = draft_path(target, how.drafter, rows, step, target.std[step], extra)
+    extra = streams.extra_noise(target, rows.seed, step, speculation.normal)
+    states, mean = draft_path(target, speculation.drafter, rows, step, target.std[step], extra)
     row = rows.sample.unsqueeze(1).expand_as(step)
-    call = Call.at(states, step, row, how.layout.needed(length, width), extra)
+    call = Call.at(states, step, row, speculation.layout.needed(length, width), extra)
     return Draft(call, states, mean, step, length, extra)
 
 
 def settle(
-    target: Target, rows: Rows, draft: Draft, predictions: Tensor, how: Speculation
+    target: Target, rows: Rows, draft: Draft, predictions: Tensor, speculation: Speculation
 ) -> tuple[Rows, Commit]:
     """Verify and commit, given the target's predictions at the draft's call.
 
@@ -196,8 +196,8 @@ def settle(
         std[:, :-1],
         draft.length,
         streams.uniform(rows.seed, width, round=rows.round),
-        block=how.block,
-        fresh=None if how.recycle else _redrawn(rows, step[:, :-1], how),
+        block=speculation.block,
+        fresh=None if speculation.recycle else _redrawn(rows, step[:, :-1], speculation),
     )
 
     accepted, examined = verdict.accepted, verdict.length
@@ -224,8 +224,8 @@ def settle(
         fault=torch.where(active, fault, rows.fault),
         x=x,
         previous=history[:, -width - 1 :][index, accepted],
-        noise=_advance(rows, noise, committed, steps, how),
-        memory=how.drafter.learn(rows.memory, path, accepted + 1),
+        noise=_advance(rows, noise, committed, steps, speculation),
+        memory=speculation.drafter.learn(rows.memory, path, accepted + 1),
     )
     return rows_after, Commit(rows.sample, rows.step, committed, draft.states, x, verdict.mismatch, examined)
 
@@ -251,18 +251,25 @@ def draft_path(
 
 
 def begin(
-    target: Target, how: Speculation, seed: Tensor, *, sample: Tensor | None = None, x: Tensor | None = None
+    target: Target,
+    speculation: Speculation,
+    seed: Tensor,
+    *,
+    sample: Tensor | None = None,
+    x: Tensor | None = None,
 ) -> Rows:
     """Rows at the start of their chains, one per seed: samples 0, 1, …, or those said; at states x if given."""
     zero = torch.zeros_like(seed)
     if sample is None:
         sample = torch.arange(len(seed), device=seed.device)
     if x is None:
-        unit = how.normal(seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero)
+        unit = speculation.normal(
+            seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero
+        )
         x = start_states(target, unit, sample)
-    position = torch.arange(how.window + 1, device=seed.device).expand(len(seed), -1)
-    noise = _stream(how, seed, position, x.unsqueeze(1))
-    x, memory = x.contiguous(), begin_memory(how.drafter, how.window, sample, x[0])
+    position = torch.arange(speculation.window + 1, device=seed.device).expand(len(seed), -1)
+    noise = _stream(speculation, seed, position, x.unsqueeze(1))
+    x, memory = x.contiguous(), begin_memory(speculation.drafter, speculation.window, sample, x[0])
     rounds, evaluations, step = (torch.zeros_like(seed) for _ in range(3))
     fault, previous = zero + NO_FAULT, no_history(target, x)
     return Rows(sample, seed, rounds, evaluations, step, fault, x, previous, noise, memory)
@@ -281,18 +288,18 @@ def can_draft(target: Target) -> bool:
     return bool((last_draftable(std) > torch.arange(len(std), device=std.device)).any())
 
 
-def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, how: Speculation) -> Tensor:
+def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, speculation: Speculation) -> Tensor:
     """Unspent noise after `committed` transitions: what is left of the window's, then the stream's next."""
     position = torch.arange(noise.shape[1], device=noise.device)
     source = position + committed.unsqueeze(1)
     index = torch.arange(len(noise), device=noise.device).unsqueeze(1)
     kept = noise[index, source.clamp(max=noise.shape[1] - 1)]
     new, step = source >= noise.shape[1], rows.step.unsqueeze(1) + source
-    if isinstance(how.layout, Padded):
-        return torch.where(expand(new, kept), _stream(how, rows.seed, step, kept), kept)
+    if isinstance(speculation.layout, Padded):
+        return torch.where(expand(new, kept), _stream(speculation, rows.seed, step, kept), kept)
     new = new & (step < steps)
     seed, step = rows.seed.unsqueeze(1).expand_as(new)[new], step[new]
-    kept[new] = how.normal(seed, kept.shape[2:], kept.dtype, step=step, draw=torch.zeros_like(step))
+    kept[new] = speculation.normal(seed, kept.shape[2:], kept.dtype, step=step, draw=torch.zeros_like(step))
     return kept
 
 
@@ -318,14 +325,16 @@ def _history(target: Target, rows: Rows, predictions: Tensor) -> Tensor:
     return torch.stack([all_of_them[:, 1:], all_of_them[:, :-1]], dim=2)
 
 
-def _redrawn(rows: Rows, step: Tensor, how: Speculation) -> Tensor:
+def _redrawn(rows: Rows, step: Tensor, speculation: Speculation) -> Tensor:
     """Noise for these steps that nobody has seen: the draw of this round."""
-    return _stream(how, rows.seed, step, rows.noise, draw=rows.round + 1)
+    return _stream(speculation, rows.seed, step, rows.noise, draw=rows.round + 1)
 
 
-def _stream(how: Speculation, seed: Tensor, step: Tensor, like: Tensor, draw: Tensor | None = None) -> Tensor:
+def _stream(
+    speculation: Speculation, seed: Tensor, step: Tensor, like: Tensor, draw: Tensor | None = None
+) -> Tensor:
     """The streams' noise for steps [R, W] of rows [R], of the shape and dtype of states like[r, j]: [R, W, *shape]."""
     shape = like.shape[2:]
     draw = torch.zeros_like(seed) if draw is None else draw
     seed, draw = (v.unsqueeze(1).expand_as(step).flatten() for v in (seed, draw))
-    return how.normal(seed, shape, like.dtype, step=step.flatten(), draw=draw).view(*step.shape, *shape)
+    return speculation.normal(seed, shape, like.dtype, step=step.flatten(), draw=draw).view(*step.shape, *shape)

@@ -81,9 +81,9 @@ class Engine:
         layout = Padded() if target.std.device.type == "cuda" else Packed()
         last, normal = last_draftable(target.std), backend_of(target).normal
         drafter, block, recycle = settings.drafter, settings.block, settings.recycle
-        self.how = Speculation(drafter, window or 0, block, recycle, last, layout, normal)
+        self.speculation = Speculation(drafter, window or 0, block, recycle, last, layout, normal)
         if window is not None:
-            round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
+            round_for(target, self.speculation)  # compiles, where that is to be done, before any clock runs
         self.method = settings.method if window is not None else METHOD
         unrecorded = getattr(target, "unrecorded", None)  # the look bypasses the recording
         self.look = FreeLook(unrecorded) if settings.look else None
@@ -166,7 +166,9 @@ class Engine:
                 raise_faults(done.fault, done.index, self.target)
                 parts.append(done)
             done, runner = in_order(parts), slots.runner
-            report = Report(self.method, runner.steps, len(seeds), self.how.window, slots=slots.capacity)
+            report = Report(
+                self.method, runner.steps, len(seeds), self.speculation.window, slots=slots.capacity
+            )
             report.calls_per_step = calls_per_step(self.target)
             run = runner.tally.close(report, done.x, done.calls, done.evaluations)
             report.occupancy = report.rounds / (slots.capacity * slots.rounds)
@@ -186,15 +188,15 @@ class Engine:
     def _lease(self, capacity: int) -> Iterator[Slots]:
         """Empty slots for one draw: new ones, or fixed ones that no other draw uses, with what was captured in them."""
         look = None if self.look is None else self.look.of_one_draw()
-        if isinstance(self.how.layout, Packed):
-            yield LooseSlots(RoundRunner(self.target, self.how, look), capacity)
+        if isinstance(self.speculation.layout, Packed):
+            yield LooseSlots(RoundRunner(self.target, self.speculation, look), capacity)
             return
         with torch.no_grad():
             try:
                 slots, used_before = self._idle.pop(), True  # one operation: another thread gets other slots
                 slots.runner.look = look
             except IndexError:
-                runner = RoundRunner(self.target, self.how, look)
+                runner = RoundRunner(self.target, self.speculation, look)
                 slots, used_before = FixedSlots(runner, self.slots, graph=self.settings.graph), False
         slots.clear()
         try:

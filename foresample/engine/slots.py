@@ -66,24 +66,24 @@ def in_order(parts: list[Finished]) -> Finished:
 class RoundRunner:
     """Takes rows through rounds, the calls answered by the target; counts and clocks them."""
 
-    def __init__(self, target: Target, how: Speculation, look: FreeLook | None = None) -> None:
-        self.target, self.how, self.steps = target, how, len(target.std)
+    def __init__(self, target: Target, speculation: Speculation, look: FreeLook | None = None) -> None:
+        self.target, self.speculation, self.steps = target, speculation, len(target.std)
         self.look = look
-        self.tally = Tally(how.window, self.steps, target.std.device, backend_of(target).count)
+        self.tally = Tally(speculation.window, self.steps, target.std.device, backend_of(target).count)
         self.timed = TimedTarget(target)
-        self._round = round_for(target, how)
+        self._round = round_for(target, speculation)
 
     def begin(self, sample: Tensor, seed: Tensor) -> Rows:
-        return begin(self.target, self.how, seed, sample=sample)
+        return begin(self.target, self.speculation, seed, sample=sample)
 
     def round(self, rows: Rows, drafts: int | None = None) -> tuple[Rows, Commit]:
         """One round; of at most so many drafts, where it is known that no row can make more (padded rounds only)."""
-        how = self.how if drafts is None else replace(self.how, layout=Padded(drafts))
-        draft = self._round.propose(self.target, rows, how)
+        speculation = self.speculation if drafts is None else replace(self.speculation, layout=Padded(drafts))
+        draft = self._round.propose(self.target, rows, speculation)
         call = draft.call
         asked = predict if self.look is None else self.look.predict
         predictions = asked(self.timed, call.x, call.step, call.row, call.extra)
-        rows, commit = self._round.settle(self.target, rows, draft, predictions, how)
+        rows, commit = self._round.settle(self.target, rows, draft, predictions, speculation)
         self.tally.count(commit)
         return rows, commit
 
@@ -124,7 +124,7 @@ class FixedSlots:
     """Rows stay in place, and rounds are queued without waiting; see the module."""
 
     def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
-        self.runner, self.capacity, self.most = runner, capacity, runner.how.window + 1
+        self.runner, self.capacity, self.most = runner, capacity, runner.speculation.window + 1
         device = runner.target.std.device
         # Pinned buffer, a column a slot: sample index, seed, whether to begin.
         self.asked = _pinned((3, capacity), device)
@@ -136,9 +136,9 @@ class FixedSlots:
         self.numbers = torch.nn.functional.pad(each, (0, capacity % 2))
         self.rows = replace(self.rows, **dict(zip(names, self.numbers[:, :capacity], strict=True)))
         self.read = _pinned(self.numbers.shape, device)
-        window = runner.how.window
+        window = runner.speculation.window
         # Transitions that a row can draft which has just begun.
-        self.reach = int(runner.how.drafter.reach(self.rows.memory, window).max())
+        self.reach = int(runner.speculation.drafter.reach(self.rows.memory, window).max())
         self.widths = sorted({*(states - 1 for states in STATES if states <= window), window})
         self.graphs: dict[int | None, torch.cuda.CUDAGraph] = {}
         if graph:
@@ -259,11 +259,13 @@ class HandedRounds:
     As long as `call` is not None, give its predictions to `answer`; then `finished` holds the samples, in order.
     """
 
-    def __init__(self, target: Target, rows: Rows, how: Speculation, tally: Tally, observe: Observer) -> None:
-        self.target, self.how, self.tally, self.observe = target, how, tally, observe
+    def __init__(
+        self, target: Target, rows: Rows, speculation: Speculation, tally: Tally, observe: Observer
+    ) -> None:
+        self.target, self.speculation, self.tally, self.observe = target, speculation, tally, observe
         self.finished: Finished | None = None
-        self._round, self._rows, self._parts = round_for(target, how), rows, list[Finished]()
-        self._draft: Any = self._round.propose(target, rows, how)
+        self._round, self._rows, self._parts = round_for(target, speculation), rows, list[Finished]()
+        self._draft: Any = self._round.propose(target, rows, speculation)
 
     @property
     def call(self) -> Call | None:
@@ -272,7 +274,7 @@ class HandedRounds:
 
     def answer(self, predictions: Tensor) -> None:
         """Settle the round under way, and propose the next."""
-        rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.how)
+        rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.speculation)
         self.tally.count(commit)
         self.observe(commit)
         raise_faults(rows.fault, rows.sample, self.target)
@@ -284,4 +286,4 @@ class HandedRounds:
         if going is None:
             self.finished = in_order(self._parts)
         else:
-            self._rows, self._draft = going, self._round.propose(self.target, going, self.how)
+            self._rows, self._draft = going, self._round.propose(self.target, going, self.speculation)

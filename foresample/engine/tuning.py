@@ -134,9 +134,9 @@ class Point:
     p95_seconds: float  # time within which 95 in 100 samples finish
 
     def __str__(self) -> str:
-        how = "sequentially" if self.window is None else f"with window {self.window}"
+        sampler = "sequentially" if self.window is None else f"with window {self.window}"
         return (
-            f"{self.slots} at a time, {how}: {self.samples_per_second:.4g} samples a second, "
+            f"{self.slots} at a time, {sampler}: {self.samples_per_second:.4g} samples a second, "
             f"95 in 100 within {1e3 * self.p95_seconds:.4g} ms"
         )
 
@@ -263,7 +263,7 @@ def measure(
         seconds, report = _now(target) - started, run.report
         rounds = report.rounds / (report.occupancy * report.slots)  # of all slots at once
         # Fixed slots cost the same when they wait; in a long run they do not wait.
-        busy = report.occupancy if isinstance(engine.how.layout, Padded) else 1.0
+        busy = report.occupancy if isinstance(engine.speculation.layout, Padded) else 1.0
         gain = steps * step_seconds / slots / (seconds * busy / report.count)
         states, engines[window] = slots * (window + 1), engine
         alone = call_seconds(target, states, graph=graph)

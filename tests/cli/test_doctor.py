@@ -67,8 +67,8 @@ def test_rounds_that_are_not_exact_are_found(monkeypatch: pytest.MonkeyPatch) ->
     """The broken twin: whatever was drafted is kept."""
     verify = plain.verify
 
-    def trusting(*given: Any, **how: Any) -> Any:
-        verdict = verify(*given, **how)
+    def trusting(*given: Any, **speculation: Any) -> Any:
+        verdict = verify(*given, **speculation)
         return replace(verdict, accepted=verdict.length)
 
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")

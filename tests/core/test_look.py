@@ -161,7 +161,7 @@ def test_a_report_says_when_nobody_looked() -> None:
 def test_a_report_is_of_its_own_run_whatever_else_the_engine_draws(layout: Any) -> None:
     """A stream around it, one after it, and other threads."""
     made = fs.Engine(flow(), window=3, slots=2)
-    made.how = replace(made.how, layout=layout)
+    made.speculation = replace(made.speculation, layout=layout)
     around = made.stream(range(9))
     next(around)
     report = made.sample(range(40)).report
@@ -207,7 +207,7 @@ def test_it_costs_calls_on_two_states_and_changes_no_sample(layout: Any, count: 
     for looks in (True, False):
         target = Counting(flow())
         engines[looks] = fs.Engine(target, window=window, slots=min(count, 9), look=looks)
-        engines[looks].how = replace(engines[looks].how, layout=layout)
+        engines[looks].speculation = replace(engines[looks].speculation, layout=layout)
     runs = {looks: engine.sample(seeds_of(3, count)) for looks, engine in engines.items()}
     calls, bare = (engines[looks].target.calls for looks in (True, False))  # type: ignore[attr-defined]
     expected, small = [], [n for n in LOOKED if n <= len(bare)]
@@ -255,7 +255,7 @@ def test_tuning_looks_with_one_window_and_not_while_its_clock_runs(
         return pair(self, *given)
 
     def drawn(self: fs.Engine, *given: Any, **rows: Any) -> fs.Run:
-        self.how, before = replace(self.how, layout=layout), len(asked)
+        self.speculation, before = replace(self.speculation, layout=layout), len(asked)
         run = honest(self, *given, **rows)
         during.append(len(asked) - before)
         return run
@@ -487,7 +487,7 @@ def test_a_network_changed_between_runs_of_an_engine_is_refused(name: str, layou
     change, said = CHANGED[name]
     net = dropping()
     made = fs.Engine(of_vectors(net), window=3, slots=1)
-    made.how = replace(made.how, layout=layout)
+    made.speculation = replace(made.speculation, layout=layout)
     made.sample([0])
     change(net)
     with pytest.raises(ValueError, match=f"the target {said}"):

@@ -478,4 +478,4 @@ def test_a_window_beyond_the_chain_draws_the_same_and_is_kept_as_it_was_asked_fo
     assert all(torch.equal(a, b) for a, b in zip(far.samples(), near.samples(), strict=True))
     assert far.manifest["settings"]["window"] == 10**7
     assert far.manifest["costs"] == near.manifest["costs"]
-    assert fs.Engine(flow(), window=WINDOW, slots=1).how.window == WINDOW
+    assert fs.Engine(flow(), window=WINDOW, slots=1).speculation.window == WINDOW

@@ -50,7 +50,7 @@ class WatchedEngine(Engine):
 def engine(target: fs.Target, kind: str, **arguments: Any) -> WatchedEngine:
     """An engine that keeps its slots in one of the two ways, whatever the device."""
     made = WatchedEngine(target, **arguments)
-    made.how = replace(made.how, layout=Padded() if kind == "fixed" else Packed())
+    made.speculation = replace(made.speculation, layout=Padded() if kind == "fixed" else Packed())
     return made
 
 

@@ -121,7 +121,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
     def made(self: Engine, *given: Any, **settings: Any) -> None:
         honest(self, *given, **settings)
-        self.how = replace(self.how, layout=Padded())
+        self.speculation = replace(self.speculation, layout=Padded())
 
     for case in CASES:  # references have loose slots, whatever window is measured
         for window in (None, *range(1, STEPS)) if case in PAIRS else (WINDOW,):

@@ -54,8 +54,8 @@ def test_noise_of_the_round_before_instead_of_fresh_noise_is_found(monkeypatch: 
     assert attack(Case("pulled", "1 std off", recycle=False), 50_000)[0] < BAR
 
 
-def redrawn_before(rows: Rows, step: torch.Tensor, how: Speculation) -> torch.Tensor:
-    return rounds._stream(how, rows.seed, step, rows.noise, draw=rows.round)
+def redrawn_before(rows: Rows, step: torch.Tensor, speculation: Speculation) -> torch.Tensor:
+    return rounds._stream(speculation, rows.seed, step, rows.noise, draw=rows.round)
 
 
 def test_a_correction_over_any_distance_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,8 +243,8 @@ def test_extra_noise_that_is_fresh_in_the_verification_is_caught(monkeypatch: py
 def test_noise_of_the_round_before_instead_of_fresh_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a first window that is the noise just examined; drafters that begin with a bare call would never show it."""
 
-    def redrawn(rows: Rows, step: Tensor, how: Speculation) -> Tensor:
-        return rounds._stream(how, rows.seed, step, rows.noise, draw=rows.round)
+    def redrawn(rows: Rows, step: Tensor, speculation: Speculation) -> Tensor:
+        return rounds._stream(speculation, rows.seed, step, rows.noise, draw=rows.round)
 
     monkeypatch.setattr(rounds, "_redrawn", redrawn)
     p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)

@@ -79,7 +79,7 @@ class SpeculativeLoop:
 
     def _plan(self, loop: Loop, bound: inspect.BoundArguments) -> tuple[Any, Report | None]:
         """What the method returns, and what it cost."""
-        plans, owner, trace, request = self.plans, self.owner, self.plans.how.trace, None
+        plans, owner, trace, request = self.plans, self.owner, self.plans.options.trace, None
         require_eval(loop.model, loop.network)
         if loop.read is not None:
             bound.apply_defaults()
@@ -167,7 +167,7 @@ class Walk:
         self.report.evidence.steps_replayed += transitions
         scheduler = f"diffusers' own {type(self.loop.scheduler).__name__}"
         self.report.evidence.trusted.append(
-            scheduler if self.plans.how.trace else "its scheduler (trace=False)"
+            scheduler if self.plans.options.trace else "its scheduler (trace=False)"
         )
         return result
 

@@ -115,14 +115,14 @@ class Planner:
         request: Request,
         chain: Chain,
         settings: Settings,
-        how: PlanSettings,
+        options: PlanSettings,
         prior: Prior | None,
         *,
         follow: bool = False,
     ) -> None:
         data, free = request.data, request.free
-        self.network, self.settings, self.how, self.follow = request.network, settings, how, follow
-        self.unreported = len(chain.std) if how.trace else 0
+        self.network, self.settings, self.options, self.follow = request.network, settings, options, follow
+        self.unreported = len(chain.std) if options.trace else 0
         """Steps of the original loop that were watched for this planner, until a report says so."""
         self.data, self.start = data.clone(), None
         self.conditions = {name: v if v is None else v.clone() for name, v in request.conditions.items()}
@@ -134,13 +134,15 @@ class Planner:
         self.target = ChainTarget(chain, torch.Size([int(free.sum())]), self._call, self.start)
         self.table = None if prior is None else _fitting(prior, self.target).to(data.device, dtype)
         self.window = self._window()
-        self.padded = len(data) * ((self.window or 0) + 1) if how.batch_pad is True else int(how.batch_pad)
+        self.padded = (
+            len(data) * ((self.window or 0) + 1) if options.batch_pad is True else int(options.batch_pad)
+        )
         self.recorded: RecordingTarget | None = None
         self.output = data
         """The network's answer to its last call."""
         self.last: Prior | None = None
         if self.window is not None:
-            self._shift = _shift(free, how.executed or 0)
+            self._shift = _shift(free, options.executed or 0)
             self.engine = self._engine(self.window)
 
     def plan(self, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
@@ -197,13 +199,15 @@ class Planner:
         return undisturbed_window(replace(self.target, start_states=None), settings)
 
     def _engine(self, window: int) -> Engine:
-        target, how = self.target, self.how
+        target, options = self.target, self.options
         steps = min(window + 1, len(target.std))
         if self.follow:
             self.recorded = _FollowedTarget(self, len(target.std))
-        elif how.warm or how.pilots:
-            self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
-        if how.warm:
+        elif options.warm or options.pilots:
+            self.recorded = RecordingTarget(
+                target, len(self.data), len(target.std) if options.pilots else steps
+            )
+        if options.warm:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
             table, slope = self.table, None
             if table is not None and table.slope is not None:
@@ -285,7 +289,7 @@ class Plans:
     """What is kept between the plans of one policy."""
 
     settings: Settings
-    how: PlanSettings
+    options: PlanSettings
     prior: Prior | None
     """Given, or fitted on the first plans."""
     planners: dict[tuple, Planner] = field(default_factory=dict)
@@ -313,12 +317,12 @@ class Plans:
         """
         planner = self.planners.pop(kind, None)
         if planner is None:
-            how = self.how if self.prior is None else replace(self.how, prior=None, pilots=None)
-            how = replace(how, trace=how.trace and kind not in self.known)
+            options = self.options if self.prior is None else replace(self.options, prior=None, pilots=None)
+            options = replace(options, trace=options.trace and kind not in self.known)
             chain = policy_chain(scheduler, request.step_options)
-            if how.trace:
+            if options.trace:
                 watch(chain)
-            planner = Planner(request, chain, self.settings, how, self.prior, follow=follow)
+            planner = Planner(request, chain, self.settings, options, self.prior, follow=follow)
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
         self.planners[kind] = planner
@@ -327,13 +331,13 @@ class Plans:
         plans, run = planner.plan(request, seeds_from(request.generator, len(request.data)))
         run.report.evidence.steps_replayed, planner.unreported = planner.unreported, 0
         self.known.add(kind)
-        if planner.how.pilots:
+        if planner.options.pilots:
             assert planner.recorded is not None
             every = slice(planner.recorded.steps)
             self.pilots.append(
                 (planner.recorded.states[:, every].clone(), planner.recorded.predictions[:, every].clone())
             )
-            if sum(len(states) for states, _ in self.pilots) >= planner.how.pilots:
+            if sum(len(states) for states, _ in self.pilots) >= planner.options.pilots:
                 states, predictions = (torch.cat(parts) for parts in zip(*self.pilots, strict=True))
                 assert planner.window is not None
                 self.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
