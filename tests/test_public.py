@@ -72,6 +72,7 @@ def fresh(code: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_importing_it_brings_torch_and_numpy_and_nothing_else() -> None:
     brought = fresh(
         "import json, sys, numpy, torch\n"
@@ -107,6 +108,7 @@ def test_type_checkers_see_the_names_that_are_imported_late() -> None:
         assert getattr(fs, name) is getattr(importlib.import_module(str(module)), name)
 
 
+@pytest.mark.slow
 def test_it_samples_without_any_extra() -> None:
     """Where none is installed; `None` in sys.modules refuses an import."""
     speedup = fresh(

@@ -77,6 +77,7 @@ def test_results_do_not_depend_on_slots(chain: str, kind: str) -> None:
         torch.testing.assert_close(run.report.mismatch, reference.report.mismatch, equal_nan=True)
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(1, 12),
     slots=st.integers(1, 14),

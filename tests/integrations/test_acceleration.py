@@ -109,6 +109,7 @@ def test_restoring_something_that_is_no_policy_is_refused() -> None:
         restore_policy(object())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", ["auto", "tuning"])
 def test_every_kind_chooses_its_window(window: Any, tmp_path: Path) -> None:
     if window == "tuning":

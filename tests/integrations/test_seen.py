@@ -302,6 +302,7 @@ def test_rounding_is_no_dependence(pipe: Any) -> None:
 # ------------------------------------------------------------------ window="auto"
 
 
+@pytest.mark.slow
 def test_a_window_is_chosen_once_for_each_configuration(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest of those tried; the clock is ours here."""
     seconds = {2: 3.0, 4: 2.0, 8: 1.0, 16: 1.2, 32: 9.0}
