@@ -57,7 +57,12 @@ Limit = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Chain:
-    """Coefficients [N] of a chain, see the module; those that are None have no part in it."""
+    """Coefficients [N] of a chain, see the module; those that are None have no part in it.
+
+    `start_scale` is the std of the Gaussian the chain starts from, and `start_added` that of the noise added to given
+    start states (chains of churned states). `levels` says what the states are where they are noised data; `predicts`
+    and `reuse` name what the network returns and what drafters reuse.
+    """
 
     std: Tensor
     state_weight: Tensor
@@ -67,7 +72,6 @@ class Chain:
     unlimited_weight: Tensor | None = None
     extra_weight: Tensor | None = None
     time: Tensor | None = None
-    """What the network is told of each step; the step itself if None."""
     scale: Tensor | None = None
     from_state: Tensor | None = None
     from_output: Tensor | None = None
@@ -81,15 +85,10 @@ class Chain:
     inner_extra: Tensor | None = None
     inner_time: Tensor | None = None
     start_scale: float = 1.0
-    """Std of the Gaussian the chain starts from."""
     start_added: float = 0.0
-    """Std of the noise to be added to given start states, for chains that start at a churned state."""
     levels: Levels | None = None
-    """What the states are, where they are noised data."""
     predicts: str = "prediction"
-    """What the network returns, in a word."""
     reuse: str = "prediction"
-    """What drafters reuse, in a word."""
 
     @property
     def multistep(self) -> int:
@@ -99,46 +98,48 @@ class Chain:
     @property
     def affine(self) -> bool:
         """Whether the mean is affine in state, prediction and the one before, as kernels need it."""
-        others = self.unlimited_weight, self.older_weight, self.extra_weight
-        return all(weight is None for weight in others)
+        return self.unlimited_weight is None and self.older_weight is None and self.extra_weight is None
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Chain:
-        """The same on a device; `time` keeps its dtype, for the network to judge."""
-        moved = {
-            name: value.to(device) if name in ("time", "inner_time") else value.to(device, dtype)
-            for name, value in self._coefficients().items()
-        }
-        return replace(self, **moved)
+        """The same chain on a device; times keep their dtype, for the network to judge."""
+        return self._mapped(lambda name, v: v.to(device) if name.endswith("time") else v.to(device, dtype))
 
     def since(self, start: int) -> Chain:
-        """The same from a later step on."""
-        left = {name: value[start:] for name, value in self._coefficients().items()}
-        return replace(self, **left, levels=None if self.levels is None else self.levels.since(start))
+        """The same chain from a later step on."""
+        left = self._mapped(lambda name, value: value[start:])
+        return replace(left, levels=None if self.levels is None else self.levels.since(start))
 
-    def _coefficients(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    def _mapped(self, change: Callable[[str, Tensor], Tensor]) -> Chain:
+        """The chain with each of its coefficients changed."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {n: change(n, v) for n, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
     def predict(self, x: Tensor, output: Tensor, step: Tensor, extra: Tensor | None = None) -> Tensor:
         """The prediction at states x, [B, *shape], from the network's output there."""
-        if self.low_variance is not None and extra is not None:
-            if output.shape[1] != 2 * x.shape[1]:
-                raise ValueError(
-                    f"the network returns {output.shape[1]} channels for states of {x.shape[1]}, but a learned "
-                    "variance comes in as many again: use a fixed variance (variance_type='fixed_small') with it"
-                )
-            value, _ = output.chunk(2, dim=1)
-            return self._spread(replace(self, low_variance=None).predict(x, value, step), output, step, extra)
-        value = output
+        learned = self.low_variance is not None and extra is not None
+        if learned and output.shape[1] != 2 * x.shape[1]:
+            raise ValueError(
+                f"the network returns {output.shape[1]} channels for states of {x.shape[1]}, but a learned "
+                "variance comes in as many again: use a fixed variance (variance_type='fixed_small') with it"
+            )
+        value = output.chunk(2, dim=1)[0] if learned else output
         if self.from_state is not None and self.from_output is not None:
-            value = per_row(self.from_state, step, x) * x + per_row(self.from_output, step, x) * output.to(
+            value = per_row(self.from_state, step, x) * x + per_row(self.from_output, step, x) * value.to(
                 x.dtype
             )
         if self.limit is not None and self.unlimited_weight is None:
             value = self.limit(value)
         if self.to_state is not None and self.to_x0 is not None:
             value = per_row(self.to_state, step, x) * x + per_row(self.to_x0, step, x) * value
-        return value
+        if extra is None or self.low_variance is None:
+            return value
+        assert self.extra_weight is not None
+        std, typical, weight = (
+            per_row(v, step, x) for v in (self.std, self.extra_weight, self.prediction_weight)
+        )
+        excess = (self.variance(output, step) - std**2).sqrt()
+        return torch.where(std == 0, value, value + (excess - typical) * extra / weight)
 
     def variance(self, output: Tensor, step: Tensor) -> Tensor:
         """The variance a network with 2C channels has learned, [B, C, …]."""
@@ -148,17 +149,8 @@ class Chain:
         low, high = (per_row(v, step, fraction) for v in (self.low_variance, self.high_variance))
         return torch.exp(low + (fraction + 1) / 2 * (high - low))
 
-    def _spread(self, prediction: Tensor, output: Tensor, step: Tensor, extra: Tensor) -> Tensor:
-        """The prediction with what the variance at x makes of the extra noise."""
-        assert self.extra_weight is not None
-        std, typical, weight = (
-            per_row(v, step, prediction) for v in (self.std, self.extra_weight, self.prediction_weight)
-        )
-        excess = (self.variance(output, step) - std**2).sqrt()
-        return torch.where(std == 0, prediction, prediction + (excess - typical) * extra / weight)
-
     def inner(self, x: Tensor, estimate: Tensor, step: Tensor, extra: Tensor | None) -> Tensor:
-        """Where a second-order step evaluates the network again."""
+        """The state at which a second-order step evaluates the network again."""
         assert self.inner_weight is not None
         weight = per_row(self.inner_weight, step, x)
         inner = weight * x + (1 - weight) * estimate
@@ -182,32 +174,37 @@ class Chain:
         extra: Tensor | None = None,
     ) -> Tensor:
         """The transition's mean at (x, step), given predictions and the extra noise, if there is any."""
-        limited = prediction
-        if self.limit is not None and self.unlimited_weight is not None:
-            limited = self.limit(prediction)
+        limited = prediction if self.limit is None or self.unlimited_weight is None else self.limit(prediction)
         mean = per_row(self.state_weight, step, x) * x + per_row(self.prediction_weight, step, x) * limited
-        if self.unlimited_weight is not None:
-            mean = mean + per_row(self.unlimited_weight, step, x) * prediction
-        if previous is not None:
-            earlier = (previous,) if self.older_weight is None else previous.unbind(1)
-            for weight, value in zip((self.previous_weight, self.older_weight), earlier, strict=False):
-                if weight is not None:
-                    mean = mean + per_row(weight, step, x) * value
-        if self.extra_weight is not None and extra is not None:
-            mean = mean + per_row(self.extra_weight, step, x) * extra
+        one, two = (previous, None) if self.older_weight is None or previous is None else previous.unbind(1)
+        more = (
+            (self.unlimited_weight, prediction),
+            (self.previous_weight, one),
+            (self.older_weight, two),
+            (self.extra_weight, extra),
+        )
+        for weight, value in more:
+            if weight is not None and value is not None:
+                mean = mean + per_row(weight, step, x) * value
         return mean
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The noise levels a denoising chain visits: x = alpha·x0 + sigma·ξ at each step, all [N], float64."""
+    """The noise levels a denoising chain visits: x = alpha·x0 + sigma·ξ at each step, all [N], float64.
+
+    `flow` says that v means ξ − x0 (flow matching); `norm` is √(α² + σ²) for v where variance is not preserved.
+    """
 
     alpha: Tensor
     sigma: Tensor
     flow: bool = False
-    """Whether v means ξ − x0 (flow matching)."""
     norm: Tensor | float = 1.0
-    """√(α² + σ²), for v on states whose variance is not preserved."""
+
+    @classmethod
+    def exploding(cls, sigma: Tensor) -> Levels:
+        """x = x0 + σ ξ."""
+        return cls(torch.ones_like(sigma), sigma, norm=(1 + sigma**2).sqrt())
 
     def since(self, start: int) -> Levels:
         """The same from a later step on."""
@@ -251,17 +248,14 @@ def denoising_chain(
         raise ValueError(f"time has {len(time)} values for {len(std)} steps: give one per step")
     if reuse != "x0" and any(more.get(name) is not None for name in ("previous_weight", "unlimited_weight")):
         raise ValueError(f"this sampler's mean is made of denoised estimates: reuse x0, not {reuse}")
-    chain = Chain(
-        std,
-        state_weight - x0_weight * c / d,
-        x0_weight / d,
-        time=time,
-        limit=limit,
-        levels=levels,
-        predicts=predicts,
-        reuse=reuse,
-        **more,
-    )
+    said: dict[str, Any] = {
+        "time": time,
+        "limit": limit,
+        "levels": levels,
+        "predicts": predicts,
+        "reuse": reuse,
+    }
+    chain = Chain(std, state_weight - x0_weight * c / d, x0_weight / d, **said, **more)
     if limit is not None:
         chain = replace(chain, from_state=-c_in / d_in, from_output=1 / d_in)
         return chain if reuse == "x0" else replace(chain, to_state=c, to_x0=d)

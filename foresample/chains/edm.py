@@ -24,19 +24,17 @@ effective estimate in place of D (module `chain`):
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from foresample.chains.chain import Chain, Levels, denoising_chain
-from foresample.chains.sigmas import two_calls
+from foresample.chains.sigmas import Sigmas, check_levels, two_calls
 
 
 def edm_chain(
-    sigmas: Tensor | Sequence[float],
+    sigmas: Sigmas,
     *,
     churn: float,
     s_min: float = 0.0,
@@ -56,11 +54,8 @@ def edm_chain(
     """
     if steps not in ("euler", "heun", "midpoint"):
         raise ValueError(f"steps must be 'euler', 'heun' or 'midpoint', not {steps!r}")
-    here = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
-    if here.ndim == 1 and len(here) > 1 and here[-1] == 0:
-        here = here[:-1]
-    if here.ndim != 1 or not (torch.isfinite(here) & (here > 0)).all() or not (here.diff() < 0).all():
-        raise ValueError("sigmas must fall strictly from noise to data, all positive but perhaps a final 0")
+    levels = check_levels(sigmas)
+    here = levels[levels > 0]
     if not s_noise > 0:
         raise ValueError(f"s_noise must be positive, not {s_noise}; EDM uses 1 to 1.007")
     if not churn > 0:
@@ -76,11 +71,11 @@ def edm_chain(
             f"no level after the first lies within s_min={s_min:g} … s_max={s_max:g}, so no step adds noise; "
             "widen that range"
         )
-    zero = torch.zeros(1, dtype=torch.float64)
+    zero = here.new_zeros(1)
     there = torch.cat([here[1:], zero])
     towards = there / churned
     chain = denoising_chain(
-        Levels(torch.ones_like(here), churned, norm=(1 + churned**2).sqrt()),
+        Levels.exploding(churned),
         state_weight=towards,
         x0_weight=1 - towards,
         std=torch.cat([added[1:], zero]),
@@ -88,8 +83,8 @@ def edm_chain(
         reuse="x0",
         time=churned,
         start_scale=math.hypot(here[0], added[0]),
+        start_added=float(added[0]),
     )
-    chain = replace(chain, start_added=float(added[0]))
     if steps == "euler":
         return chain
     inner = towards if steps == "heun" else towards.sqrt()

@@ -44,14 +44,14 @@ Sigmas = Tensor | Sequence[float]
 
 def euler_ancestral_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0) -> Chain:
     """Euler ancestral sampling."""
-    here, there = _pairs(sigmas)
+    here, there = _pairs(sigmas, eta)
     down, up = _ancestral(here, there, eta)
     return _chain(here, down / here, s_noise * up)
 
 
 def dpm_2_ancestral_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0) -> Chain:
     """Ancestral sampling with midpoint steps: two network calls a step."""
-    here, there = _pairs(sigmas)
+    here, there = _pairs(sigmas, eta)
     down, up = _ancestral(here, there, eta)
     towards = down / here
     # Where a step goes down to 0, k-diffusion's takes it with Euler and adds no noise.
@@ -61,7 +61,7 @@ def dpm_2_ancestral_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 
 
 def dpmpp_2s_ancestral_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0) -> Chain:
     """Ancestral sampling with DPM-Solver++(2S) steps: two network calls a step."""
-    here, there = _pairs(sigmas)
+    here, there = _pairs(sigmas, eta)
     down, up = _ancestral(here, there, eta)
     chain = _chain(here, down / here, s_noise * up)
     return two_calls(chain, here, (down / here).sqrt(), torch.ones_like(here))
@@ -71,7 +71,7 @@ def dpmpp_sde_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0, r
     """DPM-Solver++ SDE: two network calls a step, and two noises, the inner of which is extra noise."""
     if not 0 < r < 1:
         raise ValueError(f"r must lie within (0, 1), not {r}: the inner state stands between the two levels")
-    here, there = _pairs(sigmas)
+    here, there = _pairs(sigmas, eta)
     down, up = _ancestral(here, there, eta)
     inner = torch.where(there > 0, here ** (1 - r) * there**r, here)
     inner_down, inner_up = _ancestral(here, inner, eta)
@@ -92,21 +92,20 @@ def dpmpp_2m_sde_chain(
     """DPM-Solver++(2M) SDE."""
     if solver_type not in ("midpoint", "heun"):
         raise ValueError(f"solver_type must be 'midpoint' or 'heun', not {solver_type!r}")
-    here, there = _pairs(sigmas)
-    h, gain = _exponential(here, there, eta)
+    here, there = _pairs(sigmas, eta)
+    h = (here / there).log()
+    gain = -torch.expm1(-(1 + eta) * h)
     c1 = 0.5 * gain if solver_type == "midpoint" else 1 - gain / ((1 + eta) * h)
-    now, previous = (_no_weight_at_the_end(weight, there) for weight in second_order(h, c1))
-    return _sde_chain(here, there, eta, s_noise, now, previous)
+    return _multistep(here, there, eta, s_noise, *second_order(h, c1))
 
 
 def dpmpp_3m_sde_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0) -> Chain:
     """DPM-Solver++(3M) SDE: its mean needs two earlier estimates."""
-    here, there = _pairs(sigmas)
-    h, gain = _exponential(here, there, eta)
-    c1 = 1 - gain / ((1 + eta) * h)
+    here, there = _pairs(sigmas, eta)
+    h = (here / there).log()
+    c1 = 1 + torch.expm1(-(1 + eta) * h) / ((1 + eta) * h)
     c2 = 0.5 - c1 / ((1 + eta) * h)
-    now, previous, older = (_no_weight_at_the_end(weight, there) for weight in third_order(h, c1, c2))
-    return _sde_chain(here, there, eta, s_noise, now, previous, older)
+    return _multistep(here, there, eta, s_noise, *third_order(h, c1, c2))
 
 
 def two_calls(chain: Chain, here: Tensor, weight: Tensor, second: Tensor, time: Tensor | None = None) -> Chain:
@@ -126,54 +125,38 @@ def two_calls(chain: Chain, here: Tensor, weight: Tensor, second: Tensor, time: 
 def check_levels(sigmas: Sigmas) -> Tensor:
     """The levels in float64, or an error."""
     levels = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
-    if levels.ndim != 1 or len(levels) < 2 or not (levels.diff() < 0).all() or not torch.isfinite(levels).all():
-        raise ValueError("sigmas must fall strictly from noise to data, at least two levels")
-    if levels[-1] < 0:
-        raise ValueError("sigmas must be positive, but for a final 0")
+    falls = levels.ndim == 1 and len(levels) > 1 and bool((levels.diff() < 0).all())
+    if not falls or not torch.isfinite(levels).all() or levels[-1] < 0:
+        raise ValueError(
+            "sigmas must fall strictly from noise to data: at least two levels, all positive but perhaps a final 0"
+        )
     return levels
 
 
-def _pairs(sigmas: Sigmas) -> tuple[Tensor, Tensor]:
+def _pairs(sigmas: Sigmas, eta: float) -> tuple[Tensor, Tensor]:
+    """The levels before and after each step of a sampler that adds noise."""
+    if not eta > 0:
+        raise ValueError(f"eta must be positive, not {eta}: without noise there is nothing to speculate on")
     levels = check_levels(sigmas)
     return levels[:-1], levels[1:]
 
 
 def _ancestral(here: Tensor, there: Tensor, eta: float) -> tuple[Tensor, Tensor]:
     """σ_down and σ_up of the module."""
-    _require_noise(eta)
     up = torch.minimum(there, eta * there * (here**2 - there**2).sqrt() / here)
     return (there**2 - up**2).clamp(min=0).sqrt(), up
 
 
-def _exponential(here: Tensor, there: Tensor, eta: float) -> tuple[Tensor, Tensor]:
-    """h = ln(σ/σ'), infinite where σ' = 0, and 1 − e^{−(1+η)h}."""
-    _require_noise(eta)
-    h = (here / there).log()
-    return h, -torch.expm1(-(1 + eta) * h)
-
-
-def _no_weight_at_the_end(weight: Tensor, there: Tensor) -> Tensor:
-    """A step to σ' = 0 takes the estimate as it is."""
-    return torch.where(there > 0, weight, 0.0)
-
-
-def _sde_chain(
-    here: Tensor,
-    there: Tensor,
-    eta: float,
-    s_noise: float,
-    now: Tensor,
-    previous: Tensor,
-    older: Tensor | None = None,
-) -> Chain:
-    h, gain = _exponential(here, there, eta)
-    std = s_noise * there * (-torch.expm1(-2 * eta * h)).sqrt()
-    chain = _chain(here, 1 - gain, std)
+def _multistep(here: Tensor, there: Tensor, eta: float, s_noise: float, now: Tensor, *earlier: Tensor) -> Chain:
+    """The exponential step, these weights added to it; a step to σ' = 0 takes the estimate as it is."""
+    h = (here / there).log()  # infinite where σ' = 0
+    chain = _chain(here, 1 + torch.expm1(-(1 + eta) * h), s_noise * there * (-torch.expm1(-2 * eta * h)).sqrt())
+    now, previous, *older = (torch.where(there > 0, weight, 0.0) for weight in (now, *earlier))
     return replace(
         chain,
         prediction_weight=chain.prediction_weight + now,
         previous_weight=previous,
-        older_weight=older,
+        older_weight=older[0] if older else None,
     )
 
 
@@ -184,7 +167,7 @@ def _chain(here: Tensor, towards: Tensor, std: Tensor) -> Chain:
             "no step of these levels adds noise, so there is nothing to speculate on; use more levels"
         )
     return denoising_chain(
-        Levels(torch.ones_like(here), here, norm=(1 + here**2).sqrt()),
+        Levels.exploding(here),
         state_weight=towards,
         x0_weight=1 - towards,
         std=std,
@@ -193,8 +176,3 @@ def _chain(here: Tensor, towards: Tensor, std: Tensor) -> Chain:
         time=here,
         start_scale=float(here[0]),
     )
-
-
-def _require_noise(eta: float) -> None:
-    if not eta > 0:
-        raise ValueError(f"eta must be positive, not {eta}: without noise there is nothing to speculate on")

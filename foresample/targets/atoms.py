@@ -23,12 +23,13 @@ of other steps are reusable. Below gamma_min no noise is added: that tail is det
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from foresample.chains.chain import Chain, per_row
+from foresample.chains.sigmas import Sigmas, check_levels
 from foresample.contracts import expand
 from foresample.targets.chained import Denoiser
 
@@ -37,112 +38,99 @@ _ROTATION, _SHIFT = slice(0, 4), slice(4, 7)
 
 @dataclass(frozen=True)
 class StructureTarget:
-    """See the module; all per-step values are [N]."""
+    """See the module. `steps` holds the coefficients of the transitions without frames and alignment."""
 
     network: Denoiser
     shape: torch.Size
-    """[atoms, 3]"""
-    churned: Tensor
-    """σ̂: what the network is told."""
-    towards: Tensor
-    """1 + step_scale (σ_{k+1} − σ̂)/σ̂: the weight of the state."""
-    std: Tensor
-    start_scale: tuple[float, float]
-    """Std of the first state, around its centre and of the noise alone."""
+    steps: Chain
     shift: float
-    """Std of the random shifts."""
     align: bool
     mask: Tensor
-    """[atoms]: those that are aligned by."""
 
     extra = torch.Size([7])
+
+    @property
+    def std(self) -> Tensor:
+        return self.steps.std
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
         """Centred positions and the first churn noise, in one: both are Gaussian around the centre, one along it."""
         centre = noise.mean(1, keepdim=True)
-        around, along = self.start_scale
-        return around * (noise - centre) + along * centre
+        return self.steps.start_scale * (noise - centre) + self.steps.start_added * centre
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
-        assert extra is not None
+        assert self.steps.time is not None
         rotation, shift = self._frame(extra)
-        seen = x @ rotation + shift
-        estimate = self.network(seen, self.churned[step], row).to(x.dtype)
+        estimate = self.network(x @ rotation + shift, self.steps.time[step], row).to(x.dtype)
         return (estimate - shift) @ rotation.mT
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor, extra: Tensor | None = None) -> Tensor:
-        assert extra is not None
         if self.align:
             x = aligned(x, prediction, self.mask)
-        weight = expand(self.towards[step], x)
+        weight = per_row(self.steps.state_weight, step, x)
         moved = weight * x + (1 - weight) * prediction
         rotation, shift = self._frame(extra)
         last = expand(step == len(self.std) - 1, x)
         return torch.where(last, moved @ rotation + shift, moved - moved.mean(1, keepdim=True))
 
-    def _frame(self, extra: Tensor) -> tuple[Tensor, Tensor]:
+    def _frame(self, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         """Rotations [B, 3, 3], for positions in rows, and shifts [B, 1, 3]."""
+        assert extra is not None
         return rotations(extra[:, _ROTATION]), self.shift * extra[:, None, _SHIFT]
 
 
 def structures(
     network: Denoiser,
-    sigmas: Tensor | Sequence[float],
+    sigmas: Sigmas,
     atoms: int,
     *,
-    gamma: float = 0.8,
-    gamma_min: float = 1.0,
-    noise_scale: float = 1.003,
-    step_scale: float = 1.5,
     shift: float = 1.0,
     align: bool = False,
     mask: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    **churn: float,
 ) -> StructureTarget:
     """An AlphaFold-3-style sampler.
 
     Args:
         network: network(x, sigma, row) -> denoised positions: states [B, atoms, 3], their levels [B].
         sigmas: levels of the schedule, [N + 1], falling; the last may be 0.
-        atoms: how many.
-        gamma: churn, where the next level is above `gamma_min`.
-        gamma_min: see there; below it steps are deterministic and cannot be drafted.
-        noise_scale: λ.
-        step_scale: of the step towards the estimate.
+        atoms: their number.
         shift: std of the random shifts of the whole.
         align: align the state rigidly to the estimate before the step.
         mask: [atoms], 1 for those to align by; all by default.
         dtype: the chain's.
         device: the chain's.
+        churn: any of `gamma` (0.8), the churn where the next level is above `gamma_min` (1; below it steps are
+            deterministic and cannot be drafted), `noise_scale` (λ, 1.003), and `step_scale` (1.5).
     """
-    levels = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
-    if levels.ndim != 1 or len(levels) < 2 or not (levels.diff() < 0).all() or levels[-1] < 0:
-        raise ValueError(
-            "sigmas must fall strictly from noise to data, at least two levels, the last at least 0"
-        )
+    steps = _steps(check_levels(sigmas), **churn).to(device, dtype)
+    mask = torch.ones(atoms) if mask is None else mask
+    return StructureTarget(network, torch.Size([atoms, 3]), steps, shift, align, mask.to(device, dtype))
+
+
+def _steps(
+    levels: Tensor,
+    *,
+    gamma: float = 0.8,
+    gamma_min: float = 1.0,
+    noise_scale: float = 1.003,
+    step_scale: float = 1.5,
+) -> Chain:
+    """The coefficients of the module's transitions; `start_scale` is the std of the first state around its centre."""
     here, there = levels[:-1], levels[1:]
     churned = here * (1 + torch.where(there > gamma_min, gamma, 0.0))
     added = noise_scale * (churned**2 - here**2).sqrt()
-    std = torch.cat([added[1:], torch.zeros(1, dtype=torch.float64)])
+    std = torch.cat([added[1:], added.new_zeros(1)])
     if not (std > 0).any():
         raise ValueError(
             f"no level after the first two lies above gamma_min={gamma_min:g} with gamma={gamma:g}, so no step adds "
             "noise and there is nothing to speculate on; give a smaller gamma_min"
         )
     towards = 1 + step_scale * (there - churned) / churned
-    mask = torch.ones(atoms) if mask is None else mask
-    return StructureTarget(
-        network,
-        torch.Size([atoms, 3]),
-        churned.to(device, dtype),
-        towards.to(device, dtype),
-        std.to(device, dtype),
-        (math.hypot(levels[0], added[0]), float(added[0])),
-        shift,
-        align,
-        mask.to(device, dtype),
-    )
+    scale, first = math.hypot(levels[0], added[0]), float(added[0])
+    return Chain(std, towards, 1 - towards, time=churned, start_scale=scale, start_added=first)
 
 
 def rotations(quaternions: Tensor) -> Tensor:

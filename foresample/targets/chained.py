@@ -3,7 +3,7 @@
 `ChainTarget` joins the two; the functions make one of a denoiser for each family of chains. Each takes
 denoiser(x, time, row): states [B, *shape], what the chain tells the network of their steps [B], and the index of the
 sample each state belongs to [B], to look up its class or prompt; it returns a tensor [B, *shape], which is never
-broadcast.
+broadcast and is cast to the chain's dtype, so that a half-precision network is fine.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ChainTarget:
-    """A chain walked with a network; see `foresample.Target`."""
+    """A chain walked with a network; see `foresample.Target`.
+
+    `chain` is on the device and in the dtype it is to run in (`Chain.to`); network(scale·x, time, row) returns what
+    the chain says it predicts; `start_states`, [count, *shape], are the states samples start from, instead of noise.
+    """
 
     chain: Chain
-    """On the device and in the dtype it is to run in (`Chain.to`)."""
     shape: torch.Size
     network: Denoiser
-    """network(scale·x, time, row) -> what the chain says it predicts."""
     start_states: Tensor | None = None
-    """[count, *shape]: the state each sample starts from, instead of noise."""
 
     @property
     def std(self) -> Tensor:
@@ -88,18 +89,37 @@ class ChainTarget:
         if chain.inner_time is None:
             return prediction
         inner = chain.inner(x, prediction, step, extra)
-        second = self.network(inner, chain.inner_time[step], row)
-        _require_output(second, x, chain)
-        return chain.effective(prediction, second, step)
+        return chain.effective(prediction, self._answer(inner, chain.inner_time[step], row), step)
 
     def output(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         """What the network returns at these states; with a learned variance, twice their channels."""
         chain = self.chain
         # The network may write into what it is shown; the chain goes on with x.
         seen = x.clone() if chain.scale is None else per_row(chain.scale, step, x) * x
-        output = self.network(seen, step if chain.time is None else chain.time[step], row)
-        _require_output(output, x, chain)
-        return output
+        return self._answer(seen, step if chain.time is None else chain.time[step], row)
+
+    def _answer(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        """The network's output in the chain's dtype, refused before a formula can broadcast it."""
+        shape, output = x.shape, self.network(x, time, row)
+        what = "the network of a ChainTarget"
+        if not isinstance(output, Tensor):
+            remedy = "return a tensor"
+            if isinstance(getattr(output, "sample", None), Tensor):
+                remedy = "return its .sample"
+            elif isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+                remedy = "return its first element, [0]"
+            raise TypeError(f"{what} returned {type(output).__name__}: {remedy}")
+        if self.chain.low_variance is None:  # else there are twice the channels, as `Chain.predict` checks
+            if output.shape != shape:
+                twice = len(shape) > 1 and output.shape == (shape[0], 2 * shape[1], *shape[2:])
+                half = "if the second half of its channels are variances, return the first half, or use learned_base"
+                raise ValueError(
+                    f"{what} must return shape {tuple(shape)} for states of that shape, not {tuple(output.shape)}"
+                    + f"; {half}" * twice
+                )
+            if not output.is_floating_point():
+                raise TypeError(f"{what} must return floating-point numbers, not {output.dtype}")
+        return output.to(x.dtype)
 
     @chain_mean
     def mean(
@@ -114,60 +134,51 @@ class ChainTarget:
 
 
 def vp(
-    denoiser: Denoiser,
-    alpha_bar: Tensor | Sequence[float],
-    shape: Sequence[int],
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **chain: Any,
+    denoiser: Denoiser, alpha_bar: Tensor | Sequence[float], shape: Sequence[int], **options: Any
 ) -> ChainTarget:
-    """DDPM (eta = 1) or DDIM sampling: `from_chain` with `chains.vp_chain(alpha_bar, **chain)`."""
-    return from_chain(denoiser, vp_chain(alpha_bar, **chain), shape, dtype=dtype, device=device)
+    """DDPM (eta = 1) or DDIM sampling: `from_chain` with `chains.vp_chain(alpha_bar, …)`.
+
+    Options are those of `chains.vp_chain` and of `from_chain`: start, dtype, device. So they are in all makers below.
+    """
+    return _made(denoiser, shape, options, vp_chain, alpha_bar)
 
 
 def flow(
-    denoiser: Denoiser,
-    sigmas: Tensor | Sequence[float],
-    shape: Sequence[int],
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **chain: Any,
+    denoiser: Denoiser, sigmas: Tensor | Sequence[float], shape: Sequence[int], **options: Any
 ) -> ChainTarget:
-    """Stochastic flow matching: `from_chain` with `chains.flow_chain(sigmas, **chain)`."""
-    return from_chain(denoiser, flow_chain(sigmas, **chain), shape, dtype=dtype, device=device)
+    """Stochastic flow matching: `from_chain` with `chains.flow_chain(sigmas, …)`."""
+    return _made(denoiser, shape, options, flow_chain, sigmas)
 
 
 def from_edm(
-    denoiser: Denoiser,
-    sigmas: Tensor | Sequence[float],
-    shape: Sequence[int],
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **chain: Any,
+    denoiser: Denoiser, sigmas: Tensor | Sequence[float], shape: Sequence[int], **options: Any
 ) -> ChainTarget:
-    """EDM's stochastic sampler: `from_chain` with `chains.edm_chain(sigmas, **chain)`.
+    """EDM's stochastic sampler: `from_chain` with `chains.edm_chain(sigmas, …)`.
 
     A plain model(x, sigma) is wrapped as `lambda x, sigma, row: model(x, sigma)`, one that also takes classes
     as `lambda x, sigma, row: model(x, sigma, labels[row])`.
     """
-    return from_chain(denoiser, edm_chain(sigmas, **chain), shape, dtype=dtype, device=device)
+    return _made(denoiser, shape, options, edm_chain, sigmas)
 
 
 def reverse_sde(
-    network: Denoiser,
-    process: Process,
-    steps: int,
-    shape: Sequence[int],
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **chain: Any,
+    network: Denoiser, process: Process, steps: int, shape: Sequence[int], **options: Any
 ) -> ChainTarget:
-    """The reverse-time SDE of a score model: `from_chain` with `chains.reverse_sde_chain(process, steps, **chain)`."""
-    return from_chain(network, reverse_sde_chain(process, steps, **chain), shape, dtype=dtype, device=device)
+    """The reverse-time SDE of a score model: `from_chain` with `chains.reverse_sde_chain(process, steps, …)`."""
+    return _made(network, shape, options, reverse_sde_chain, process, steps)
+
+
+def langevin(score: Denoiser, shape: Sequence[int], **options: Any) -> ChainTarget:
+    """A Langevin chain: `from_chain` with `chains.langevin_chain(…)` and score(x, step, row) -> ∇ log density."""
+    return _made(score, shape, options, langevin_chain)
+
+
+def _made(
+    network: Denoiser, shape: Sequence[int], options: dict[str, Any], chain: Callable[..., Chain], *of: Any
+) -> ChainTarget:
+    """`from_chain` with chain(*of), each taking its part of the options."""
+    placed = {name: options.pop(name) for name in ("start", "dtype", "device") if name in options}
+    return from_chain(network, chain(*of, **options), shape, **placed)
 
 
 def from_chain(
@@ -196,19 +207,7 @@ def from_chain(
     real = {name: t.to(dtype) for name, t in times.items() if t is not None and t.is_floating_point()}
     walked = replace(chain, **real).to(device, dtype)
     start = None if start is None else start.to(device, dtype)
-    return ChainTarget(walked, torch.Size(shape), _cast(denoiser), start)
-
-
-def langevin(
-    score: Denoiser,
-    shape: Sequence[int],
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **chain: Any,
-) -> ChainTarget:
-    """A Langevin chain: `from_chain` with `chains.langevin_chain(**chain)` and score(x, step, row) -> ∇ log density."""
-    return from_chain(score, langevin_chain(**chain), shape, dtype=dtype, device=device)
+    return ChainTarget(walked, torch.Size(shape), denoiser, start)
 
 
 def from_scheduler(
@@ -248,38 +247,3 @@ def from_scheduler(
     start_scale = float(getattr(scheduler, "init_noise_sigma", 1.0))  # flow matching starts at unit noise
     chain = replace(chain, start_scale=start_scale)
     return from_chain(denoiser, chain, shape, dtype=dtype, device=device)
-
-
-def _cast(denoiser: Denoiser) -> Denoiser:
-    """Its output in the chain's dtype: a half-precision network is fine."""
-
-    def cast(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-        output = denoiser(x, time, row)
-        return output.to(x.dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
-
-    return cast
-
-
-def _require_output(output: Any, x: Tensor, chain: Chain) -> None:
-    """Refuse what a network returned for states x before a formula broadcasts it."""
-    what = "the network of a ChainTarget"
-    if not isinstance(output, Tensor):
-        remedy = "return a tensor"
-        if isinstance(getattr(output, "sample", None), Tensor):
-            remedy = "return its .sample"
-        elif isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-            remedy = "return its first element, [0]"
-        raise TypeError(f"{what} returned {type(output).__name__}: {remedy}")
-    if chain.low_variance is not None:
-        return  # twice the channels, which `Chain.predict` makes sure of
-    if output.shape != x.shape:
-        twice = output.ndim == x.ndim and output.shape == (len(x), 2 * x.shape[1], *x.shape[2:])
-        remedy = (
-            "; if the second half of its channels are variances, return the first half, or use learned_base"
-        )
-        raise ValueError(
-            f"{what} must return shape {tuple(x.shape)} for states of that shape, not {tuple(output.shape)}"
-            + (remedy if twice else "")
-        )
-    if not output.is_floating_point():
-        raise TypeError(f"{what} must return floating-point numbers, not {output.dtype}")

@@ -31,28 +31,18 @@ def replicated(replicas: Sequence[Target]) -> Target:
         require_target(target)
         if target.shape != first.shape or not torch.equal(target.std.cpu(), first.std.cpu()):
             raise ValueError("replicas differ in shape or std: give the same target, once for each device")
-    return _Replicated(first, _Split(replicas))
+    return _Replicated(replicas)
 
 
 class _Replicated(Wrapper):
-    """A target with another's predictions."""
-
-    def __init__(self, target: Target, split: _Split) -> None:
-        super().__init__(target)
-        self._split = split
-
-    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
-        return self._split(x, step, row, **extra)
-
-
-class _Split:
-    """Predictions of several targets, each for its share of the states, at once."""
+    """The first target, whose predictions all replicas share, each making those of its part of the states."""
 
     def __init__(self, replicas: Sequence[Target]) -> None:
+        super().__init__(replicas[0])
         self.replicas = list(replicas)
         self.threads = ThreadPoolExecutor(max(1, len(self.replicas) - 1), thread_name_prefix="replica")
 
-    def __call__(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
         grad, values = torch.is_grad_enabled(), (x, step, row, *extra.values())
         shares = zip(*(value.tensor_split(len(self.replicas)) for value in values), strict=True)
         work = [(target, *share) for target, share in zip(self.replicas, shares, strict=True) if len(share[0])]

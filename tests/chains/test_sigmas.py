@@ -155,7 +155,7 @@ def test_calls_of_two_networks_are_reported_as_such() -> None:
     [
         (partial(chains.euler_ancestral_chain, [1.0, 2.0]), "fall strictly"),
         (partial(chains.euler_ancestral_chain, [1.0]), "at least two levels"),
-        (partial(chains.euler_ancestral_chain, [2.0, 1.0, -1.0]), "positive, but for a final 0"),
+        (partial(chains.euler_ancestral_chain, [2.0, 1.0, -1.0]), "all positive but perhaps a final 0"),
         (partial(chains.euler_ancestral_chain, [2.0, 0.0]), "no step of these levels adds noise"),
         (
             partial(chains.euler_ancestral_chain, LEVELS, eta=0.0),
