@@ -565,16 +565,10 @@ def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
     ):
         theirs = diffusion.sample(**asked)["sample_atom_coords"]
 
-<<<<<<< HEAD
     def walk_frames(drawing: Any, *_: Any) -> Tensor:
         target = drawing.target
-        added = target.start_scale[1]
-        sigma = (target.start_scale[0] ** 2 - added**2) ** 0.5
-=======
-    def walk_frames(target: Any, *_: Any) -> fs.Run:
         added = target.steps.start_added
         sigma = (target.steps.start_scale**2 - added**2) ** 0.5
->>>>>>> e71c5c2
         x, row = sigma * (first - first.mean(1, keepdim=True)) + added * noise[0], torch.arange(SAMPLES)
         for k, std in enumerate(target.std):
             step = torch.full_like(row, k)
