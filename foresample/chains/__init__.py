@@ -5,7 +5,7 @@ from foresample.chains.edm import edm_chain, karras_sigmas
 from foresample.chains.flow import flow_chain
 from foresample.chains.langevin import langevin_chain
 from foresample.chains.schedulers import scheduler_chain
-from foresample.chains.sde import VE, VP, SubVP, reverse_sde_chain
+from foresample.chains.sde import VE, VP, SubVP, reverse_sde_chain, sde_chain
 from foresample.chains.sigmas import (
     dpm_2_ancestral_chain,
     dpmpp_2m_sde_chain,
@@ -34,5 +34,6 @@ __all__ = [
     "langevin_chain",
     "reverse_sde_chain",
     "scheduler_chain",
+    "sde_chain",
     "vp_chain",
 ]

@@ -23,10 +23,11 @@ from foresample.chains import (
     langevin_chain,
     reverse_sde_chain,
     scheduler_chain,
+    sde_chain,
     vp_chain,
 )
 from foresample.chains.chain import per_row
-from foresample.chains.sde import Process
+from foresample.chains.sde import OfTime, Process
 from foresample.contracts import UnknownRow, chain_mean
 
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -38,13 +39,15 @@ class ChainTarget:
     """A chain walked with a network; see `foresample.Target`.
 
     `chain` is on the device and in the dtype it is to run in (`Chain.to`); network(scale·x, time, row) returns what
-    the chain says it predicts; `start_states`, [count, *shape], are the states samples start from, instead of noise.
+    the chain says it predicts; `start_states`, [count, *shape], are the states samples start from, instead of noise;
+    `start_law` is the mean and the std of the Gaussian they start from where the chain's `start_scale` does not say.
     """
 
     chain: Chain
     shape: torch.Size
     network: Denoiser
     start_states: Tensor | None = None
+    start_law: tuple[Tensor, Tensor] | None = None
 
     @property
     def std(self) -> Tensor:
@@ -74,7 +77,10 @@ class ChainTarget:
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
         if self.start_states is None:
-            return self.chain.start_scale * noise
+            if self.start_law is None:
+                return self.chain.start_scale * noise
+            mean, std = self.start_law
+            return mean + std * noise
         known = len(self.start_states)
         if not (row.is_cuda and torch.cuda.is_current_stream_capturing()) and int(row.max()) >= known:
             raise UnknownRow(
@@ -166,6 +172,43 @@ def reverse_sde(
 ) -> ChainTarget:
     """The reverse-time SDE of a score model: `from_chain` with `chains.reverse_sde_chain(process, steps, …)`."""
     return _made(network, shape, options, reverse_sde_chain, process, steps)
+
+
+def from_sde(
+    score: Denoiser,
+    times: Tensor | Sequence[float],
+    drift: OfTime,
+    diffusion: OfTime,
+    shape: Sequence[int],
+    *,
+    start_mean: Tensor | float = 0.0,
+    start_std: Tensor | float = 1.0,
+    **options: Any,
+) -> ChainTarget:
+    """Euler–Maruyama of a reverse-time SDE on any grid of times: `from_chain` with `chains.sde_chain(times, …)`.
+
+    For the forward SDE dx = f(t) x dt + g(t) dw and score(x, t, row) = ∇ log p_t(x), a step from t to t − Δ is
+    x' = (1 − f Δ) x + g² Δ score + g √Δ z, which starts from N(start_mean, start_std²).
+
+    Args:
+        score: score(x, time, row), or what `predicts` says.
+        times: [N + 1], falling from noise to data.
+        drift: f, a function of times.
+        diffusion: g, a function of times.
+        shape: of one state.
+        start_mean: mean of the first state, a number or a tensor that is broadcast to one state.
+        start_std: its standard deviation, likewise.
+        **options: those of `chains.sde_chain` (levels, last, predicts, reuse) and of `from_chain`.
+    """
+    target = _made(score, shape, options, sde_chain, times, drift, diffusion)
+    try:
+        law = [torch.as_tensor(value).to(target.std).expand(target.shape) for value in (start_mean, start_std)]
+    except RuntimeError:
+        raise ValueError(
+            f"start_mean and start_std must be numbers or broadcast to one state, {tuple(target.shape)}: to start each "
+            "sample elsewhere, give the states themselves as start"
+        ) from None
+    return replace(target, start_law=(law[0], law[1]))
 
 
 def langevin(score: Denoiser, shape: Sequence[int], **options: Any) -> ChainTarget:
