@@ -15,21 +15,26 @@ from foresample.targets.chained import (
 )
 from foresample.targets.frequencies import FrequencyTarget, in_frequencies
 from foresample.targets.replicas import replicated
+from foresample.targets.stepped import Step, StepTarget, from_step, step_error
 
 __all__ = [
     "ChainTarget",
     "Denoiser",
     "FrequencyTarget",
+    "Step",
+    "StepTarget",
     "StructureTarget",
     "flow",
     "from_chain",
     "from_edm",
     "from_scheduler",
     "from_sde",
+    "from_step",
     "in_frequencies",
     "langevin",
     "replicated",
     "reverse_sde",
+    "step_error",
     "structures",
     "vp",
 ]
