@@ -1,7 +1,7 @@
 """Chains: the coefficients of samplers, as data; nothing here knows a network."""
 
 from foresample.chains.chain import Chain, Kind
-from foresample.chains.edm import edm_chain, karras_sigmas
+from foresample.chains.edm import edm_chain
 from foresample.chains.flow import flow_chain
 from foresample.chains.langevin import langevin_chain
 from foresample.chains.schedulers import scheduler_chain
@@ -13,6 +13,7 @@ from foresample.chains.sigmas import (
     dpmpp_3m_sde_chain,
     dpmpp_sde_chain,
     euler_ancestral_chain,
+    karras_sigmas,
 )
 from foresample.chains.vp import vp_chain
 

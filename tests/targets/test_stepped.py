@@ -121,7 +121,7 @@ def test_any_target_can_be_compared_with_a_step() -> None:
     assert step_error(plain_ddpm(), with_x0).max() < 1e-13
     wrong = vp(denoise, ALPHA_BAR, (2,), time=torch.arange(STEPS), predicts="x0", eta=0.9, dtype=f64)
     assert step_error(wrong, with_x0).max() > 0.01
-    two_noises = fs.targets.from_chain(denoise, fs.chains.dpmpp_sde_chain([3.0, 1.0, 0.5]), (2,))
+    two_noises = fs.targets.from_chain(denoise, fs.chains.dpmpp_sde_chain([3.0, 1.0, 0.0]), (2,))
     with pytest.raises(ValueError, match="extra noise"):
         step_error(two_noises, step)
 
