@@ -125,6 +125,10 @@ def use_targets() -> list[fs.Target]:
     step: targets.Step = walk
     by_step: targets.StepTarget = targets.from_step(step, lambda x, k, row: -x, (2,), 6)
     assert float(targets.step_error(by_step, step).max()) < 1e-5
+    inside: targets.ConstrainedTarget = targets.constrained(
+        vp, lambda x, row: x.mean(1, keepdim=True).expand_as(x)
+    )
+    assert inside.constrained(torch.ones(3, 2)).shape == (3, 2)
     assert waves.pictures(fs.sample(waves, 2, window=3).samples).shape == (2, 1, 2, 2)
     return [
         vp,
@@ -137,6 +141,9 @@ def use_targets() -> list[fs.Target]:
         ),
         targets.langevin(network, (2,), step_size=0.01, steps=6),
         by_step,
+        inside,
+        targets.centred(targets.langevin(network, (3, 2), step_size=0.01, steps=6)),
+        targets.fixed(vp, torch.ones(2), torch.tensor([1, 0])),
         mixture.flow(6, 1.0),
         Walk(6),
     ]

@@ -13,17 +13,22 @@ from foresample.targets.chained import (
     reverse_sde,
     vp,
 )
+from foresample.targets.constraints import ConstrainedTarget, centred, constrained, fixed
 from foresample.targets.frequencies import FrequencyTarget, in_frequencies
 from foresample.targets.replicas import replicated
 from foresample.targets.stepped import Step, StepTarget, from_step, step_error
 
 __all__ = [
     "ChainTarget",
+    "ConstrainedTarget",
     "Denoiser",
     "FrequencyTarget",
     "Step",
     "StepTarget",
     "StructureTarget",
+    "centred",
+    "constrained",
+    "fixed",
     "flow",
     "from_chain",
     "from_edm",

@@ -81,7 +81,7 @@ class ChainTarget:
                 return self.chain.start_scale * noise
             mean, std = self.start_law
             return mean + std * noise
-        return states_of(self.start_states, row) + self.chain.start_added * noise
+        return of_sample("start", self.start_states, row) + self.chain.start_added * noise
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
         chain = self.chain
@@ -133,15 +133,15 @@ class ChainTarget:
         return self.chain.mean(x, prediction, step, previous, extra)
 
 
-def states_of(start: Tensor, row: Tensor) -> Tensor:
-    """The given start states of these samples."""
-    known = len(start)
+def of_sample(name: str, values: Tensor, row: Tensor) -> Tensor:
+    """What each of these samples was given, values[row]."""
+    known = len(values)
     if not (row.is_cuda and torch.cuda.is_current_stream_capturing()) and int(row.max()) >= known:
         raise UnknownRow(
-            f"sample {int(row.max())} has no start: start holds {known} states, for samples 0 to {known - 1}; "
+            f"sample {int(row.max())} has no {name}: {name} holds {known} states, for samples 0 to {known - 1}; "
             "give one for each sample"
         )
-    return start[row]
+    return values[row]
 
 
 def vp(

@@ -35,7 +35,7 @@ from foresample.contracts import (
     start_states,
     transition_mean,
 )
-from foresample.targets.chained import Denoiser, states_of
+from foresample.targets.chained import Denoiser, of_sample
 
 Step = Callable[[Tensor, Tensor, int, Tensor], Tensor]
 """step(prediction, x, k, noise): tensors [R, *shape] at one step k -> the next states [R, *shape]."""
@@ -56,7 +56,11 @@ class StepTarget:
     given_starts: Tensor | None
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
-        return self.start_scale * noise if self.given_starts is None else states_of(self.given_starts, row)
+        return (
+            self.start_scale * noise
+            if self.given_starts is None
+            else of_sample("start", self.given_starts, row)
+        )
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         return self.network(x, step, row).to(x.dtype)
