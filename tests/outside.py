@@ -141,6 +141,8 @@ def use_targets() -> list[fs.Target]:
         ),
         targets.langevin(network, (2,), step_size=0.01, steps=6),
         by_step,
+        targets.guided(vp, lambda x, step, row: -(x**2).sum(1)),
+        targets.vp(targets.with_gradients(network), torch.linspace(0.1, 0.9, 6), (2,)),
         inside,
         targets.centred(targets.langevin(network, (3, 2), step_size=0.01, steps=6)),
         targets.fixed(vp, torch.ones(2), torch.tensor([1, 0])),

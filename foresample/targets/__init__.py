@@ -15,6 +15,7 @@ from foresample.targets.chained import (
 )
 from foresample.targets.constraints import ConstrainedTarget, centred, constrained, fixed
 from foresample.targets.frequencies import FrequencyTarget, in_frequencies
+from foresample.targets.gradients import guided, with_gradients
 from foresample.targets.replicas import replicated
 from foresample.targets.stepped import Step, StepTarget, from_step, step_error
 
@@ -35,6 +36,7 @@ __all__ = [
     "from_scheduler",
     "from_sde",
     "from_step",
+    "guided",
     "in_frequencies",
     "langevin",
     "replicated",
@@ -42,4 +44,5 @@ __all__ = [
     "step_error",
     "structures",
     "vp",
+    "with_gradients",
 ]

@@ -100,8 +100,16 @@ class ChainTarget:
 
     def _answer(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         """The network's output in the chain's dtype, refused before a formula can broadcast it."""
-        shape, output = x.shape, self.network(x, time, row)
-        what = "the network of a ChainTarget"
+        shape, what = x.shape, "the network of a ChainTarget"
+        try:
+            output = self.network(x, time, row)
+        except RuntimeError as error:
+            if "not require grad" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{what} takes a gradient, and samplers run without: wrap the network with "
+                "foresample.targets.with_gradients"
+            ) from error
         if not isinstance(output, Tensor):
             remedy = "return a tensor"
             if isinstance(getattr(output, "sample", None), Tensor):
