@@ -1,7 +1,7 @@
 """Gradients inside a chain: guidance by a classifier, and networks that differentiate.
 
-Samplers run without gradients; a prediction that needs them turns them on. Guidance by a classifier's log p(y | x), as by
-OpenAI's `cond_fn` (Dhariwal & Nichol 2021), adds std² times its gradient to the mean of each transition,
+Samplers run without gradients; a prediction that needs them turns them on. Guidance by a classifier, as by OpenAI's
+`cond_fn` (Dhariwal & Nichol 2021), adds std² times the gradient of its log p(y | x) to the mean of each transition,
 
     x_{k+1} = mean_k(x_k) + std_k² ∇ log p(y | x_k) + std_k z_k,
 

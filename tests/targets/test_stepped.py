@@ -9,11 +9,12 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import foresample as fs
 from foresample.targets import StepTarget, from_step, step_error, vp
 from tests.chains.common import LINEAR, f64
+from tests.support.packages import load
 from tests.support.small_chains import mixture
 
 ALPHA_BAR = LINEAR[[980, 900, 800, 650, 500, 350, 220, 120, 60, 20, 5]]
@@ -93,6 +94,51 @@ def test_a_step_that_draws_its_noise_itself_is_handed_it() -> None:
     torch.testing.assert_close(target.std, known.std, rtol=1e-4, atol=1e-6)
     runs = [fs.sequential(each, 3, seed=2).samples for each in (target, known)]
     torch.testing.assert_close(*runs, rtol=1e-3, atol=1e-3)
+
+
+class Noise(nn.Module):
+    """A network of denoising-diffusion-pytorch's kind."""
+
+    channels, out_dim, self_condition = 1, 1, False
+
+    def forward(self, x: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
+        return torch.tanh(x) + 0.01 * time.view(-1, 1, 1, 1)
+
+
+def test_a_real_package_s_loop_with_the_same_noise() -> None:
+    """denoising-diffusion-pytorch's `p_sample`, which calls its model, clips and draws inside."""
+    unused = (
+        "denoising_diffusion_pytorch.fid_evaluation",
+        "torchvision",
+        "ema_pytorch",
+        "accelerate",
+        "tqdm",
+        "tqdm.auto",
+    )
+    package = load(
+        "denoising_diffusion_pytorch.denoising_diffusion_pytorch",
+        without=(*unused, "scipy", "scipy.optimize", "PIL"),
+    )
+    model = Noise()
+    diffusion = package.GaussianDiffusion(model, image_size=(2, 2), timesteps=12, objective="pred_noise").eval()
+    times = list(reversed(range(12)))
+
+    def own(prediction: Tensor, x: Tensor, k: int, noise: Tensor) -> Tensor:
+        given = mock.patch.object(model, "forward", return_value=prediction)
+        with given, mock.patch("torch.randn_like", return_value=noise):
+            return diffusion.p_sample(x, times[k])[0]
+
+    target = from_step(own, lambda x, k, row: model(x, 11 - k), (1, 2, 2), 12)
+    noise = torch.randn(13, 3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    row, ours, theirs = torch.arange(3), noise[-1], noise[-1]
+    for k, t in enumerate(times):
+        with mock.patch("torch.randn_like", return_value=noise[k]):
+            theirs = diffusion.p_sample(theirs, t)[0]
+        at = torch.full_like(row, k)
+        ours = target.mean(ours, target.predict(ours, at, row), at) + target.std[k] * noise[k]
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert fs.check(target, window=4, samples=200).findings[-1].passed
+    assert fs.sample(target, 20, window=6).speedup > 1.2
 
 
 @pytest.mark.law
