@@ -194,8 +194,8 @@ def from_sde(
     diffusion: OfTime,
     shape: Sequence[int],
     *,
-    start_mean: Tensor | float = 0.0,
-    start_std: Tensor | float = 1.0,
+    start_mean: Tensor | float | None = None,
+    start_std: Tensor | float | None = None,
     **options: Any,
 ) -> ChainTarget:
     """Euler–Maruyama of a reverse-time SDE on any grid of times: `from_chain` with `chains.sde_chain(times, …)`.
@@ -209,19 +209,23 @@ def from_sde(
         drift: f, a function of times.
         diffusion: g, a function of times.
         shape: of one state.
-        start_mean: mean of the first state, a number or a tensor that is broadcast to one state.
-        start_std: its standard deviation, likewise.
+        start_mean: mean of the first state, 0 by default: a number, or a tensor that is broadcast to one state.
+        start_std: its standard deviation, 1 by default, likewise.
         **options: those of `chains.sde_chain` (levels, last, predicts, reuse) and of `from_chain`.
     """
+    given = start_mean is not None or start_std is not None
+    if given and options.get("start") is not None:
+        raise ValueError("start says where samples start: leave out start_mean and start_std with it")
     target = _made(score, shape, options, sde_chain, times, drift, diffusion)
+    law = (0.0 if start_mean is None else start_mean, 1.0 if start_std is None else start_std)
     try:
-        law = [torch.as_tensor(value).to(target.std).expand(target.shape) for value in (start_mean, start_std)]
+        mean, std = (torch.as_tensor(value).to(target.std).expand(target.shape) for value in law)
     except RuntimeError:
         raise ValueError(
             f"start_mean and start_std must be numbers or broadcast to one state, {tuple(target.shape)}: to start each "
             "sample elsewhere, give the states themselves as start"
         ) from None
-    return replace(target, start_law=(law[0], law[1]))
+    return replace(target, start_law=(mean, std)) if given else target
 
 
 def langevin(score: Denoiser, shape: Sequence[int], **options: Any) -> ChainTarget:

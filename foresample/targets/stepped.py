@@ -56,11 +56,9 @@ class StepTarget:
     given_starts: Tensor | None
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
-        return (
-            self.start_scale * noise
-            if self.given_starts is None
-            else of_sample("start", self.given_starts, row)
-        )
+        if self.given_starts is None:
+            return self.start_scale * noise
+        return of_sample("start", self.given_starts, row)
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
         return self.network(x, step, row).to(x.dtype)

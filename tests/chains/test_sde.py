@@ -224,6 +224,7 @@ def test_a_chain_with_noise_of_another_scale_is_caught() -> None:
         ({"drift": lambda t: torch.ones(len(t), 2)}, "drift must be a function of times"),
         ({"drift": lambda t: -1 / t}, "cannot be integrated from time 0: give levels"),
         ({"start_std": torch.ones(7)}, "broadcast to one state"),
+        ({"start_std": 2.0, "start": torch.zeros(3, 2)}, "leave out start_mean and start_std"),
     ],
 )
 def test_a_bad_grid_is_refused_with_the_remedy(change: dict[str, Any], sentence: str) -> None:
