@@ -32,17 +32,21 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 
-test: lint test-package test-repository
+# Each of two processes takes one half in order, so that what a module sets up is mostly set up once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+test: lint
+	$(PYTEST) --durations=10
 
 test-package: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10 --ignore tests/repository
+	$(PYTEST) --durations=10 --ignore tests/repository
 
 # What is about this repository: benchmarks, result files, docs and pages.
 test-repository: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10 tests/repository
+	$(PYTEST) --durations=10 tests/repository
 
 quick: lint  # with one case of the law and its broken twin (tests/law/test_quick.py)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not (slow or law or ray or browser or gpu)"
+	$(PYTEST) -m "not (slow or law or ray or browser or gpu)"
 
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutants

@@ -490,7 +490,9 @@ def gpu_tests(out: Out = RESULTS) -> None:
                 self.passed.append(report.nodeid)
 
     log = Log()
-    os.environ["OMP_NUM_THREADS"] = "1"  # for xdist's workers: more threads than cores make each test minutes long
+    os.environ["OMP_NUM_THREADS"] = (
+        "1"  # for xdist's workers: more threads than cores make each test minutes long
+    )
     torch.set_num_threads(1)
     status = pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"], plugins=[log])
     ended = {*log.passed, *log.failed, *log.skipped}

@@ -18,11 +18,10 @@ from benchmarks.result_files import BenchRow
 from benchmarks.results import label
 from foresample.cli import options
 from foresample.cli.console import echo, plain_table, require_folder, require_modules, show
-from foresample.cli.targets import require_kind
 from foresample.contracts import Target
 from foresample.core.report import Run
 from foresample.drafters import Frozen, Replay
-from foresample.engine.sampling import sample
+from foresample.engine.engine import sample
 from foresample.provenance import make_result, result_json, write_result
 from foresample.sizes import require_memory, round_bytes
 from foresample.targets.mixture import GaussianMixture
@@ -60,7 +59,7 @@ def main(
         f"{samples} samples of dimension {dim} at a time, each with a window of {windows[-1]},",
         "ask for fewer --samples, a smaller --dim or a smaller --window",
     )
-    target = GaussianMixture.of_draft_trees(dim).flow(steps, churn, reuse=require_kind(reuse))
+    target = GaussianMixture.of_draft_trees(dim).flow(steps, churn, reuse=options.require_kind(reuse))
     if out is not None:
         require_modules("matplotlib")
         require_folder(out)

@@ -157,8 +157,8 @@ def _is_fused(target: fs.Target, drafter: fs.Replay) -> bool:
     """Whether kernels draw this; on a GPU they must."""
     if not target.std.is_cuda:
         return False
-    how = fs.Engine(target, drafter=drafter, slots=1).how
-    if round_for(target, how).propose.__module__ != "foresample.backends.triton.round":
+    speculation = fs.Engine(target, drafter=drafter, slots=1).speculation
+    if round_for(target, speculation).propose.__module__ != "foresample.backends.triton.round":
         raise RuntimeError("the kernels do not serve this variant here: is Triton installed?")
     return True
 

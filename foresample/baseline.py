@@ -5,7 +5,7 @@ It imports nothing of what it judges: neither rounds, nor verification, nor draf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 import torch
@@ -59,42 +59,27 @@ class Sequential:
         started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
         index, seeds = torch.arange(len(seeds)), seeds.cpu()
         rows = index if rows is None else rows
-        parts = [self._batch(rows[part], seeds[part], observe) for part in index.split(self.slots)]
-        samples = torch.cat(parts)
+        parts = [self.draw(rows[i], seeds[i], observe, strict=True)[0] for i in index.split(self.slots)]
         tally = Tally(0, steps, index.device)
         tally.lengths[0] = steps * len(seeds)
         report = Report("sequential", steps, len(seeds), 0, slots=self.slots)
         report.calls_per_step = calls_per_step(self.target)
         report.occupancy = len(seeds) / (self.slots * len(parts))
-        run = tally.close(report, samples, torch.full_like(index, steps), torch.full_like(index, steps))
+        run = tally.close(
+            report, torch.cat(parts), torch.full_like(index, steps), torch.full_like(index, steps)
+        )
         report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
         return run
 
-    def draw(self, row: Tensor, seeds: Tensor, observe: Observer | None = None) -> tuple[Tensor, Tensor]:
-        """Samples `row` of these seeds, at most `slots`, and their faults (`faults`); a broken one is given up."""
-        for k in self._steps(row, seeds):
-            self.x.masked_fill_(expand(self.fault != NO_FAULT, self.x), 0.0)
-            if observe is not None:
-                observe(self._commit(k, len(row)))
-        fault = note_state(self.fault, self.x, len(self.target.std))
-        return self.x[: len(row)].clone(), fault[: len(row)].clone()
+    def draw(
+        self, row: Tensor, seeds: Tensor, observe: Observer | None = None, *, strict: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Samples `row` of these seeds, at most `slots`, and their faults (`faults`).
 
-    def _batch(self, index: Tensor, seeds: Tensor, observe: Observer | None) -> Tensor:
-        """All transitions of these samples; the first fault is raised."""
-        target, steps = self.target, len(self.target.std)
-        look_every = _LOOK_EVERY if self.x.is_cuda else 1
-        for k in self._steps(index, seeds):
-            if (k + 1) % look_every == 0:
-                raise_faults(self.fault, self.row, target)
-            if observe is not None:
-                observe(self._commit(k, len(index)))
-        raise_faults(note_state(self.fault, self.x, steps), self.row, target)
-        return self.x[: len(index)].clone()
-
-    def _steps(self, row: Tensor, seeds: Tensor) -> Iterator[int]:
-        """Take these samples through the chain, a step at a time; slots left over repeat the last of them."""
-        target = self.target
-        full = torch.arange(self.slots).clamp(max=len(row) - 1)
+        A broken sample is given up; if `strict`, the first fault is raised. Slots left over repeat the last sample.
+        """
+        target, count = self.target, len(row)
+        full = torch.arange(self.slots).clamp(max=count - 1)
         self.row.copy_(row[full])
         self.key.copy_(seeds[full])
         self.step.zero_()
@@ -103,33 +88,39 @@ class Sequential:
         unit = self.backend.normal(self.key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero)
         with torch.no_grad():
             self.x.copy_(start_states(target, unit, self.row))
+        look_every = _LOOK_EVERY if self.x.is_cuda else 1
         for k in range(len(target.std)):
             with torch.no_grad():
                 self.graph.replay() if self.graph else self._transition()
-            yield k
+            if not strict:
+                self.x.masked_fill_(expand(self.fault != NO_FAULT, self.x), 0.0)
+            elif (k + 1) % look_every == 0:
+                raise_faults(self.fault, self.row, target)
+            if observe is not None:
+                x, rows = self.x[:count].clone(), self.row[:count].clone()
+                one, none = torch.ones_like(rows), target.std.new_zeros(count, 0)
+                observe(Commit(rows, k * one, one, x.unsqueeze(1), x, none, one - 1))
+        fault = note_state(self.fault, self.x, len(target.std))
+        if strict:
+            raise_faults(fault, self.row, target)
+        return self.x[:count].clone(), fault[:count].clone()
 
     def _transition(self) -> None:
-        extra = extra_noise(self.target, self.key, self.step)
-        prediction = predict(self.timed, self.x.clone(), self.step, self.row, extra)
-        self._move(prediction, extra)
-        self.step.add_(1).clamp_(max=len(self.target.std) - 1)
-
-    def _move(self, prediction: Tensor, extra: Tensor | None) -> None:
+        """One step of all rows, in place."""
         target, step, transition = self.target, self.step, self.backend.transition
+        extra = extra_noise(target, self.key, step)
+        prediction = predict(self.timed, self.x.clone(), step, self.row, extra)
         if transition is not None and self.chain is not None:
-            return transition(self.chain, self.x, prediction, self.previous, self.key, step, self.fault)
-        network, state = (broken(v.unsqueeze(1)) for v in (prediction, self.x))
-        self.fault.copy_(note_fault(self.fault, network, state, step.unsqueeze(1), self.used))
-        mean = transition_mean(target, self.x, prediction, step, self.previous, extra)
-        zero = torch.zeros_like(self.key)
-        noise = self.backend.normal(self.key, target.shape, self.x.dtype, step=step, draw=zero)
-        self.x.copy_(mean + expand(target.std[step], noise) * noise)
-        self.previous.copy_(remember(target, prediction, self.previous))
-
-    def _commit(self, k: int, count: int) -> Commit:
-        x, row = self.x[:count].clone(), self.row[:count].clone()
-        step, one = torch.full_like(row, k), torch.ones_like(row)
-        return Commit(row, step, one, x.unsqueeze(1), x, self.target.std.new_zeros(count, 0), one - 1)
+            transition(self.chain, self.x, prediction, self.previous, self.key, step, self.fault)
+        else:
+            network, state = (broken(v.unsqueeze(1)) for v in (prediction, self.x))
+            self.fault.copy_(note_fault(self.fault, network, state, step.unsqueeze(1), self.used))
+            mean = transition_mean(target, self.x, prediction, step, self.previous, extra)
+            zero = torch.zeros_like(self.key)
+            noise = self.backend.normal(self.key, target.shape, self.x.dtype, step=step, draw=zero)
+            self.x.copy_(mean + expand(target.std[step], noise) * noise)
+            self.previous.copy_(remember(target, prediction, self.previous))
+        step.add_(1).clamp_(max=len(target.std) - 1)
 
 
 def sequential(

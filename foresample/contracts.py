@@ -22,9 +22,9 @@ Method = TypeVar("Method")
 class Target(Protocol):
     """A chain of Gaussian transitions x_{k+1} = mean_k(x_k) + std_k z_k, z_k ~ N(0, I), k = 0 … N−1.
 
-    `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself, and answered the same
-    whenever it is asked for: a network whose output for one row depends on its batch-mates, on random numbers or on
-    earlier calls has no transition law (samplers look at some calls, `foresample.check` at every step).
+    `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself and always get the same
+    answer: a network whose output for one row depends on its batch-mates, on random numbers or on earlier calls has no
+    transition distribution (samplers look at some calls, `foresample.check` at every step).
     """
 
     @property
@@ -70,18 +70,14 @@ class UnknownRow(ValueError, IndexError):
 
 
 class Wrapper:
-    """A target that is another one to all who ask, whatever that has of the contract; a subclass says what it does
-    otherwise."""
+    """Forwards every attribute of the contract to another target; subclasses override some."""
 
     def __init__(self, target: Target) -> None:
         self.target, self.shape, self.std = target, target.shape, target.std
         self.multistep, self.extra = earlier_predictions(target), extra_shape(target)
-        self.calls_per_step, self.bands, self.chain = (
-            calls_per_step(target),
-            bands(target),
-            offered_chain(target),
-        )
-        self.fault_hint: str = getattr(target, "fault_hint", "")  # read by `faults`
+        self.calls_per_step, self.bands = calls_per_step(target), bands(target)
+        self.chain = offered_chain(target)
+        self.fault_hint: str = getattr(target, "fault_hint", "")
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
         return self.target.start(noise, row)
@@ -166,10 +162,10 @@ class Drafter(Protocol):
         """
 
 
-def require_target(target: object) -> None:
+def require_target(target: Any) -> None:
     """Refuse what is no target, with the remedy, before any work."""
-    if not isinstance(target, Target):
-        missing = [n for n in ("shape", "std", "start", "predict", "mean") if not hasattr(target, n)]
+    missing = [n for n in ("shape", "std", "start", "predict", "mean") if not hasattr(target, n)]
+    if missing:
         raise TypeError(
             f"{type(target).__name__} is not a target: it lacks {', '.join(missing)}; "
             "see docs/extending.md, or wrap a denoiser with foresample.targets"
@@ -185,17 +181,14 @@ def require_target(target: object) -> None:
     std = target.std
     if not isinstance(std, Tensor) or std.ndim != 1 or len(std) == 0 or not std.is_floating_point():
         raise ValueError("target.std must be a floating-point tensor of shape [N], one scale per transition")
-    wrong = (~torch.isfinite(std) | (std < 0)).nonzero().flatten().tolist()
-    if wrong:
+    for step in (~torch.isfinite(std) | (std < 0)).nonzero().flatten().tolist():
         raise ValueError(
-            f"target.std must be finite and not negative, but is {std[wrong[0]].item()} at step {wrong[0]}; "
+            f"target.std must be finite and not negative, but is {std[step].item()} at step {step}; "
             "a deterministic transition has std 0"
         )
-    if earlier_predictions(target) not in (0, 1, 2):
-        raise ValueError(
-            f"target.multistep must be 0, 1 or 2 earlier predictions, not {earlier_predictions(target)}"
-        )
-    extra = extra_shape(target)
+    earlier, extra = earlier_predictions(target), extra_shape(target)
+    if earlier not in (0, 1, 2):
+        raise ValueError(f"target.multistep must be 0, 1 or 2 earlier predictions, not {earlier}")
     if extra is not None and (not isinstance(extra, torch.Size) or len(extra) == 0):
         raise ValueError(
             f"target.extra must be a torch.Size, the shape of one step's extra noise, not {extra!r}; a single number "
@@ -203,12 +196,20 @@ def require_target(target: object) -> None:
         )
 
 
-def require_own_chain(target: Target) -> None:
-    """Refuse a target that is not what the chain says that it offers: kernels look at that alone.
+_TRIED = 2**17  # elements of the states at which a mean is tried at a time
+_CHAIN_MEANS: set[object] = set()
 
-    Its std must be the chain's. Its mean is tried at every step, with numbers up to a few hundred, unless it is the
-    chain's own by construction (`chain_mean`): as much arithmetic as the means of one sample, in parts that bound the
-    memory.
+
+def chain_mean(method: Method) -> Method:
+    """Marks a `mean` that is its chain's own by construction: that of `Chain`, and of targets that call it."""
+    _CHAIN_MEANS.add(method)
+    return method
+
+
+def require_own_chain(target: Target) -> None:
+    """Refuse a target that offers a chain with another std or mean than its own: kernels look at the chain alone.
+
+    A mean that is not the chain's own by construction (`chain_mean`) is tried at every step.
     """
     chain = affine_chain(target)
     if chain is None:
@@ -224,16 +225,6 @@ def require_own_chain(target: Target) -> None:
         )
 
 
-_TRIED = 2**17  # elements of the states at which a mean is tried at a time
-_CHAIN_MEANS: set[object] = set()
-
-
-def chain_mean(method: Method) -> Method:
-    """Marks a `mean` that is its chain's own by construction: that of `Chain`, and of targets that call it."""
-    _CHAIN_MEANS.add(method)
-    return method
-
-
 def _has_mean_of(chain: AffineChain, target: Any) -> bool:
     """Whether the target's mean is that of the chain by construction."""
     while getattr(type(target), "mean", None) is Wrapper.mean and "mean" not in vars(target):
@@ -243,42 +234,31 @@ def _has_mean_of(chain: AffineChain, target: Any) -> bool:
     )
 
 
+@torch.no_grad()
 def _first_other_mean(target: Target, chain: AffineChain) -> int | None:
-    """The first step at which the target's mean is not the chain's; None if there is none."""
-    steps, size = len(target.std), target.shape.numel()
+    """The first step at which the target's mean is not the chain's, None if there is none.
+
+    Random states, predictions and earlier predictions of sizes 1, 10 and 100, in parts that bound the memory: as much
+    arithmetic as the means of one sample.
+    """
+    std, steps, size = target.std, len(target.std), target.shape.numel()
     each = 3 if 3 * steps * size <= _TRIED else 1  # states at a step
-    every = torch.arange(steps, device=target.std.device).repeat_interleave(each)
-    states = _tried_states(target, min(len(every), max(1, _TRIED // size)))
-    with torch.no_grad():
-        for step in every.split(len(states[0])):
-            wrong = _differs(target, chain, step, *(values[: len(step)] for values in states))
-            if wrong.any():
-                return int(step[wrong][0])
-    return None
-
-
-def _tried_states(target: Target, count: int) -> list[Tensor]:
-    """States, predictions and previous predictions at random; sizes 1, 10 and 100 take turns in each of them."""
-    shape, generator = (count, target.shape.numel()), torch.Generator().manual_seed(0)
-    size = 10.0 ** ((torch.arange(count).unsqueeze(1) + torch.arange(shape[1])) % 3)
-    draws = (size * torch.randn(shape, generator=generator) for _ in range(3))
-    return [values.view(count, *target.shape).to(target.std) for values in draws]
-
-
-def _differs(
-    target: Target, chain: AffineChain, step: Tensor, x: Tensor, prediction: Tensor, previous: Tensor
-) -> Tensor:
-    """[B]: whether the target's mean at these states is another than its chain's, by more than rounding."""
-    expected, scale = torch.zeros_like(x), torch.zeros_like(x)
+    every = torch.arange(steps, device=std.device).repeat_interleave(each)
+    count, generator = min(len(every), max(1, _TRIED // size)), torch.Generator().manual_seed(0)
+    scale = 10.0 ** ((torch.arange(count).unsqueeze(1) + torch.arange(size)) % 3)
+    draws = [scale * torch.randn(count, size, generator=generator) for _ in range(3)]
+    states = [draw.view(count, *target.shape).to(std) for draw in draws]
     weights = chain.state_weight, chain.prediction_weight, chain.previous_weight
-    for weight, value in zip(weights, (x, prediction, previous), strict=True):
-        if weight is not None:
-            part = expand(weight[step], value) * value
-            expected += part
-            scale += part.abs_()
-    apart = (transition_mean(target, x, prediction, step, previous) - expected).abs_()
-    agrees = apart <= scale.mul_(math.sqrt(torch.finfo(x.dtype).eps))  # NaN agrees with nothing
-    return ~agrees.flatten(1).all(1)
+    for step in every.split(count):
+        values = [value[: len(step)] for value in states]
+        parts = [expand(w[step], v) * v for w, v in zip(weights, values, strict=True) if w is not None]
+        x, prediction, previous = values
+        apart = transition_mean(target, x, prediction, step, previous) - torch.stack(parts).sum(0)
+        rounding = torch.stack(parts).abs().sum(0) * math.sqrt(torch.finfo(std.dtype).eps)
+        wrong = ~(apart.abs() <= rounding).flatten(1).all(1)  # NaN agrees with nothing
+        if wrong.any():
+            return int(step[wrong][0])
+    return None
 
 
 def require_drafter(drafter: object) -> None:
@@ -292,8 +272,7 @@ def require_drafter(drafter: object) -> None:
 
 
 def drafter_for(drafter: Drafter, target: Target) -> Drafter:
-    """The drafter, fitted to a target; refused if it is none, or is made for another chain."""
-    require_drafter(drafter)
+    """The drafter, fitted to a target; refused if it is made for another chain."""
     fit = getattr(drafter, "for_target", None)
     return drafter if fit is None else fit(target)
 
@@ -357,11 +336,6 @@ def earlier_predictions(target: object) -> int:
     return int(getattr(target, "multistep", 0))
 
 
-def is_multistep(target: Target) -> bool:
-    """Whether the target's mean needs earlier predictions, too."""
-    return earlier_predictions(target) > 0
-
-
 def extra_shape(target: Target) -> torch.Size | None:
     """Shape of the extra noise of a step, None for a target without."""
     return getattr(target, "extra", None)
@@ -405,50 +379,49 @@ def affine_chain(target: Target) -> AffineChain | None:
 def offered_chain(target: Target) -> Any:
     """The chain a target offers, None if it offers none.
 
-    A subclass with a mean of its own no longer offers the chain it inherits, nor does a class with a mean of its own
-    one that it has from another target by way of `__getattr__`.
+    A subclass with a mean of its own does not offer the chain that it inherits, nor does a class with a mean of its
+    own offer one that it gets from another target by `__getattr__`.
     """
-    declared = _is_declared_with_mean(type(target))
+    declared = _declares_chain(type(target))
     own = "chain" in getattr(target, "__dict__", {}) if declared is None else declared
     return getattr(target, "chain", None) if own else None
 
 
 @cache
-def _is_declared_with_mean(kind: type) -> bool | None:
+def _declares_chain(kind: type) -> bool | None:
     """Whether `chain` is declared in as near a class as `mean` is defined in; None if in no class."""
-    declares = ["chain" in vars(base) or "chain" in inspect.get_annotations(base) for base in kind.__mro__]
-    defines = ["mean" in vars(base) for base in kind.__mro__]
-    if not any(declares):
-        return None
-    return not any(defines) or declares.index(True) <= defines.index(True)
+    mean_found = False
+    for base in kind.__mro__:
+        if "chain" in vars(base) or "chain" in inspect.get_annotations(base):
+            return not mean_found
+        mean_found |= "mean" in vars(base)
+    return None
 
 
 class AffineChain(Protocol):
-    """What kernels need of a chain: mean = state_weight·x + prediction_weight·p (+ previous_weight·previous p)."""
+    """What kernels need of a chain: mean = state_weight·x + prediction_weight·p (+ previous_weight·previous p).
+
+    All are [N]; `previous_weight` is None unless the chain is multistep.
+    """
 
     @property
-    def std(self) -> Tensor:
-        """[N]"""
+    def std(self) -> Tensor: ...
 
     @property
-    def state_weight(self) -> Tensor:
-        """[N]"""
+    def state_weight(self) -> Tensor: ...
 
     @property
-    def prediction_weight(self) -> Tensor:
-        """[N]"""
+    def prediction_weight(self) -> Tensor: ...
 
     @property
-    def previous_weight(self) -> Tensor | None:
-        """[N]; None unless multistep."""
+    def previous_weight(self) -> Tensor | None: ...
 
 
 def at_least_one(name: str, value: int) -> int:
     """A whole number ≥ 1, or an error."""
-    number = _whole(value)
-    if number is None or number < 1:
+    if _whole(value) < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-    return number
+    return _whole(value)
 
 
 def resolve_slots(slots: int | None, count: int) -> int:
@@ -463,20 +436,17 @@ def resolve_window(window: int, steps: int) -> int:
 
 def seed_number(value: int) -> int:
     """A seed, or an error."""
-    number = _whole(value)
-    if number is None or not 0 <= number < 2**63:
+    if not 0 <= _whole(value) < 2**63:
         raise ValueError(f"a seed must be a whole number from 0 to 2**63 - 1, not {value!r}")
-    return number
+    return _whole(value)
 
 
-def _whole(value: object) -> int | None:
-    """An integer of any make (numpy's, a tensor's), but no bool and no float."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        return None
+def _whole(value: Any) -> int:
+    """An integer of any make (numpy's, a tensor's); −1 for others, bools and floats among them."""
     try:
-        return operator.index(value)
+        return -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        return None
+        return -1
 
 
 def _require_like(value: Tensor, like: Tensor, what: str) -> None:

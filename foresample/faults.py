@@ -7,8 +7,6 @@ Raising inside a round would mean waiting for the device, so a row carries a cod
     BROKEN_STATE − k     the state at step k was NaN or infinite already; k = N: the sample is
 
 Only this file and the kernels (which import the two constants) know the encoding.
-
-Somebody else's exception is told by its `first_line`.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ def broken(values: Tensor) -> Tensor:
 def note_fault(fault: Tensor, network: Tensor, state: Tensor, step: Tensor, used: Tensor) -> Tensor:
     """The codes after a round: the first broken value that was used, unless one was noted before.
 
-    All but the codes are [R, W]: whether the network's output and the state are broken, steps, and what was
-    used. Nothing is read back from the device.
+    `network` and `state` say whether an output and a state are broken; all but the codes are [R, W].
     """
     wrong = (network | state) & used
     first = wrong.int().argmax(1, keepdim=True)

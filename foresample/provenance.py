@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from foresample.text import without_nan
 
 __version__ = "0.1.0"
@@ -22,7 +20,7 @@ __version__ = "0.1.0"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where it ran."""
+    """Where a result was made."""
 
     cpu: str | None = None
     threads: int | None = None
@@ -42,7 +40,7 @@ class Origin:
 
 
 def make_result(kind: str, settings: Mapping[str, Any], **content: Any) -> dict[str, Any]:
-    """A result of this kind: its origin, its settings and what was found."""
+    """A result of this kind, with its origin."""
     return {"kind": kind, **provenance(), "settings": dict(settings), **content}
 
 
@@ -63,7 +61,8 @@ def provenance() -> dict[str, Any]:
     The commit is that of the checkout this file lies in, None outside of one; `-dirty` if tracked files differ from
     it, other than results, which runs write themselves. GIT_COMMIT overrides it.
     """
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    import torch  # here, so that the version is known without it
+
     return {
         "command": re.sub(r" --out[ =]\S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "commit": os.environ.get("GIT_COMMIT") or _commit(),
@@ -75,20 +74,18 @@ def provenance() -> dict[str, Any]:
         "machine": {
             "cpu": platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
-            "gpu": device,
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
 
 
 def _commit() -> str | None:
-    here = Path(__file__).parent
-
     def git(*arguments: str) -> str:
-        told = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=here)
-        return told.stdout.strip()
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
+        return done.stdout.strip()
 
     try:
-        if git("ls-files", Path(__file__).name) == "":  # somebody else's repository around an installed package
+        if not git("ls-files", Path(__file__).name):  # somebody else's repository around an installed package
             return None
         changed = git("status", "--porcelain", "-uno", ":/", ":(top,exclude)benchmarks/results")
         return git("describe", "--always") + ("-dirty" if changed else "")

@@ -111,7 +111,8 @@ def read_object(kind: type[T], data: Any, where: str = "", *, given: Mapping[str
 
     `where`: of whom the fields are, in front of their names. `given`: fields that come from elsewhere.
     """
-    _fitting(isinstance(data, dict), data, where.rstrip(".") or "it", "an object")
+    if not isinstance(data, dict):
+        raise Unfit(f"{printable(where.rstrip('.')) or 'it'} is {shortened(data)}, not an object")
     values = dict(given or {})
     for one in fields(kind):  # type: ignore[arg-type]
         if one.name in values:
@@ -123,11 +124,13 @@ def read_object(kind: type[T], data: Any, where: str = "", *, given: Mapping[str
     return kind(**values)
 
 
-_SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # to Python, true is a number as well
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # to Python, true is a number as well
     str: ("a text", lambda value: type(value) is str),
     bool: ("true or false", lambda value: type(value) is bool),
     int: ("a whole number", lambda value: type(value) is int and abs(value) <= MOST),
     float: ("a finite number", lambda value: type(value) in (int, float) and abs(value) <= MOST),
+    list: ("a list", lambda value: isinstance(value, list)),
+    dict: ("an object", lambda value: isinstance(value, dict)),
 }
 
 
@@ -137,25 +140,19 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     if origin is Annotated:
-        found = _value(parts[0], value, where)
-        return _fitting(parts[1].holds(found), found, where, parts[1].name)
-    if origin in (Union, UnionType):  # X | None
+        value, (name, holds) = _value(parts[0], value, where), parts[1]
+    elif origin in (Union, UnionType):  # X | None
         return None if value is None else _value(parts[0], value, where)
+    elif is_dataclass(kind):
+        return read_object(kind, value, f"{where}.")  # type: ignore[arg-type]
+    else:
+        name, holds = _KINDS[origin or kind]
+    if not holds(value):
+        raise Unfit(f"{printable(where)} is {shortened(value)}, not {name}")
     if origin is list:
-        _fitting(isinstance(value, list), value, where, "a list")
         return [_value(parts[0], part, f"{where}[{i}]") for i, part in enumerate(value)]
     if origin is dict:
-        _fitting(isinstance(value, dict), value, where, "an object")
         return {key: _value(parts[1], part, f"{where}.{key}") for key, part in value.items()}
-    if is_dataclass(kind):
-        return read_object(kind, value, f"{where}.")  # type: ignore[arg-type]
-    name, fits = _SCALARS[kind]
-    return _fitting(fits(value), value, where, name)
-
-
-def _fitting(fits: bool, value: Any, where: str, name: str) -> Any:
-    if not fits:
-        raise Unfit(f"{printable(where)} is {shortened(value)}, not {name}")
     return value
 
 

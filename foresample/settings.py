@@ -31,15 +31,12 @@ from foresample.drafters import Replay
 if TYPE_CHECKING:
     from foresample.engine.tuning import Tuning
 
-WINDOW = 16
-"""The default window."""
-
-
+WINDOW = 16  # by default
 Window = Union[int, Literal["auto"], "Tuning"]
 
 
 class DraftKeywords(TypedDict, total=False):
-    """The settings that decide how to speculate, but the window; see the module."""
+    """How to speculate, but for the window."""
 
     drafter: Drafter | None
     block: int | None
@@ -47,13 +44,13 @@ class DraftKeywords(TypedDict, total=False):
 
 
 class SpeculationKeywords(DraftKeywords, total=False):
-    """The settings that decide how to speculate; see the module."""
+    """How to speculate."""
 
     window: Window
 
 
 class RunKeywords(SpeculationKeywords, total=False):
-    """All settings; see the module."""
+    """All settings."""
 
     slots: int | None
     graph: bool
@@ -61,7 +58,7 @@ class RunKeywords(SpeculationKeywords, total=False):
 
 
 class TuneKeywords(DraftKeywords, total=False):
-    """The settings that `tune` does not look for itself; see the module."""
+    """The settings that `tune` does not measure itself."""
 
     graph: bool
     look: bool

@@ -40,8 +40,7 @@ def round_bytes(rows: int, window: int, state: int) -> int:
 
 def require_memory(needed: int, what: str, remedy: str, device: torch.device | str = "cpu") -> None:
     """Refuse what takes more bytes than there are."""
-    there = machine_memory(device)
-    if needed > there:
+    if needed > (there := machine_memory(device)):
         raise ValueError(
             f"{what} would take {readable(needed)} of memory, and there are {readable(there)}: {remedy}"
         )
@@ -49,8 +48,7 @@ def require_memory(needed: int, what: str, remedy: str, device: torch.device | s
 
 def require_disk(needed: int, folder: Path, what: str, remedy: str) -> None:
     """Refuse what takes more bytes than are free where the folder lies."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
+    if needed > (free := shutil.disk_usage(folder).free):
         raise OSError(
             f"{what} would take {readable(needed)}, and {readable(free)} are free at {folder}: {remedy}"
         )

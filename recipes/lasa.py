@@ -128,7 +128,7 @@ def train(
             data.position[chosen] + shaken, data.velocity[chosen] + jerked, data.shape[chosen]
         )
         actions = (data.future[chosen] - shaken.unsqueeze(1) / config.horizon) / config.speed
-        loss = policy.diffusion.loss(actions, condition, generator)
+        loss = _loss(policy.diffusion, actions, condition, generator)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         rate = 1e-3 * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -141,6 +141,14 @@ def train(
             torch._foreach_lerp_(averages, weights, 1 - decay)
         losses.append(loss.item())
     return averaged, losses
+
+
+def _loss(model: DiffusionModel, actions: Tensor, condition: Tensor, generator: torch.Generator) -> Tensor:
+    """MSE of the noise, as LeRobot trains."""
+    t = torch.randint(model.config.num_train_timesteps, (len(actions),), generator=generator)
+    noise = torch.randn(actions.shape, generator=generator)
+    noisy = model.noise_scheduler.add_noise(actions, noise, t)
+    return torch.nn.functional.mse_loss(model.unet(noisy, t, global_cond=condition), noise)
 
 
 def save(policy: LasaPolicy, folder: Path, **facts: Any) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
+from foresample.core.noise import seeds_of
 
 Record = dict[str, Any]
 Draw = Callable[..., Record]
@@ -240,10 +241,17 @@ def targets() -> Iterator[tuple[str, Draw]]:
             yield f"target/{name}/{drafter}/{told(how)}", lambda m=make, d=drafter, h=how: sampled(m(), d, **h)
 
 
-def streamed(target: Any, **how: Any) -> Record:
-    samples = list(fs.stream(target, 7, window=WINDOW, seed=2, **how))
-    costs = {name: [getattr(sample, name) for sample in samples] for name in ("calls", "evaluations")}
-    return {"samples": digest(*(sample.x for sample in samples))} | costs
+def streamed(target: Any, ordered: bool, slots: int) -> Record:
+    """Seven samples one by one: in order, or as they finish."""
+    if ordered:
+        samples: Any = list(fs.stream(target, 7, window=WINDOW, seed=2, slots=slots))
+        costs = {name: [getattr(sample, name) for sample in samples] for name in ("calls", "evaluations")}
+        return {"samples": digest(*(sample.x for sample in samples))} | costs
+    parts = list(fs.Engine(target, window=WINDOW, slots=slots).draw(seeds_of(2, 7)))
+    costs = {
+        name: torch.cat([getattr(part, name) for part in parts]).tolist() for name in ("calls", "evaluations")
+    }
+    return {"samples": digest(*(x for part in parts for x in part.x))} | costs
 
 
 def observed(target: Any) -> Record:
@@ -264,7 +272,7 @@ def ways() -> Iterator[tuple[str, Draw]]:
     for chain, ordered, slots in product(("vp eps", "edm heun", "langevin"), (True, False), (1, 3, 9)):
         yield (
             f"stream/{chain}/ordered={ordered} slots={slots}",
-            lambda c=chain, o=ordered, s=slots: streamed(target_of(c), ordered=o, slots=s),
+            lambda c=chain, o=ordered, s=slots: streamed(target_of(c), o, s),
         )
     for chain in ("vp eps", "vp learned variance", "sigmas dpmpp_3m_sde_chain"):
         yield f"observe/{chain}", lambda c=chain: observed(target_of(c))

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from benchmarks import tables
 from benchmarks.tables import table
-from foresample.cli import app
+from foresample.cli.app import app
 from tests.support.pipelines import EXACT, REFUSED
 
 ROOT = Path(__file__).parent.parent

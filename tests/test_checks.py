@@ -209,6 +209,7 @@ def test_too_few_samples_to_find_anything_are_no_ok(samples: int) -> None:
     assert "ok    distribution" not in str(result)
 
 
+@pytest.mark.slow
 def test_the_error_that_so_many_samples_find_is_told() -> None:
     law = fs.check(flow(), window=6, samples=500).findings[2]
     assert law.tests is not None
@@ -308,11 +309,12 @@ def test_a_window_that_is_none_is_refused(window: Any) -> None:
         fs.check(flow(), window=window, samples=10)
 
 
+@pytest.mark.slow
 def test_a_tuning_s_window_is_checked_and_a_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = Tuning(16, 10, 1e-3, [Trial(6, 70, 1e-3, 1e-3, 5.0, 2.0)], 6, 1.9)
     given = fs.check(flow(), window=6, samples=20, slots=10)
     assert fs.check(flow(), window=tuned, samples=20, slots=10) == given
-    monkeypatch.setattr("foresample.checks.exactness.tune", lambda target, **how: tuned)
+    monkeypatch.setattr("foresample.engine.tuning.measure", lambda target, settings: tuned)
     assert fs.check(flow(), window="auto", samples=20, slots=10) == given
     with pytest.raises(ValueError, match="this tuning is of 16 steps with 10 samples at a time"):
         fs.check(flow(), window=tuned, samples=20)
@@ -324,6 +326,7 @@ def test_a_tuning_without_a_gain_leaves_nothing_to_check() -> None:
         fs.check(flow(), window=sequential, samples=20)
 
 
+@pytest.mark.slow
 def test_the_default_window_is_that_of_every_run() -> None:
     assert fs.check(flow(), samples=20) == fs.check(flow(), window=16, samples=20)
 
@@ -334,6 +337,7 @@ def test_settings_that_a_check_does_not_have_are_refused_by_name(name: str) -> N
         fs.check(flow(), samples=20, **{name: 1})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_window_beyond_the_chain_is_cut() -> None:
     one, two = (fs.check(flow(), window=window, samples=10) for window in (15, 10**8))
     assert one == two

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import pkgutil
@@ -71,16 +72,43 @@ def fresh(code: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_importing_it_brings_torch_and_numpy_and_nothing_else() -> None:
     brought = fresh(
         "import json, sys, numpy, torch\n"
         "before = set(sys.modules)\n"
-        "import foresample\n"
+        "from foresample import *\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in set(sys.modules) - before})))"
     )
     assert set(json.loads(brought)) - sys.stdlib_module_names <= {"foresample", "torch", "numpy"}
 
 
+def test_importing_it_brings_torch_only_when_a_name_needs_it() -> None:
+    """The command line is fast because of it; every name is listed before it is imported."""
+    code = "import sys, foresample as fs\nprint({*fs.__all__} <= {*dir(fs)}, fs.__version__, 'torch' in sys.modules)"
+    assert fresh(code) == f"True {fs.__version__} False\n"
+    assert fresh("import sys, foresample as fs\nfs.sample\nprint('torch' in sys.modules)") == "True\n"
+    with pytest.raises(AttributeError, match="module 'foresample' has no attribute 'sampel'"):
+        fs.sampel  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_type_checkers_see_the_names_that_are_imported_late() -> None:
+    """The names under TYPE_CHECKING are those of `__all__`, from the modules that `__getattr__` takes them from."""
+    block = next(
+        node for node in ast.parse(Path(str(fs.__file__)).read_text()).body if isinstance(node, ast.If)
+    )
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen.keys() == {*fs.__all__}
+    for name, module in seen.items():
+        assert getattr(fs, name) is getattr(importlib.import_module(str(module)), name)
+
+
+@pytest.mark.slow
 def test_it_samples_without_any_extra() -> None:
     """Where none is installed; `None` in sys.modules refuses an import."""
     speedup = fresh(

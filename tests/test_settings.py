@@ -61,7 +61,7 @@ def test_tune_finds_the_window_itself() -> None:
 def test_the_window_has_one_default() -> None:
     target = mixture().flow(30, 1.0)
     assert fs.sample(target, 2).report.window == WINDOW == Settings().window == 16
-    assert fs.Engine(target).how.window == WINDOW
+    assert fs.Engine(target).speculation.window == WINDOW
 
 
 def test_slots_are_all_samples_of_a_call_and_one_where_it_does_not_say_how_many() -> None:
@@ -80,4 +80,4 @@ def test_keywords_override_a_value() -> None:
     changed = Settings.of({"window": 8, "drafter": None}, base)
     assert (changed.window, changed.block, changed.drafter) == (8, 2, base.drafter)
     engine = fs.Engine(flow(), base, block=3)
-    assert (engine.how.window, engine.how.block) == (4, 3)
+    assert (engine.speculation.window, engine.speculation.block) == (4, 3)

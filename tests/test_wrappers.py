@@ -15,7 +15,7 @@ import foresample as fs
 from foresample.chains import Chain
 from foresample.contracts import Wrapper
 from foresample.core.report import TimedTarget
-from foresample.engine.priors import RecordingTarget, RowsInTurn
+from foresample.engine.priors import RecordingTarget
 from foresample.integrations.policies.plans import _FollowedTarget
 from foresample.targets import replicated
 
@@ -56,7 +56,6 @@ WRAPPERS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "Wrapper": (Wrapper, {}),
     "TimedTarget": (TimedTarget, {}),
     "RecordingTarget": (lambda target: RecordingTarget(target, 2, 4), {}),
-    "RowsInTurn": (lambda target: RowsInTurn(target, 2), {}),
     "_Replicated": (lambda target: replicated([target, target]), {}),
     # Its bands are its own, and a basis changes what extra noise means: that is refused.
     "FrequencyTarget": (fs.targets.in_frequencies, {"extra": None}),

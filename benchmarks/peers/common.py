@@ -17,9 +17,9 @@ from foresample.backends import normal
 from foresample.contracts import (
     Target,
     at_least_one,
+    earlier_predictions,
     expand,
     extra_shape,
-    is_multistep,
     predict,
     require_target,
     start_states,
@@ -87,7 +87,7 @@ class Counted:
 
     def __init__(self, target: Target, count: int) -> None:
         require_target(target)
-        if is_multistep(target) or extra_shape(target) is not None:
+        if earlier_predictions(target) or extra_shape(target) is not None:
             raise ValueError(
                 "the peers take one-step targets without extra noise; foresample.sample takes all others, too"
             )

@@ -18,7 +18,7 @@ from foresample.core import coupling
 from foresample.core import noise as streams
 from foresample.core.report import Commit
 from foresample.drafters import Replay
-from foresample.engine.sampling import sample
+from foresample.engine.engine import sample
 from foresample.targets import ChainTarget
 from foresample.targets.mixture import GaussianMixture
 

@@ -1,9 +1,9 @@
 """Where the work is done: in plain PyTorch, by Triton on CUDA, or by Numba on a CPU.
 
-Drafting a window is a linear recurrence per element; verifying it takes two sums per transition and a few scalars. In
-plain PyTorch that is hundreds of small operations, which take longer than a small network. The other two backends do
-the same work in a few passes and agree with plain PyTorch to rounding (tests/backends). Each offers the functions of
-a `Backend`, and a round for affine chains, the default drafter and recycled noise (`backends.rounds`).
+Drafting a window is a linear recurrence per element, and verifying it takes two sums and a few scalars per
+transition: hundreds of small operations in plain PyTorch, which take longer than a small network. The other two
+backends do the same work in a few passes and agree with plain PyTorch to rounding (tests/backends). Each offers the
+functions of a `Backend`, and a round for affine chains, the default drafter and recycled noise (`backends.rounds`).
 
 `backend_for` is the one place that chooses. Triton and Numba are imported only where they are chosen.
 FORESAMPLE_PLAIN=1 in the environment keeps a CPU to plain PyTorch: the same samples up to rounding, slower.
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,20 +26,9 @@ from foresample.core import report
 from foresample.core.noise import STEP, Normal
 from foresample.core.report import Count
 
-
-class Transition(Protocol):
-    """One step of the sequential sampler, in place; `step` itself is not moved on."""
-
-    def __call__(
-        self,
-        chain: AffineChain,
-        x: Tensor,
-        prediction: Tensor,
-        previous: Tensor,
-        seed: Tensor,
-        step: Tensor,
-        fault: Tensor,
-    ) -> None: ...
+Transition = Callable[[AffineChain, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""One step of the sequential sampler, in place: chain, x, prediction, previous prediction, seed, step (which is not
+moved on), fault."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +36,11 @@ class Backend:
     """What a backend does for everybody."""
 
     name: str
-    normal: Normal
-    """Noise, as `core.noise.normal`."""
-    count: Count
-    """Adds a round to a tally, as `core.report.count`."""
-    transition: Transition | None
-    """Of affine chains; None: `baseline` does it."""
-    change_basis: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """left · x · right, for x [B, rows, columns]."""
-    prepare: Callable[[torch.dtype], None]
-    """Compile what the sequential sampler of such chains needs, before any clock runs."""
+    normal: Normal  # as `core.noise.normal`
+    count: Count  # adds a round to a tally, as `core.report.count`
+    transition: Transition | None  # for affine chains; None: `baseline` makes it
+    change_basis: Callable[[Tensor, Tensor, Tensor], Tensor]  # left · x · right, for x [B, rows, columns]
+    prepare: Callable[[torch.dtype], None]  # compiles what `transition` needs, before any clock runs
 
 
 def _product(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
@@ -75,9 +58,10 @@ def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
     """The fastest there is for such numbers."""
     if device.type == "cuda" and find_triton():
         return _triton()
-    if device.type == "cpu" and dtype in (torch.float32, torch.float64) and _uses_numba():
-        return _numba()
-    return PLAIN
+    plain = device.type != "cpu" or dtype not in (torch.float32, torch.float64)
+    if plain or os.environ.get("FORESAMPLE_PLAIN") == "1" or not _find_numba():
+        return PLAIN
+    return _numba()
 
 
 def backend_of(target: Target) -> Backend:
@@ -101,10 +85,6 @@ def extra_noise(target: Target, seed: Tensor, step: Tensor) -> Tensor | None:
 def find_triton() -> bool:
     """Whether Triton can compile for a device here."""
     return torch.cuda.is_available() and find_spec("triton") is not None
-
-
-def _uses_numba() -> bool:
-    return os.environ.get("FORESAMPLE_PLAIN") != "1" and _find_numba()
 
 
 @cache

@@ -21,18 +21,18 @@ class Round(NamedTuple):
     settle: Callable[[Target, Rows, Any, Tensor, Speculation], tuple[Rows, Commit]]
 
 
-def round_for(target: Target, how: Speculation) -> Round:
+def round_for(target: Target, speculation: Speculation) -> Round:
     """The fastest round that draws what the plain one draws."""
     backend = backend_of(target)
     if backend.name == "Triton":
         from foresample.backends.triton import round as fused
 
-        if fused.serves(target, how):
+        if fused.serves(target, speculation):
             return Round(fused.propose, fused.settle)
     elif backend.name == "Numba":
         from foresample.backends.numba import round as compiled
 
-        if compiled.serves(target, how):
+        if compiled.serves(target, speculation):
             compiled.prepare(target.std.dtype)
             return Round(compiled.propose, compiled.settle)
     return Round(plain.propose, plain.settle)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -15,17 +13,19 @@ _MANY = 160  # rows of the largest batch, at least
 _ELEMENTS = 2**20  # of a path held at a time
 _STARTS_AT = 8, 16  # windows begin at so many places along the chain, at least and at most
 
+History = tuple[tuple[int, ...], int]
+"""The transitions committed by each round before a window, and the window's first step."""
+
 
 def drafter_is_adapted(
     drafter: Drafter, target: Target, window: int, seed: int = 0, rows: int = _ROWS
 ) -> Finding:
     """Change what happened at later steps than some step: nothing that is decided before that step may move.
 
-    Some rounds are learned, with drafts rejected. Then every guess of the next window, and how far it reaches, is
-    compared with that of a memory whose rounds differ only in noise of that step and later, and in what came of it.
-    Sizes vary over decades from position to position, for rules that look at them. Rows are many, the first of
-    0 … rows − 1 and others spread over them, for rules that look at their numbers. Windows begin along the whole chain,
-    after none to eight rounds that committed one transition or many, in batches of 1, 2 and many rows.
+    After some rounds, every guess of the next window, and how far it reaches, is compared with that of a memory whose
+    rounds differ only in noise of that step and later, and in what came of it. Sizes vary over decades, rows are many
+    and spread over 0 … rows − 1, for rules that look at them. Windows begin along the whole chain, after none to eight
+    rounds that committed one transition or many, in batches of 1, 2 and many rows.
     """
     few = torch.arange(min(rows, _ROWS // 2))
     spread = torch.cat([few, torch.linspace(0, rows - 1, _ROWS - len(few)).long()]).unique()
@@ -35,13 +35,11 @@ def drafter_is_adapted(
     histories = _histories(len(target.std), window)
     cases = [(part, histories[0], 16) for part in spread.split(at_a_time)]
     cases += [(batch, history, 5) for history in histories[1:] for batch in (many, many[:1], many[:2])]
-    with torch.no_grad():
-        for row, history, steps in cases:
-            row = row.to(target.std.device)
-            detail = _looks_ahead(drafter, target, window, row, history, steps, generator)
-            if detail is not None:
-                return Finding("drafter is adapted", False, detail)
-    longest = max(len(history.committed) for history in histories)
+    for row, history, steps in cases:
+        detail = _looks_ahead(drafter, target, window, row.to(target.std.device), history, steps, generator)
+        if detail is not None:
+            return Finding("drafter is adapted", False, detail)
+    longest = max(len(committed) for committed, _ in histories)
     detail = (
         f"no guess of a window of {window} looks ahead, nor how far it reaches ({len(spread)} rows, after up to "
         f"{longest} rounds, along the whole chain, in batches of 1, 2 and {len(many)})"
@@ -49,25 +47,10 @@ def drafter_is_adapted(
     return Finding("drafter is adapted", True, detail)
 
 
-@dataclass(frozen=True)
-class History:
-    """Rounds before a window."""
-
-    committed: tuple[int, ...]
-    """Transitions that each of them committed."""
-    start: int
-    """The window's first step."""
-
-    @property
-    def first(self) -> list[int]:
-        """The first step of each round."""
-        return [self.start - sum(self.committed[i:]) for i in range(len(self.committed))]
-
-
 def _histories(steps: int, window: int) -> list[History]:
     """Two rounds from the first step on, and then windows along the chain after rounds of several kinds."""
     kinds = [(2, 1, min(3, window + 1), 1, 1, 1), (window + 1, 1, 1, window, 1), (1,), (1,) * 5]
-    found = [History((1, 1), 2)] if steps > 3 else []
+    found: list[History] = [((1, 1), 2)] if steps > 3 else []
     places = min(_STARTS_AT[1], max(_STARTS_AT[0], -(-steps // window)))
     for i, start in enumerate(torch.linspace(0, max(0, steps - 2), places).long().unique().tolist()):
         for kind in ((1,) * 8, kinds[i % len(kinds)]):
@@ -75,10 +58,11 @@ def _histories(steps: int, window: int) -> list[History]:
             while sum(committed) > start:  # a chain has no rounds before its first step
                 committed[committed.index(max(committed))] -= 1
                 committed = [c for c in committed if c]
-            found.append(History(tuple(committed), start))
+            found.append((tuple(committed), start))
     return list(dict.fromkeys(found))
 
 
+@torch.no_grad()
 def _looks_ahead(
     drafter: Drafter,
     target: Target,
@@ -90,7 +74,8 @@ def _looks_ahead(
 ) -> str | None:
     """A sentence if these rows' next window depends on later steps, else None; at most `steps` cuts are tried."""
     rows, device, dtype = len(row), target.std.device, target.std.dtype
-    start, last_step = history.start, len(target.std) - 1
+    (committed, start), last_step = history, len(target.std) - 1
+    firsts = [start - sum(committed[i:]) for i in range(len(committed))]  # first steps of the rounds
     positions = min(window, max(1, last_step - start))
 
     def states(*lead: int) -> Tensor:
@@ -101,14 +86,14 @@ def _looks_ahead(
         x, prediction, innovation = states(rows, window + 1), states(rows, window + 1), states(rows, window)
         return x, expand(size, prediction) * prediction, innovation
 
-    paths, other = ([path() for _ in history.committed] for _ in range(2))
+    paths, other = ([path() for _ in committed] for _ in range(2))
     current, noise = states(positions, rows), states(positions, rows)
     full = torch.full((rows,), window, device=device)
 
     def next_window(changed_from: int, positions: int) -> tuple[Tensor, list[Tensor]]:
         """Reach and first guesses of the window; the noise of its rounds is changed from that step on."""
         memory = begin_memory(drafter, window, row, current[0, 0])
-        for first, committed, old, new in zip(history.first, history.committed, paths, other, strict=True):
+        for first, many, old, new in zip(firsts, committed, paths, other, strict=True):
             # A state at a step is made by the noise of the step before; an innovation is that noise.
             x, prediction, innovation = (
                 _where_later(first + offset, changed_from, b, a)
@@ -116,7 +101,7 @@ def _looks_ahead(
             )
             length = full.clamp(max=max(1, last_step - first))
             learned = DraftPath(x, prediction, innovation, length, torch.full_like(full, first))
-            memory = drafter.learn(memory, learned, torch.full_like(full, committed))
+            memory = drafter.learn(memory, learned, torch.full_like(full, many))
         found: list[Tensor] = []
         for j in range(positions):
             before = PreviousDraft(found[-1], noise[j]) if found else None

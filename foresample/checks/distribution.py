@@ -29,8 +29,7 @@ class Recorder:
         shape = (len(self.steps), 2 + earlier_predictions(target), samples, *target.shape)
         self.states = torch.full(shape, torch.nan, dtype=torch.float64)
         self.row = torch.zeros(samples, dtype=torch.int64)  # of each sample in its own run
-        # Of the samples; only the extra noise of a target that has some is asked for with them.
-        self.seeds = torch.zeros_like(self.row) if seeds is None else seeds
+        self.seeds = torch.zeros_like(self.row) if seeds is None else seeds  # for extra noise
 
     def from_sample(
         self, first: int, progress: Callable[[int], None] | None = None
@@ -60,26 +59,24 @@ def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level:
         return [Finding("distribution", False, f"not tested: {_coarse(target, coarse)}")]
     smallest, worst = min((p_value, name) for name, p_value in results)
     tests, samples = len(results), len(ours.row)
-    passed = smallest >= level / tests
-    detail = f"{tests} tests at joint level {level:g}, smallest p-value {smallest:.1e} ({worst}); "
-    shift = smallest_shift(level / tests, samples)
+    passed, shift = smallest >= level / tests, smallest_shift(level / tests, samples)
+    state = smallest_shift(level / tests, samples / 2)
     if shift is None:
-        detail += (
+        power = (
             f"with {samples} sample{'s' * (samples > 1)} these tests have no power, not even against the largest "
             "error: draw 1000 or more"
         )
     else:
-        state = smallest_shift(level / tests, samples / 2)
-        detail += (
+        power = (
             f"{samples} samples find, 95 times in 100, a mean that is off by {shift:.2g} of a step's noise along a "
             "tested direction" + (f", or by {state:.2g} of a state's std" if state is not None else "")
         )
-    law = Finding(
-        "distribution", passed, detail, tests, smallest, note=passed and shift is None, smallest_shift=shift
-    )
-    if not coarse:
-        return [law]
-    return [law, Finding("precision", True, f"{_coarse(target, coarse)}; not tested there", note=True)]
+    detail = f"{tests} tests at joint level {level:g}, smallest p-value {smallest:.1e} ({worst}); {power}"
+    note = passed and shift is None
+    found = [Finding("distribution", passed, detail, tests, smallest, note=note, smallest_shift=shift)]
+    if coarse:
+        found.append(Finding("precision", True, f"{_coarse(target, coarse)}; not tested there", note=True))
+    return found
 
 
 def _too_coarse(target: Target, recorder: Recorder, level: float) -> dict[int, float]:
@@ -156,17 +153,15 @@ def steps_to_test(target: Target, at_most: int = 5) -> list[int]:
 
 def _innovations(target: Target, recorder: Recorder, i: int, batch: int = 1024) -> Tensor:
     """(x_{k+1} − mean_k(x_k))/std_k, [samples, size]."""
-    k, std = recorder.steps[i], target.std
-    rows, scale = [], float(std[k])
+    k, std, found = recorder.steps[i], target.std, []
     parts = (*recorder.states[i], recorder.row, recorder.seeds)
     for *states, y, row, seed in zip(*(part.split(batch) for part in parts), strict=True):
-        row, seed = row.to(std.device), seed.to(std.device)
-        with torch.no_grad():
-            mean = _mean_along([x.to(std) for x in states], target, k, row, seed).double().cpu()
-        rows.append(((y - mean) / scale).flatten(1))
-    return torch.cat(rows)
+        mean = _mean_along([x.to(std) for x in states], target, k, row.to(std.device), seed.to(std.device))
+        found.append(((y - mean.double().cpu()) / float(std[k])).flatten(1))
+    return torch.cat(found)
 
 
+@torch.no_grad()
 def _mean_along(states: list[Tensor], target: Target, k: int, row: Tensor, seed: Tensor) -> Tensor:
     """The mean of transition k, given the states before it, the last being x_k: as many as it needs predictions of."""
     previous = no_history(target, states[-1])

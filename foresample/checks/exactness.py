@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Unpack
 
 from foresample.baseline import sequential
@@ -15,8 +15,8 @@ from foresample.checks.rows import rows_are_independent
 from foresample.checks.steps import step_is_its_own
 from foresample.contracts import Target, at_least_one, require_target
 from foresample.core.noise import seeds_of
-from foresample.engine.sampling import sample
-from foresample.engine.tuning import tune
+from foresample.engine.engine import Engine, chosen_window
+from foresample.engine.priors import naming_rows
 from foresample.settings import Settings, SpeculationKeywords
 
 
@@ -50,8 +50,10 @@ def check(
     slots = min(at_least_one("slots", slots), at_least_one("samples", samples))
     rows = slots if rows is None else at_least_one("rows", rows)
     slots = min(slots, rows)
-    with _naming_rows(rows):
-        window = _window_to_check(target, given, slots)
+    given = replace(given, slots=slots, look=False)  # the first question answers what a look would
+    with naming_rows(rows, "rows=64 (foresample check: --slots 64)"):
+        window = _window_to_check(target, given)
+        given = replace(given, window=window)
         findings = [
             rows_are_independent(target, seed, rows=rows),
             drafter_is_adapted(given.drafter, target, window, seed, rows),
@@ -64,19 +66,10 @@ def check(
         steps = steps_to_test(target)
         recorders = [Recorder(steps, target, samples, seeds=part) for part in seeds.split(samples)]
         for first in range(0, samples, slots):
-            last = min(first + slots, samples)
+            ours, theirs = (part[first : first + slots] for part in seeds.split(samples))
             watch = [recorder.from_sample(first, progress) for recorder in recorders]
-            sample(
-                target,
-                seeds=seeds[first:last],
-                window=window,
-                drafter=given.drafter,
-                block=given.block,
-                recycle=given.recycle,
-                look=False,  # the first question has answered that
-                observe=watch[0],
-            )
-            plain = sequential(target, seeds=seeds[samples + first : samples + last], observe=watch[1])
+            Engine(target, given.for_count(len(ours))).sample(ours, watch[0])
+            plain = sequential(target, seeds=theirs, observe=watch[1])
         findings += same_law(target, recorders[0], recorders[1], seed, level)
         findings += network_is_doubtful(target, plain.samples)
         findings += step_is_its_own(target, seed)
@@ -84,37 +77,14 @@ def check(
     return Check(findings, level)
 
 
-def _window_to_check(target: Target, settings: Settings, slots: int) -> int:
-    """The window as a number; "auto" is measured with `slots` samples at a time."""
-    window = settings.window
-    if isinstance(window, int):
-        return window
-    if window == "auto":
+def _window_to_check(target: Target, settings: Settings) -> int:
+    """The window as a number; "auto" is measured with as many slots as the check has."""
+    if settings.window == "auto":
         steps_to_test(target)  # refuses a chain that adds no noise
-        window = tune(
-            target,
-            slots=slots,
-            drafter=settings.drafter,
-            block=settings.block,
-            recycle=settings.recycle,
-            look=False,
-        )
-    found = window.window_for(len(target.std), slots)
-    if found is None:
+    window = chosen_window(target, settings)
+    if window is None:
         raise ValueError(
-            f"there is no speculation to check, since no window gains with {slots} samples at a time and sampling is "
-            "sequential: pass a number as the window to check that one"
+            f"there is no speculation to check, since no window gains with {settings.slots} samples at a time and "
+            "sampling is sequential: pass a number as the window to check that one"
         )
-    return found
-
-
-@contextmanager
-def _naming_rows(rows: int) -> Iterator[None]:
-    """Say what to do about a target that has fewer rows than are used."""
-    try:
-        yield
-    except IndexError as error:
-        raise ValueError(
-            f"the target cannot look up one of rows 0 … {rows - 1} ({error}): say how many it has, as rows=64 "
-            "(foresample check: --slots 64)"
-        ) from error
+    return window

@@ -12,8 +12,7 @@ import torch
 class KolmogorovSmirnov:
     """The two-sample test of a sample that is held against one that comes in parts.
 
-    Between two held values the empirical law of the held sample is constant and that of the other rises, so
-    their distance is largest at or just before a held value: to count there is enough.
+    The distance of the empirical distributions is largest at or just before a held value: to count there is enough.
     """
 
     def __init__(self, held: np.ndarray) -> None:
@@ -35,10 +34,9 @@ class KolmogorovSmirnov:
 
 def ks_two_sample(a: np.ndarray, b: np.ndarray) -> float:
     """P-value of the two-sample Kolmogorov–Smirnov test (asymptotic, Stephens' correction)."""
-    a, b = np.sort(a), np.sort(b)
-    both = np.concatenate([a, b])
-    distance = np.abs(np.searchsorted(a, both, "right") / len(a) - np.searchsorted(b, both, "right") / len(b))
-    return _kolmogorov(float(distance.max()), len(a) * len(b) / (len(a) + len(b)))
+    test = KolmogorovSmirnov(a)
+    test.add(b)
+    return test.p_value()
 
 
 def ks_normal(z: np.ndarray) -> float:

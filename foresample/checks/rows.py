@@ -39,33 +39,29 @@ class Asked:
     """A method of a target, with arguments for many rows and the answers that they got."""
 
     part: Part
-    answer: Callable[[Tensor], Tensor]
-    """Answers to the arguments of these indices, in one call."""
-    before: Tensor
-    """[M, *shape]: answers as they were first given, NaN where there is none."""
-    allowed: Tensor
-    """[M]: relative changes that are rounding."""
+    answer: Callable[[Tensor], Tensor]  # answers to the arguments of these indices, in one call
+    before: Tensor  # [M, *shape]: answers as they were first given, NaN where there is none
+    allowed: Tensor  # [M]: relative changes that are rounding
     shift: Callable[[int], Shift]
 
 
+@torch.no_grad()
 def rows_are_independent(target: Target, seed: int = 0, rows: int | None = None) -> Finding:
     """Ask for first states, predictions and means a second time, in other company, at every step of the chain.
 
-    A few samples are walked through the chain. Then what the target answered along their paths is asked for again, in
-    calls on states of many steps. An answer that differs may be rounding, so it is asked for twice more, in calls of
-    one size with different batch-mates. All states are on the samples' own paths.
+    What the target answered along the paths of a few samples is asked for again, in calls on states of many steps. An
+    answer that differs may be rounding, so it is asked for twice more, in calls of one size with different batch-mates.
     """
-    with torch.no_grad():
-        key = seeds_of(seed, _STARTS).to(target.std.device)
-        row = torch.arange(_STARTS, device=key.device) % (rows or STATES)
-        start = _started(target, key, row)
-        columns, edited = _walk(target, start.before[:STATES], key[:STATES], row[:STATES])
-        worst = []
-        for asked in (start, *_along(target, columns)):
-            change, wrong = _depends(asked)
-            if wrong is not None:
-                return Finding("rows are independent", False, str(replace(wrong, part=asked.part)))
-            worst.append(change)
+    key = seeds_of(seed, _STARTS).to(target.std.device)
+    row = torch.arange(_STARTS, device=key.device) % (rows or STATES)
+    start = _started(target, key, row)
+    columns, edited = _walk(target, start.before[:STATES], key[:STATES], row[:STATES])
+    worst = []
+    for asked in (start, *_along(target, columns)):
+        change, wrong = _depends(asked)
+        if wrong is not None:
+            return Finding("rows are independent", False, str(replace(wrong, part=asked.part)))
+        worst.append(change)
     detail = (
         f"with other batch-mates a prediction changes by {worst[1]:.1e} of its size, a mean by {worst[2]:.1e}, a first "
         f"state by {worst[0]:.1e} ({len(target.std)} steps)"
@@ -154,22 +150,19 @@ def _along(target: Target, columns: list[Any]) -> tuple[Asked, Asked]:
     def meant(i: Tensor) -> Tensor:
         return transition_mean(target, x[i], prediction[i], step[i], previous[i], some(i))
 
-    def at(i: int) -> Shift:
+    def of_prediction(i: int) -> Shift:
         one = slice(i, i + 1)
         return shift_at(target, State(x[one], step[one], row[one], some(one)))
 
     def of_mean(i: int) -> Shift:
-        return partial(_shift_of_mean, int(step[i]), float(target.std[step[i]]))
+        k, scale = int(step[i]), float(target.std[step[i]])
+        return lambda one, two: (k, float((one - two).norm()) / scale if scale > 0 else None)
 
     # A mean's change matters relative to the step's noise, as far as its digits go.
     std = target.std[step] * math.sqrt(target.shape.numel())
     noise = 1e-2 * std / (mean.flatten(1).norm(dim=1) + 1e-30)
     allowed = torch.where(std > 0, noise.clamp(64 * torch.finfo(std.dtype).eps, DIFFERS), DIFFERS).float().cpu()
     return (
-        Asked("prediction", predicted, prediction, torch.full_like(allowed, DIFFERS), at),
+        Asked("prediction", predicted, prediction, torch.full_like(allowed, DIFFERS), of_prediction),
         Asked("mean", meant, mean, allowed, of_mean),
     )
-
-
-def _shift_of_mean(step: int, std: float, one: Tensor, two: Tensor) -> tuple[int, float | None]:
-    return step, float((one - two).norm()) / std if std > 0 else None

@@ -20,10 +20,8 @@ class SamplesLaw:
     passed: bool
     tests: int
     smallest_p: float
-    worst: str
-    """The test with the smallest p-value."""
-    level: float
-    """Probability with which samples of the right law fail."""
+    worst: str  # the test with the smallest p-value
+    level: float  # probability with which samples of the right distribution fail
     samples: int
     sequential: int
 

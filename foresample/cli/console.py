@@ -29,7 +29,7 @@ from foresample.text import printable
 EXTRAS = {"diffusers": "models", "safetensors": "models", "PIL": "models", "matplotlib": "cli", "ray": "ray"}
 """Packages that commands may need, and the extra that brings them."""
 
-
+_REFUSALS = (ImportError, OSError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError)
 _UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # the kind that Typer reports itself
 
 
@@ -49,15 +49,7 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
         except ModuleNotFoundError as error:
             raise fail(_missing(error.name) if error.name in EXTRAS else str(error)) from None
-        except (
-            ImportError,
-            OSError,
-            ValueError,
-            TypeError,
-            RuntimeError,
-            ArithmeticError,
-            MemoryError,
-        ) as error:
+        except _REFUSALS as error:
             raise fail(_out_of_memory(error) or str(error)) from None
         except Exception as error:  # an error in a target's code, or in ours, is found by its traceback
             echo("".join(format_exception(error)).rstrip("\n"), error=True)

@@ -6,84 +6,51 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from tqdm import tqdm
 
-from foresample.cli import options
-from foresample.cli.console import echo, require_modules, wait_line
+from foresample.cli import interrupts
+from foresample.cli.console import echo, wait_line
 from foresample.cli.inspect import show_dataset
-from foresample.cli.targets import choose_source, read_window
+from foresample.cli.options import Generate
+from foresample.cli.targets import make_source, read_window
 from foresample.datasets.generation import generate
 from foresample.datasets.manifest import Status
 
 
-def generate_command(
-    count: Annotated[int, typer.Option(min=1, help="Samples of the dataset.")],
-    out: Annotated[Path, typer.Option(help="Its folder; run the same command again to go on.")],
-    model: options.Model = None,
-    target: options.TargetName = None,
-    steps: Annotated[int | None, options.steps_option(250)] = None,
-    window: options.Window = "auto",
-    slots: Annotated[int, options.slots_option(more=", in each worker")] = 64,
-    shard: Annotated[int, typer.Option(min=1, help="Samples of a file.")] = 1000,
-    label: options.Label = None,
-    reuse: options.Reuse = None,
-    seed: options.Seed = 0,
-    device: options.Device = None,
-    half: options.Half = False,
-    compiled: options.Compiled = False,
-    graph: options.Graph = False,
-    law: Annotated[int, typer.Option(min=0, help="Compare with so many sequential samples at the end.")] = 0,
-    ray: Annotated[str | None, typer.Option(help="Run on Ray: auto, or a cluster's address.")] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="On Ray, CPUs of a worker without a GPU.")] = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the law check failed."""
-    source = choose_source(
-        model=model,
-        target=target,
-        steps=steps,
-        default_steps=250,
-        label=label,
-        reuse=reuse,
-        device=device,
-        half=half,
-        compiled=compiled,
-        elsewhere=ray is not None,
-    )
-    require_modules("safetensors", *(["ray"] if ray is not None else []))
-    if ray is not None and device in (None, "cpu"):
+def run(options: Generate) -> None:
+    ray, cpus, quiet = options.ray, options.cpus, options.as_json
+    source = make_source(options, elsewhere=ray is not None)
+    if ray is not None and options.device in (None, "cpu"):
         cpus = cpus or 1
     try:
-        with DatasetBar(count, quiet=as_json) as bar, Finishing(bar) as stop:
+        with DatasetBar(options.count, quiet=quiet) as bar, Finishing(bar) as stop:
             dataset = generate(
                 source,
-                count,
-                out=out,
-                window=read_window(window),
-                slots=slots,
-                shard=shard,
-                seed=seed,
+                options.count,
+                out=options.out,
+                window=read_window(options.window),
+                slots=options.slots,
+                shard=options.shard,
+                seed=options.seed,
                 labels=source.labels(),
                 about={**source.about(), **source.configurations()},
-                law=law,
+                law=options.law,
                 ray=ray,
                 cpus=cpus,
                 progress=bar.update,
                 stop=stop if ray is None else None,
-                graph=graph,
+                graph=options.graph,
             )
     except KeyboardInterrupt:
         echo(
-            f"interrupted: run the same command again to go on; what is finished is in {out}, and until it is "
+            f"interrupted: run the same command again to go on; what is finished is in {options.out}, and until it is "
             "complete it is not a fair selection: the quick ones were done in time",
             error=True,
         )
         raise typer.Exit(130) from None
-    show_dataset(dataset, as_json=as_json)
+    show_dataset(dataset, as_json=quiet)
     if stop.asked and not dataset.complete:
         echo("interrupted: run the same command again to go on", error=True)
         raise typer.Exit(130)
@@ -115,7 +82,7 @@ class Finishing:
         signal.signal(signal.SIGINT, self.before)
 
     def _first(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupts.interrupt)
         if not self.drawing or self.bar.full:
             raise KeyboardInterrupt
         self.asked = True
@@ -130,34 +97,32 @@ class DatasetBar:
     """
 
     def __init__(self, count: int, *, quiet: bool) -> None:
-        self.count, self.quiet, self.disable = count, quiet, quiet or None
+        self.count, self.quiet, self.full = count, quiet, False
         self.bar: tqdm | None = None
-        self.full = False
-        self.measuring = ExitStack()
         self.say: Callable[[str], object] | None = None
+        self.shown = ExitStack()
 
     def __enter__(self) -> DatasetBar:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.measuring.close()
-        if self.bar is not None:
-            self.bar.close()
+        self.shown.close()
 
     def update(self, status: Status) -> None:
         if status.doing:
-            if self.say is None:
-                self.say = self.measuring.enter_context(wait_line(quiet=self.quiet))
+            self.say = self.say or self.shown.enter_context(wait_line(quiet=self.quiet))
             self.say(f"measuring: {status.doing}")
             return
         self.full = status.samples == self.count
         if self.bar is None:
-            self.measuring.close()
+            self.shown.close()
             if status.choice and not self.quiet:
                 echo(f"{status.choice}.")
-        if self.bar is None:  # what an earlier run has drawn says nothing of this one's rate
-            self.bar = tqdm(total=self.count, initial=status.samples, unit="sample", disable=self.disable)
+            bar = tqdm(total=self.count, initial=status.samples, unit="sample", disable=self.quiet or None)
+            self.bar = self.shown.enter_context(
+                bar
+            )  # begins at what an earlier run has drawn: its rate is its own
         if status.samples:
-            told = f"{status.calls_mean:.1f} calls, {status.accepted_mean:.2f} kept a round"
-            self.bar.set_postfix_str(told, refresh=False)
+            kept = f"{status.calls_mean:.1f} calls, {status.accepted_mean:.2f} kept a round"
+            self.bar.set_postfix_str(kept, refresh=False)
         self.bar.update(status.samples - self.bar.n)

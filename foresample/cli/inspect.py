@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from io import BytesIO
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from foresample.cli import options
-from foresample.cli.console import echo, plain_table, require_modules, show
+from foresample.cli.console import echo, plain_table, show
+from foresample.cli.options import Inspect
 from foresample.cli.pictures import contact_sheet
 from foresample.datasets import Dataset, inspect_dataset
 from foresample.datasets.folder import write_atomically
@@ -20,21 +18,16 @@ from foresample.text import printable
 _MOST = 10  # broken samples, and shards that do not count, that are named
 
 
-def inspect_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What foresample generate wrote.")],
-    pictures: Annotated[int, typer.Option(min=1, help="On the contact sheet, at most.")] = 100,
-    as_json: options.AsJson = False,
-) -> None:
-    """Verify a dataset, say what is in it, and paint a contact sheet. Exit status 1 if it is not complete."""
-    require_modules("safetensors")
+def run(options: Inspect) -> None:
+    folder = options.folder
     dataset = inspect_dataset(folder)
-    sheet = contact_sheet(dataset, pictures)
+    sheet = contact_sheet(dataset, options.pictures)
     if sheet is not None:
         picture = BytesIO()
         sheet.save(picture, "PNG")
         write_atomically(folder / "contact.png", picture.getvalue())
-    show_dataset(dataset, as_json=as_json)
-    if sheet is not None and not as_json:
+    show_dataset(dataset, as_json=options.as_json)
+    if sheet is not None and not options.as_json:
         echo(f"wrote {folder / 'contact.png'}")
     if not dataset.complete:
         raise typer.Exit(1)

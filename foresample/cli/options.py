@@ -1,111 +1,348 @@
-"""Options that commands have in common: each means the same everywhere."""
+"""What every command takes: a dataclass a command, whose fields are its options and whose docstring is its help.
 
-from __future__ import annotations
+`check` refuses what is wrong whatever the machine and the target; the rest is refused where it is used. Nothing here
+imports torch, so that wrong input is refused at once; tests hold the copied constants to the library's.
+"""
 
+import sys  # and no annotations from __future__: typer reads those below
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import typer
 
-_TARGET, _EXECUTION = "What to sample", "How to run it"
+from foresample.cli.console import require_file, require_folder, require_modules
+
+MIXTURES = ("flow", "vp", "langevin")
+Kind = Literal["x0", "eps", "v", "score"]  # foresample.chains.Kind
+DRAFTERS = ("replay", "replay-plain", "head", "parent", "nearest")
+WINDOW, LEVEL = "16", 1e-3  # foresample.settings, foresample.checks.findings
 
 
-def _is_window(text: str) -> bool:
-    return text == "auto" or (text.isdecimal() and len(text) < 100 and int(text) >= 1)
+_of_target = partial(typer.Option, rich_help_panel="What to sample")
+_of_execution = partial(typer.Option, rich_help_panel="How to run it")
 
 
-def _require_window(text: str) -> str:
-    if not _is_window(text) and not (text.endswith(".json") and Path(text).is_file()):
-        raise typer.BadParameter(
-            f"{text!r} is neither a whole number of at least 1 nor auto, nor a file of foresample tune --out"
-        )
-    return text
+def _require_window(value: Any) -> Any:
+    several = isinstance(value, list)
+    for text in value if several else [value]:
+        number = text.isdecimal() and len(text) < 100 and int(text) >= 1
+        if number or text == "auto" or (not several and text.endswith(".json") and Path(text).is_file()):
+            continue
+        more = "" if several else ", nor a file of foresample tune --out"
+        raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto{more}")
+    return value
 
 
-def _require_windows(texts: list[str]) -> list[str]:
-    for text in texts:
-        if not _is_window(text):
-            raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto")
-    return texts
-
-
-def steps_option(default: int) -> Any:
-    """The chain's length; what is right depends on the command."""
+def _steps(default: int) -> Any:
     shown = f"{default}; 16 for mixtures"
-    return typer.Option(
-        min=1, max=10**6, help="Transitions of the chain.", show_default=shown, rich_help_panel=_TARGET
-    )
+    return _of_target(min=1, max=10**6, help="Transitions of the chain.", show_default=shown)
 
 
-def slots_option(default: str | None = None, more: str = "") -> Any:
-    """How many samples at a time; what is right depends on the command."""
-    shown = True if default is None else default
-    return typer.Option(
-        min=1, help=f"Samples under way at a time{more}.", show_default=shown, rich_help_panel=_EXECUTION
-    )
+def _slots(more: str = "", *, shown: str | bool = True) -> Any:
+    return _of_execution(min=1, help=f"Samples under way at a time{more}.", show_default=shown)
 
 
-Model = Annotated[
-    Path | None,
-    typer.Option(
-        help="A diffusers DDPM folder.",
-        show_default="the embedded Fashion-MNIST model",
-        rich_help_panel=_TARGET,
-    ),
-]
-TargetName = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        help="Instead of a model your own target, an object or a function that makes it: 'package.module:name'. "
-        "Or a built-in one: flow, vp, langevin (mixtures in 2-D), embedded.",
-        rich_help_panel=_TARGET,
-    ),
-]
-Label = Annotated[
-    str | None,
-    typer.Option(
-        help="Class of the model, by name or number.", show_default="all in turn", rich_help_panel=_TARGET
-    ),
-]
-Reuse = Annotated[
-    str | None,
-    typer.Option(
-        help="Prediction of the model that is reused: x0, v or eps.", show_default="x0", rich_help_panel=_TARGET
-    ),
-]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cpu", rich_help_panel=_EXECUTION)
-]
-Half = Annotated[
-    bool, typer.Option("--half", help="Run the model's network in bfloat16.", rich_help_panel=_EXECUTION)
-]
-Compiled = Annotated[
-    bool, typer.Option("--compiled", help="Compile the model's network.", rich_help_panel=_EXECUTION)
-]
-Graph = Annotated[
-    bool, typer.Option("--graph", help="Replay rounds as a CUDA graph.", rich_help_panel=_EXECUTION)
-]
 Window = Annotated[
     str,
-    typer.Option(
+    _of_execution(
         metavar="N|auto|FILE",
         callback=_require_window,
         help="Transitions drafted in a round; auto measures which is fastest here, a file of tune --out has it.",
-        rich_help_panel=_EXECUTION,
-    ),
-]
-Windows = Annotated[
-    list[str],
-    typer.Option(
-        "--window",
-        metavar="N|auto",
-        callback=_require_windows,
-        help="Window to try; may be given several times.",
-        show_default="auto: 2, 4, 8 … 64",
-        rich_help_panel=_EXECUTION,
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Fixes every random number.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 OutFile = Annotated[Path | None, typer.Option(help="Also write the findings to this file, as JSON.")]
+
+
+class Options:
+    """The options of one command."""
+
+    def check(self) -> None:
+        """Refuse what is wrong whatever the machine."""
+
+
+@dataclass(kw_only=True)
+class TargetOptions(Options):
+    """What to sample, and how to run it."""
+
+    default_steps: ClassVar[int] = 100
+
+    model: Annotated[
+        Path | None,
+        _of_target(help="A diffusers DDPM folder.", show_default="the embedded Fashion-MNIST model"),
+    ] = None
+    target: Annotated[
+        str | None,
+        _of_target(
+            "--target",
+            help="Instead of a model your own target, an object or a function that makes it: 'package.module:name'. "
+            "Or a built-in one: flow, vp, langevin (mixtures in 2-D), embedded.",
+        ),
+    ] = None
+    steps: Annotated[int | None, _steps(100)] = None
+    label: Annotated[
+        str | None, _of_target(help="Class of the model, by name or number.", show_default="all in turn")
+    ] = None
+    reuse: Annotated[
+        str | None,
+        _of_target(help="Prediction of the model that is reused: x0, v or eps.", show_default="x0"),
+    ] = None
+    device: Annotated[str | None, _of_execution(help="cpu, cuda or cuda:N.", show_default="cpu")] = None
+    half: Annotated[bool, _of_execution("--half", help="Run the model's network in bfloat16.")] = False
+    compiled: Annotated[bool, _of_execution("--compiled", help="Compile the model's network.")] = False
+    graph: Annotated[bool, _of_execution("--graph", help="Replay rounds as a CUDA graph.")] = False
+    as_json: AsJson = False
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the target is a model's folder."""
+        return self.target is None or self.target == "embedded"
+
+    def check(self) -> None:
+        if self.device is not None:
+            kind, colon, number = self.device.partition(":")
+            if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
+                raise ValueError(f"--device takes cpu, cuda or cuda:N, not {self.device!r}")
+        if self.model is not None and self.target is not None:
+            raise ValueError("--model and --target both say what to sample: give one of them")
+        if self.is_model:
+            require_modules("diffusers", "safetensors")
+            require_kind(self.reuse or "x0")
+            index = self.model and self.model.resolve() / "model_index.json"
+            if index and not index.exists():
+                raise FileNotFoundError(f"{index} does not exist: not the folder of a diffusers DDPM pipeline")
+            return
+        refused = ["label", "reuse", "half", "compiled"]
+        if self.target not in MIXTURES:
+            module, _, name = str(self.target).partition(":")
+            if not (module and name):
+                raise ValueError(
+                    f"{self.target!r} is none of {', '.join(MIXTURES)}, embedded; name your own target as "
+                    "'package.module:name'"
+                )
+            refused.append("steps")
+        given = [f"--{name}" for name in refused if getattr(self, name)]
+        if given:
+            them = "it" if len(given) == 1 else "them"
+            raise ValueError(
+                f"{' and '.join(given)} cannot apply to --target {self.target}: leave {them} out, or name a --model"
+            )
+        if self.target not in MIXTURES:
+            if (here := str(Path.cwd())) not in sys.path:  # as `python -m` does
+                sys.path.insert(0, here)
+            top = module.partition(".")[0]
+            if top and top not in sys.modules and find_spec(top) is None:
+                raise ValueError(f"cannot load {self.target!r}: ModuleNotFoundError: No module named {top!r}")
+
+
+def require_kind(reuse: str) -> Kind:
+    """What may be reused, or a refusal."""
+    if reuse not in get_args(Kind):
+        raise ValueError(f"--reuse takes one of {', '.join(get_args(Kind))}, not {reuse!r}")
+    return cast(Kind, reuse)
+
+
+@dataclass(kw_only=True)
+class Sample(TargetOptions):
+    """Draw samples from a diffusion model, exactly, in a few calls."""
+
+    count: Annotated[int, typer.Option(min=1, help="Samples to draw.")] = 64
+    window: Window = WINDOW
+    slots: Annotated[int | None, _slots(shown="all")] = None
+    seed: Seed = 0
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also run the sequential sampler, and show both.")
+    ] = False
+    out: Annotated[Path, typer.Option(help="Folder for samples, pictures and report.")] = Path("out")
+
+    def check(self) -> None:
+        super().check()
+        require_modules("safetensors", "matplotlib")
+        require_folder(self.out)
+
+
+@dataclass(kw_only=True)
+class Generate(TargetOptions):
+    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the law check failed."""
+
+    default_steps: ClassVar[int] = 250
+
+    count: Annotated[int, typer.Option(min=1, help="Samples of the dataset.")]
+    out: Annotated[Path, typer.Option(help="Its folder; run the same command again to go on.")]
+    steps: Annotated[int | None, _steps(250)] = None
+    window: Window = "auto"
+    slots: Annotated[int, _slots(", in each worker")] = 64
+    shard: Annotated[int, typer.Option(min=1, help="Samples of a file.")] = 1000
+    seed: Seed = 0
+    law: Annotated[int, typer.Option(min=0, help="Compare with so many sequential samples at the end.")] = 0
+    ray: Annotated[str | None, typer.Option(help="Run on Ray: auto, or a cluster's address.")] = None
+    cpus: Annotated[int | None, typer.Option(min=1, help="On Ray, CPUs of a worker without a GPU.")] = None
+
+    def check(self) -> None:
+        super().check()
+        require_modules("safetensors", *(["ray"] if self.ray is not None else []))
+        if self.cpus is not None and self.ray is None:
+            raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
+        require_folder(self.out)
+
+
+@dataclass(kw_only=True)
+class Inspect(Options):
+    """Verify a dataset, say what is in it, and paint a contact sheet. Exit status 1 if it is not complete."""
+
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What foresample generate wrote.")]
+    pictures: Annotated[int, typer.Option(min=1, help="On the contact sheet, at most.")] = 100
+    as_json: AsJson = False
+
+    def check(self) -> None:
+        require_modules("safetensors")
+        try:
+            (self.folder / "manifest.json").lstat()
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{self.folder} holds no manifest.json: not a folder of foresample generate"
+            ) from None
+        except OSError:
+            pass  # whoever reads the file says why it cannot be read
+
+
+@dataclass(kw_only=True)
+class Tune(TargetOptions):
+    """Measure which window is fastest here, and whether speculation pays at all.
+
+    With several --slots, how many samples to have under way: throughput against latency.
+    """
+
+    window: Annotated[
+        list[str],
+        _of_execution(
+            metavar="N|auto",
+            callback=_require_window,
+            help="Window to try; may be given several times.",
+            show_default="auto: 2, 4, 8 … 64",
+        ),
+    ] = ("auto",)  # type: ignore[assignment]  # dataclasses refuse a list
+    slots: Annotated[
+        list[int], _slots("; 1 asks for latency; several for throughput against latency", shown="1")
+    ] = (1,)  # type: ignore[assignment]
+    within: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Milliseconds that 95 in 100 samples may take, with several --slots."),
+    ] = None
+    out: OutFile = None
+
+    def check(self) -> None:
+        if self.within is not None and len(set(self.slots)) == 1:
+            raise ValueError(
+                "--within chooses between several --slots: name at least two, as in --slots 1 --slots 16"
+            )
+        super().check()
+        if self.out is not None:
+            require_file(self.out)
+
+
+@dataclass(kw_only=True)
+class Check(TargetOptions):
+    """Test that speculative sampling of a target is exact. Exit status 1 if it is not."""
+
+    default_steps: ClassVar[int] = 20
+
+    name: Annotated[str | None, typer.Argument(metavar="TARGET", help="As --target; flow by default.")] = None
+    steps: Annotated[int | None, _steps(20)] = None
+    window: Window = WINDOW
+    slots: Annotated[int, _slots()] = 1000
+    drafter: Annotated[str, typer.Option(help=", ".join(DRAFTERS))] = "replay"
+    block: Annotated[int | None, typer.Option(min=1, help="Block length; the whole window by default.")] = None
+    recycle: Annotated[bool, typer.Option(help="Recycle rejected noise, or draw fresh noise.")] = True
+    samples: Annotated[int, typer.Option(min=10, help="Speculative ones, and as many sequential ones.")] = 5000
+    level: Annotated[float, typer.Option(help="False-alarm probability of the law tests.")] = LEVEL
+    seed: Seed = 0
+    out: OutFile = None
+
+    def check(self) -> None:
+        if self.drafter not in DRAFTERS:
+            raise ValueError(f"--drafter takes one of {', '.join(DRAFTERS)}, not {self.drafter!r}")
+        if not 0 < self.level < 1:
+            raise ValueError(f"--level is a probability between 0 and 1, not {self.level}")
+        if self.graph:
+            raise ValueError(
+                "--graph cannot apply to check, which looks at every round: leave it out, or compare the samples of "
+                "captured rounds with 'foresample generate --graph --law 1000'"
+            )
+        if self.name is not None and self.target is not None:
+            raise ValueError(
+                f"{self.name!r} and --target {self.target} both say what to check: give one of them"
+            )
+        self.target = self.name or self.target or ("flow" if self.model is None else None)
+        super().check()
+        if self.out is not None:
+            require_file(self.out)
+
+
+@dataclass(kw_only=True)
+class PolicyServer(Options):
+    """Start LeRobot's policy server, its diffusion policies accelerated; what follows -- goes to LeRobot."""
+
+    lerobot: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="Options of LeRobot's server.")
+    ] = None
+    window: Annotated[int, typer.Option(min=1, help="Transitions drafted in a round.")] = int(WINDOW)
+    warm: Annotated[bool, typer.Option(help="Draft a plan's first window from the last plan.")] = True
+    graph: Annotated[bool, typer.Option("--graph", help="On a GPU, replay rounds as CUDA graphs.")] = False
+    prior: Annotated[Path | None, typer.Option(help="A prior saved by Prior.save.")] = None
+    pilots: Annotated[int | None, typer.Option(min=2, help="Fit a prior on so many first plans.")] = None
+
+    def check(self) -> None:
+        for name in ("lerobot", "grpc"):
+            if find_spec(name) is None:
+                raise no_server(name)
+
+
+def no_server(name: str | None) -> ImportError:
+    """LeRobot imports everything it may need, so all of its dependencies must be there."""
+    return ImportError(
+        f"the policy server needs {name}, which is not installed: pip install 'lerobot[async]' brings LeRobot, its "
+        "server and everything they import (docs/robots.md)"
+    )
+
+
+@dataclass(kw_only=True)
+class Doctor(Options):
+    """Say what this installation has and which rounds serve, and test them. Exit status 1 if the test fails."""
+
+    test: Annotated[bool, typer.Option("--test/--no-test", help="Also test that sampling here is exact.")] = (
+        True
+    )
+    samples: Annotated[int, typer.Option(min=100, help="Of the self-test, on each device.")] = 2000
+    as_json: AsJson = False
+
+
+@dataclass(kw_only=True)
+class Demo(Options):
+    """Draw with a robot's pen and draw a picture, sequentially and speculatively, and write one page that shows both.
+
+    Needs no GPU and takes less than a minute. Exit status 1 if the exactness check fails.
+    """
+
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("out/demo.html")
+    seed: Seed = 0
+
+    def check(self) -> None:
+        require_file(self.out)
+        require_modules("diffusers", "safetensors", "PIL")
+
+
+COMMANDS: dict[str, type[Options]] = {
+    "sample": Sample,
+    "generate": Generate,
+    "inspect": Inspect,
+    "tune": Tune,
+    "check": Check,
+    "policy-server": PolicyServer,
+    "doctor": Doctor,
+    "demo": Demo,
+}

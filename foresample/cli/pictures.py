@@ -73,17 +73,15 @@ def side_by_side(left: tuple[str, Any], right: tuple[str, Any]) -> Any:
 
 
 class History:
-    """Remembers the rounds of the first few samples of a run: an observer."""
+    """Remembers the rounds of the first sample of a run: an observer."""
 
-    def __init__(self, samples: int = 1) -> None:
-        self.samples = samples
-        self.rounds: list[list[tuple[int, int, int]]] = [[] for _ in range(samples)]
-        """For each sample, (first step, transitions drafted, transitions committed) of every round."""
+    def __init__(self) -> None:
+        self.rounds: list[tuple[int, int, int]] = []
+        """(first step, transitions drafted, transitions committed) of every round."""
 
     def __call__(self, commit: Commit) -> None:
-        for r in (commit.sample < self.samples).nonzero().flatten().tolist():
-            entry = (int(commit.step[r]), int(commit.drafted[r]), int(commit.committed[r]))
-            self.rounds[int(commit.sample[r])].append(entry)
+        for r in (commit.sample == 0).nonzero().flatten().tolist():
+            self.rounds.append((int(commit.step[r]), int(commit.drafted[r]), int(commit.committed[r])))
 
 
 def run_picture(path: Path, report: Report, history: History) -> None:
@@ -99,8 +97,7 @@ def run_picture(path: Path, report: Report, history: History) -> None:
         [["rounds", "lengths"], ["rounds", "mismatch"]], width_ratios=[1.7, 1]
     ).values()
 
-    rounds = history.rounds[0]
-    for y, (step, drafted, committed) in enumerate(rounds):
+    for y, (step, drafted, committed) in enumerate(history.rounds):
         main.barh(y, drafted + 1, left=step, height=0.8, color="#d9e2ec")
         main.barh(y, committed, left=step, height=0.8, color="#2f6690")
         if committed <= drafted:
@@ -109,7 +106,7 @@ def run_picture(path: Path, report: Report, history: History) -> None:
     main.plot([], [], "s", color="crimson", label="corrected from the residual")
     main.plot([], [], "s", color="#d9e2ec", label="drafted, not kept")
     main.set(xlabel="step of the chain", ylabel="round (one network call each)", xlim=(0, report.steps))
-    main.set_title(f"sample 0: {len(rounds)} calls for {report.steps} transitions", loc="left")
+    main.set_title(f"sample 0: {len(history.rounds)} calls for {report.steps} transitions", loc="left")
     main.yaxis.set_major_locator(MaxNLocator(integer=True))
     main.invert_yaxis()
     main.legend(frameon=False, loc="upper right")

@@ -11,134 +11,106 @@ round commits a transition or more, so all of these are finished (theory, "Finis
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Annotated
 
 import torch
 import typer
 from rich.table import Table
+from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from foresample.backends import extra_noise
 from foresample.baseline import sequential
-from foresample.cli import options
-from foresample.cli.console import echo, plain_table, require_folder, require_modules, show
+from foresample.cli.console import echo, plain_table, show
+from foresample.cli.options import Sample
 from foresample.cli.pictures import History, are_pictures, grid, run_picture, side_by_side
-from foresample.cli.targets import choose_source, choose_window, require_room
-from foresample.contracts import Target, predict, resolve_slots
+from foresample.cli.targets import choose_window, described, make_source
+from foresample.contracts import Target, resolve_slots
 from foresample.core.noise import seeds_of
 from foresample.core.report import Commit, Report, Run, on_the_clock
-from foresample.engine.sampling import sample
+from foresample.engine.engine import sample
 from foresample.engine.tuning import call_seconds
 from foresample.provenance import make_result, result_json, write_result
-from foresample.settings import WINDOW
-
-Progress = Callable[[str, Commit], None]
 
 
-def sample_command(
-    count: Annotated[int, typer.Option(min=1, help="Samples to draw.")] = 64,
-    model: options.Model = None,
-    target: options.TargetName = None,
-    steps: Annotated[int | None, options.steps_option(100)] = None,
-    window: options.Window = str(WINDOW),
-    slots: Annotated[int | None, options.slots_option("all")] = None,
-    label: options.Label = None,
-    reuse: options.Reuse = None,
-    seed: options.Seed = 0,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also run the sequential sampler, and show both.")
-    ] = False,
-    device: options.Device = None,
-    half: options.Half = False,
-    compiled: options.Compiled = False,
-    graph: options.Graph = False,
-    out: Annotated[Path, typer.Option(help="Folder for samples, pictures and report.")] = Path("out"),
-    as_json: options.AsJson = False,
-) -> None:
-    """Draw samples from a diffusion model, exactly, in a few calls."""
-    source = choose_source(
-        model=model,
-        target=target,
-        steps=steps,
-        default_steps=100,
-        label=label,
-        reuse=reuse,
-        device=device,
-        half=half,
-        compiled=compiled,
-    )
-    require_modules("safetensors", "matplotlib")
-    require_folder(out)
+def run(options: Sample) -> None:
+    count, out, graph, quiet = options.count, options.out, options.graph, options.as_json
+    source = make_source(options)
     chain, classes = source(), source.labels()
-    at_a_time, length = resolve_slots(slots, count), len(chain.std)
-    require_room(chain, samples=count, slots=at_a_time)
-    seeds = seeds_of(seed, count)
-    labels = None if classes is None else torch.tensor(classes)[torch.arange(count) % len(classes)]
-    chosen = choose_window(window, chain, slots=at_a_time, graph=graph, quiet=as_json)
-    drafted = chosen.number if chosen.pays else 0
-    require_room(chain, samples=count, slots=at_a_time, window=drafted)
-    if compiled:  # now, so that it does not count as sampling
-        for states in {at_a_time, at_a_time * (drafted + 1)}:
+    slots, steps = resolve_slots(options.slots, count), len(chain.std)
+    window, gains = choose_window(options, chain, samples=count, slots=slots)
+    window = window if gains else 0
+    if options.compiled:  # now, so that it does not count as sampling
+        for states in {slots, slots * (window + 1)}:
             call_seconds(chain, states, repeats=1)
-    with RunBars(count * length, quiet=as_json) as bars:
-        drawn = draw(chain, seeds, window=drafted, slots=at_a_time, graph=graph, progress=bars.update)
-        run, kept = drawn.run, drawn.kept
-        files = write_samples(out, drawn.samples, seeds[kept], None if labels is None else labels[kept])
-        if run is None:
-            echo(f"interrupted: {_kept(drawn, count, out)}", error=True)
-            raise typer.Exit(130)
-        plain = None if drafted else run
-        if compare and drafted:
-            watch = partial(bars.update, "sequential")
-            plain = sequential(chain, seeds=seeds, slots=at_a_time, graph=graph, observe=watch)
-    seconds = plain.report.seconds if plain else estimate_sequential(chain, count, at_a_time)
+    seeds = seeds_of(options.seed, count)
+    saved = {"seeds": seeds}
+    if classes is not None:
+        saved["labels"] = torch.tensor(classes)[torch.arange(count) % len(classes)]
+    finished, history = Finished(count, chain), History()
+    in_turn = partial(sequential, chain, seeds=seeds, slots=slots, graph=graph)
+    with RunBars(count * steps, quiet=quiet) as bars:
+
+        def observe(commit: Commit) -> None:
+            finished(commit)
+            history(commit)
+            bars.update("speculative" if window else "sequential", commit)
+
+        try:
+            if not window:
+                drawn = in_turn(observe=observe)
+            else:  # rounds that are watched are not replayed
+                watch = None if graph else observe
+                drawn = sample(chain, seeds=seeds, window=window, slots=slots, graph=graph, observe=watch)
+        except KeyboardInterrupt:
+            kept = finished.fair().nonzero().flatten()
+            write_samples(out, finished.samples[kept], {name: value[kept] for name, value in saved.items()})
+            echo(f"interrupted: {_kept(int(finished.done.sum()), len(kept), count, out)}", error=True)
+            raise typer.Exit(130) from None
+        files = write_samples(out, drawn.samples.cpu(), saved)
+        if graph and window:
+            sample(chain, seeds=seeds[:1], window=window, observe=history)
+        plain = None if window else drawn
+        if options.compare and window:
+            plain = in_turn(observe=partial(bars.update, "sequential"))
+    seconds = plain.report.seconds if plain else call_seconds(chain, slots) * steps * -(-count // slots)
     settings = {
-        **source.about(),
+        **described(options, source, chain),
         "count": count,
-        "steps": length,
-        "window": drafted,
-        "slots": at_a_time,
-        "seed": seed,
-        "label": label,
+        "window": window,
+        "slots": slots,
+        "seed": options.seed,
         "labels": source.names(),
-        "compare": compare,
-        "device": str(chain.std.device),
-        "compiled": compiled,
-        "graph": graph,
+        "compare": options.compare,
     }
-    estimate = {"calls_mean": length, "seconds_estimated": seconds}
+    estimate = {"calls_mean": steps, "seconds_estimated": seconds}
     result = make_result(
         "sample",
         settings,
-        speculative=json.loads(run.report.to_json()),
+        speculative=json.loads(drawn.report.to_json()),
         sequential=json.loads(plain.report.to_json()) if plain else estimate,
     )
     write_result(out / "report.json", result)
-    if drafted:
-        files += paint(out, run, drawn.history, plain)
-    if as_json:
+    if window:
+        files += paint(out, drawn, history, plain)
+    if quiet:
         echo(result_json(result))
         return
-    if drafted:
-        show(_table(run.report, seconds, measured=plain is not None))
+    if window:
+        show(_table(drawn.report, seconds, measured=plain is not None))
     else:
-        echo(f"Sampled sequentially: {length} calls a sample, {seconds:.1f} seconds for all {count}.")
+        echo(f"Sampled sequentially: {steps} calls a sample, {seconds:.1f} seconds for all {count}.")
     echo("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
 
 
-def _kept(drawn: Drawn, count: int, out: Path) -> str:
+def _kept(finished: int, kept: int, count: int, out: Path) -> str:
     """What an interrupted run leaves."""
-    told = f"{drawn.finished} of {count} samples were finished"
-    if drawn.finished == len(drawn.kept):
-        return f"{told}, saved in {out}" if drawn.finished else told
-    saved = f"the first {len(drawn.kept)} of all are saved in {out}" if len(drawn.kept) else "none is saved"
-    return f"{told}; {saved}: whoever finishes first is not a fair sample. Fewer --slots leave more of a run to keep"
+    said = f"{finished} of {count} samples were finished"
+    if finished == kept:
+        return f"{said}, saved in {out}" if finished else said
+    saved = f"the first {kept} of all are saved in {out}" if kept else "none is saved"
+    return f"{said}; {saved}: whoever finishes first is not a fair sample. Fewer --slots leave more of a run to keep"
 
 
 def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Table:
@@ -164,56 +136,14 @@ def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Tabl
     return table
 
 
-# ---------------------------------------------------------------- the work
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What was drawn; of an interrupted run, what of it is a fair sample."""
-
-    samples: Tensor
-    kept: Tensor
-    """Which of the samples asked for these are."""
-    run: Run | None
-    """None if it was interrupted."""
-    history: History
-    finished: int
-    """Samples, also those not kept."""
-
-
-def draw(target: Target, seeds: Tensor, *, window: int, slots: int, graph: bool, progress: Progress) -> Drawn:
-    """Samples of these seeds; sequential ones if the window is 0."""
-    finished, history = _Finished(len(seeds), target), History()
-    name = "speculative" if window else "sequential"
-
-    def observe(commit: Commit) -> None:
-        finished(commit)
-        history(commit)
-        progress(name, commit)
-
-    try:
-        if not window:
-            run = sequential(target, seeds=seeds, slots=slots, graph=graph, observe=observe)
-        elif graph:  # rounds that are watched are not replayed: one sample is drawn again for the picture
-            run = sample(target, seeds=seeds, window=window, slots=slots, graph=True)
-            sample(target, seeds=seeds[:1], window=window, observe=history)
-        else:
-            run = sample(target, seeds=seeds, window=window, slots=slots, observe=observe)
-    except KeyboardInterrupt:
-        kept = finished.fair().nonzero().flatten()
-        return Drawn(finished.samples[kept], kept, None, history, int(finished.done.sum()))
-    return Drawn(run.samples.cpu(), torch.arange(len(seeds)), run, history, len(seeds))
-
-
-class _Finished:
+class Finished:
     """Holds finished samples as they come: an observer."""
 
     def __init__(self, count: int, target: Target) -> None:
-        self.steps = len(target.std)
+        self.steps, self.rounds = len(target.std), 0
         self.samples = torch.zeros(count, *target.shape, dtype=target.std.dtype)
         self.done = torch.zeros(count, dtype=torch.bool)
         self.begun = torch.zeros(count, dtype=torch.int64)  # the round of each, from 1 on
-        self.rounds = 0
 
     def fair(self) -> Tensor:
         """Those begun as many rounds ago as the chain has steps."""
@@ -229,21 +159,16 @@ class _Finished:
             self.done[which] = True
 
 
-def write_samples(out: Path, samples: Tensor, seeds: Tensor, labels: Tensor | None) -> list[Path]:
+def write_samples(out: Path, samples: Tensor, more: dict[str, Tensor]) -> list[Path]:
     """Save the samples, and paint them if they are pictures."""
     if not len(samples):
         return []
-    from safetensors.torch import save
-
-    tensors = {"samples": samples, "seeds": seeds} | ({} if labels is None else {"labels": labels})
-    files = [out / "samples.safetensors"]
-    files[0].write_bytes(
-        save({name: value.contiguous() for name, value in tensors.items()})
-    )  # as the umask has it
-    if are_pictures(samples.shape[1:]):
-        grid(samples).save(out / "samples.png")
-        files.insert(0, out / "samples.png")
-    return files
+    tensors = {"samples": samples.contiguous(), **more}
+    (out / "samples.safetensors").write_bytes(save(tensors))  # with the rights of the umask
+    if not are_pictures(samples.shape[1:]):
+        return [out / "samples.safetensors"]
+    grid(samples).save(out / "samples.png")
+    return [out / "samples.png", out / "samples.safetensors"]
 
 
 def paint(out: Path, run: Run, history: History, plain: Run | None) -> list[Path]:
@@ -259,28 +184,12 @@ def paint(out: Path, run: Run, history: History, plain: Run | None) -> list[Path
     return [out / "run.png", out / "compare.png"]
 
 
-def estimate_sequential(target: Target, count: int, slots: int, calls: int = 3) -> float:
-    """Seconds the sequential sampler would take, from the mean of a few of its calls."""
-    std = target.std
-    x = torch.randn(slots, *target.shape, dtype=std.dtype, device=std.device)
-    row = torch.arange(slots, device=std.device)
-    with torch.no_grad():
-        zero = torch.zeros_like(row)
-        predict(target, x, zero, row, extra_noise(target, row, zero))
-        started = perf_counter()
-        for k in torch.linspace(0, len(std) - 1, calls).long().tolist():
-            step = torch.full_like(row, k)
-            float(predict(target, x, step, row, extra_noise(target, row, step)).sum())
-    return (perf_counter() - started) / calls * len(std) * -(-count // slots)
-
-
 class RunBars:
     """A live bar per sampler: transitions committed, calls, drafts kept a round."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
-        self.total, self.disable = total, quiet or None
+        self.total, self.disable, self.name = total, quiet or None, ""
         self.bar: tqdm | None = None
-        self.name, self.calls, self.rounds, self.kept = "", 0, 0, 0
 
     def __enter__(self) -> RunBars:
         return self
@@ -290,16 +199,16 @@ class RunBars:
             self.bar.close()
 
     def update(self, name: str, commit: Commit) -> None:
-        if name != self.name:
+        if self.bar is None or name != self.name:
             self.__exit__()
             self.bar = tqdm(total=self.total, desc=name, unit="step", disable=self.disable)
             self.name, self.calls, self.rounds, self.kept = name, 0, 0, 0
-        self.calls += 1
-        self.rounds += len(commit.committed)
-        committed = int(commit.committed.sum())
-        self.kept += committed - len(commit.committed)
-        assert self.bar is not None
-        self.bar.set_postfix_str(
-            f"{self.calls} calls, {self.kept / self.rounds:.2f} kept a round", refresh=False
+        committed, rounds = int(commit.committed.sum()), len(commit.committed)
+        self.calls, self.rounds, self.kept = (
+            self.calls + 1,
+            self.rounds + rounds,
+            self.kept + committed - rounds,
         )
+        kept = f"{self.calls} calls, {self.kept / self.rounds:.2f} kept a round"
+        self.bar.set_postfix_str(kept, refresh=False)
         self.bar.update(committed)

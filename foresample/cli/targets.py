@@ -1,7 +1,7 @@
-"""The target that a command's options ask for: one way to build it, for every command that takes one.
+"""The target that a command's options ask for, and its window: one way to make them for every command.
 
-It comes from a model folder (`--model`, the embedded one by default) or goes by a name (`--target`). Either way the
-options become a `Source` first, which makes the target here or in a worker elsewhere.
+The target comes from a model folder (`--model`, the embedded one by default) or goes by a name (`--target`). Either way
+the options become a source first, a function without arguments that makes the target here or in a worker elsewhere.
 """
 
 from __future__ import annotations
@@ -10,40 +10,18 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 
-from foresample import pretrained
-from foresample.chains import Kind
-from foresample.cli.console import echo, require_modules, wait_line
+from foresample.cli.console import echo, wait_line
+from foresample.cli.options import MIXTURES, Check, Sample, TargetOptions, require_kind
 from foresample.contracts import Target, require_target, resolve_window
 from foresample.core.round import can_draft
 from foresample.engine.tuning import Tuning, tune
+from foresample.pretrained import EMBEDDED, Recipe
 from foresample.sizes import require_memory, round_bytes, state_bytes
 from foresample.targets.mixture import GaussianMixture
-
-MIXTURES = ("flow", "vp", "langevin")
-BUILT_IN = (*MIXTURES, "embedded")
-
-
-class Source(Protocol):
-    """Makes the target; any process can be sent one."""
-
-    def __call__(self) -> Target:
-        """The target."""
-
-    def labels(self) -> list[int] | None:
-        """The classes that samples have in turn, if they have any."""
-
-    def names(self) -> list[str]:
-        """The names of all classes."""
-
-    def about(self) -> dict[str, Any]:
-        """What decides on the samples beside the chain, for those who read the result."""
-
-    def configurations(self) -> dict[str, Any]:
-        """The configurations of a model folder, part by part; a target without any has none."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +44,7 @@ class NamedTarget:
         return target
 
     def labels(self) -> None:
-        return None
+        """A target has no classes."""
 
     def names(self) -> list[str]:
         return []
@@ -99,66 +77,43 @@ class NamedTarget:
         return cast(Target, target)
 
 
-def choose_source(
-    *,
-    model: Path | None,
-    target: str | None,
-    steps: int | None,
-    default_steps: int,
-    label: str | None,
-    reuse: str | None,
-    device: str | None,
-    half: bool,
-    compiled: bool,
-    elsewhere: bool = False,
-) -> Source:
-    """What these options ask for, or a refusal of those that do not go together.
+Source = Recipe | NamedTarget
 
-    `elsewhere`: the target is made by workers, whose devices are not ours to look at.
+
+def make_source(options: TargetOptions, *, elsewhere: bool = False) -> Source:
+    """The source of the target that checked options ask for.
+
+    `elsewhere`: the target is made by workers, whose devices cannot be seen from here.
     """
-    if device is not None:
-        require_device(device, elsewhere=elsewhere)
-    if model is not None and target is not None:
-        raise ValueError("--model and --target both say what to sample: give one of them")
-    if target is None or target == "embedded":
-        require_modules("diffusers", "safetensors")
-        folder = (model or pretrained.EMBEDDED).resolve()
-        return pretrained.Recipe(
-            folder, steps or default_steps, label, require_kind(reuse or "x0"), device or "cpu", half, compiled
-        )
-    options: dict[str, object] = {"label": label, "reuse": reuse, "half": half, "compiled": compiled}
-    if target not in MIXTURES:
-        if not all(target.partition(":")):
-            raise ValueError(
-                f"{target!r} is none of {', '.join(BUILT_IN)}; name your own target as 'package.module:name'"
-            )
-        options["steps"] = steps
-    given = [f"--{name}" for name, value in options.items() if value]
-    if given:
-        them = "it" if len(given) == 1 else "them"
+    device = torch.device(options.device or "cpu")
+    if device.type == "cuda" and not elsewhere and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"{' and '.join(given)} cannot apply to --target {target}: leave {them} out, or name a --model"
-        )
-    return NamedTarget(target, steps, device, Path.cwd())
-
-
-def require_kind(reuse: str) -> Kind:
-    """What may be reused, or a refusal."""
-    if reuse not in get_args(Kind):
-        raise ValueError(f"--reuse takes one of {', '.join(get_args(Kind))}, not {reuse!r}")
-    return cast(Kind, reuse)
-
-
-def require_device(device: str, *, elsewhere: bool = False) -> None:
-    """Refuse a device that is not there."""
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (":" in device and not (kind == "cuda" and number.isdecimal())):
-        raise ValueError(f"--device takes cpu, cuda or cuda:N, not {device!r}")
-    if kind == "cuda" and not elsewhere and int(number or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"there is no {device} here: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
+            f"there is no {options.device} here: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
             "leave --device out to run on the CPU"
         )
+    if not options.is_model:
+        return NamedTarget(str(options.target), options.steps, options.device, Path.cwd())
+    return Recipe(
+        (options.model or EMBEDDED).resolve(),
+        options.steps or options.default_steps,
+        options.label,
+        require_kind(options.reuse or "x0"),
+        options.device or "cpu",
+        options.half,
+        options.compiled,
+    )
+
+
+def described(options: TargetOptions, source: Source, chain: Target) -> dict[str, Any]:
+    """The settings that all results have: the target, and how it ran."""
+    return {
+        **source.about(),
+        "steps": len(chain.std),
+        "label": options.label,
+        "device": str(chain.std.device),
+        "compiled": options.compiled,
+        "graph": options.graph,
+    }
 
 
 def require_room(target: Target, *, samples: int, slots: int = 0, window: int = 0) -> None:
@@ -181,29 +136,32 @@ def read_window(window: str) -> int | Literal["auto"] | Tuning:
     return Tuning.load(window) if window.endswith(".json") else int(window)
 
 
-class ChosenWindow(NamedTuple):
-    """The window to draft with, and whether drafting is faster than the sequential sampler, as far as is known."""
+def choose_window(options: Sample | Check, target: Target, *, samples: int, slots: int) -> tuple[int, bool]:
+    """The window to draft with, and whether it is faster than the sequential sampler, as far as is known.
 
-    number: int
-    pays: bool
-
-
-def choose_window(window: str, target: Target, *, slots: int, graph: bool, quiet: bool) -> ChosenWindow:
-    """The number asked for, or what the chain has room for; for auto the fastest here, which is measured now; or what a
-    file of `foresample tune` says."""
-    if window.endswith(".json"):
-        found = Tuning.load(window).window_for(len(target.std), slots)
-        return ChosenWindow(found or 1, pays=found is not None)
-    if window != "auto":
-        return ChosenWindow(resolve_window(int(window), len(target.std)), pays=True)
-    if not can_draft(target):
-        if not quiet:
+    It is the number asked for, or what the chain has room for; the fastest one here, measured now, for auto; or what a
+    file of `foresample tune` says. Numbers that this machine cannot hold are refused.
+    """
+    named, steps, gains = read_window(options.window), len(target.std), True
+    require_room(target, samples=samples, slots=slots)
+    if isinstance(named, Tuning):
+        found = named.window_for(steps, slots)
+        window, gains = found or 1, found is not None
+    elif isinstance(named, int):
+        window = resolve_window(named, steps)
+    elif can_draft(target):
+        with wait_line(quiet=options.as_json) as say:
+            tuning = tune(target, slots=slots, graph=options.graph, progress=say)
+        best = max(tuning.trials, key=lambda trial: trial.gain)
+        if not options.as_json:
+            none = (
+                f"With {slots} at a time no window gains: the best, {best.window}, comes to {tuning.gain:.2f}×"
+            )
+            echo((tuning.advice if tuning.window else none) + ".")
+        window, gains = best.window, tuning.window is not None
+    else:
+        if not options.as_json:
             echo("This chain has no transition that can be drafted.")
-        return ChosenWindow(1, pays=False)
-    with wait_line(quiet=quiet) as say:
-        tuning = tune(target, slots=slots, graph=graph, progress=say)
-    best = max(tuning.trials, key=lambda trial: trial.gain)
-    if not quiet:
-        none = f"With {slots} at a time no window gains: the best, {best.window}, comes to {tuning.gain:.2f}×"
-        echo((tuning.advice if tuning.window else none) + ".")
-    return ChosenWindow(best.window, pays=tuning.window is not None)
+        window, gains = 1, False
+    require_room(target, samples=samples, slots=slots, window=window)
+    return window, gains

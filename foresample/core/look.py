@@ -10,14 +10,12 @@ distribution, and its samples are not exact, whatever the sampler. So an engine 
 Each is the other's batch-mate. In the first look, where there is no earlier state, the mate is another first state of
 the same sample. So the network only sees states that its chain can visit; elsewhere it may be NaN or anything.
 
-A state of this call may be answered a little differently because libraries choose other algorithms for calls of other
-sizes. Then it is evaluated once more, in the same place of a call of the same size, with another mate, and the target
-is refused only if those two answers differ. A state of an earlier look is compared with its answer in an equally large
-call, so there is no such doubt. An answer that is NaN or infinite is not compared. A clipped one says little about the
-network, so the next call is looked at as well.
-
-The states are evaluated in a call of their own: one state more in a sampler's call would change its size, and with it
-the last bits of the other states' answers.
+Libraries choose other algorithms for calls of other sizes, so a state of this call may be answered a little
+differently. Then it is evaluated once more, in the same place of a call of the same size, with another mate, and the
+target is refused only if those two answers differ. A state of an earlier look is compared with its answer in an equally
+large call. An answer that is NaN or infinite is not compared. A clipped one says little about the network, so the next
+call is looked at as well. The two states have a call of their own, because one state more in the sampler's call would
+change the last bits of its other answers.
 """
 
 from __future__ import annotations
@@ -34,14 +32,10 @@ from torch import Tensor
 from foresample.contracts import Target, extra_shape, no_history, predict, start_states, transition_mean
 from foresample.core.report import Evidence
 
-STATES = 4
-"""States in a call that compares batch-mates in `foresample.check` and in pipelines."""
-EVERY = 128
-"""Calls between two looks, once an engine has made half as many."""
-RUNS = 16
-"""Runs between two looks where rounds are replayed as CUDA graphs, once an engine has made that many."""
-DIFFERS = 1e-4
-"""Relative change of an answer that no arithmetic explains, in two calls of one size."""
+STATES = 4  # in a call that compares batch-mates in `foresample.check` and in pipelines
+EVERY = 128  # calls between two looks, once an engine has made half as many
+RUNS = 16  # runs between two looks where rounds are replayed as CUDA graphs, once an engine has made that many
+DIFFERS = 1e-4  # relative change of an answer that no arithmetic explains, in two calls of one size
 _CLIPPED = 16  # calls that are looked at in turn, at most, while answers are clipped
 _SEED = 2**60  # of the first looks' mates
 
@@ -84,14 +78,10 @@ class Difference:
     """Two answers to one state, in calls of one size."""
 
     cause: Cause
-    change: float
-    """Of the answer, relative to its size."""
-    step: int
-    """At which a transition's mean was made of it: the first with noise from the state's on."""
-    shift: float | None
-    """Of that mean, in std of the step; None if no step from there on adds noise."""
-    part: Part = "prediction"
-    """The method of the target that gave the answers."""
+    change: float  # relative change of the answer
+    step: int  # the first step with noise, from the state's own step on
+    shift: float | None  # change of that step's mean, in its std; None if there is no such step
+    part: Part = "prediction"  # the target's method that gave the answers
 
     def __str__(self) -> str:
         what, when, remedy = _SAID[self.cause]
@@ -99,9 +89,7 @@ class Difference:
         if self.part != "prediction":
             who, remedy = f"the target's {self.part}", _BY_ITSELF
             answer = "it" if self.part == "mean" else "a first state"
-        moves = ""
-        if self.shift is not None:
-            moves = f", the mean of step {self.step} by {self.shift:.2g} std ({_in_words(self.shift)})"
+        moves = "" if self.shift is None else f", the mean of step {self.step} by {self.shift:.2g} std"
         return f"{who} {what}: {when}, {answer} changes by {self.change:.1e} of its size{moves}; {remedy}"
 
 
@@ -109,14 +97,10 @@ class Difference:
 class State:
     """A state as the target is asked for it."""
 
-    x: Tensor
-    """[1, *shape]"""
-    step: Tensor
-    """[1]"""
-    row: Tensor
-    """[1]"""
-    extra: Tensor | None
-    """[1, *extra], for a target with extra noise."""
+    x: Tensor  # [1, *shape]
+    step: Tensor  # [1]
+    row: Tensor  # [1]
+    extra: Tensor | None  # [1, *extra], for a target with extra noise
 
 
 @dataclass(frozen=True)
@@ -125,22 +109,19 @@ class Answered:
 
     state: State
     place: int
-    answer: Tensor
-    """[*shape]"""
+    answer: Tensor  # [*shape]
 
 
 @dataclass
 class _Memory:
     """What all draws of an engine share."""
 
-    seen: int = 0
-    """Calls made."""
+    seen: int = 0  # calls made
     due: int = 1
     runs: int = 1
     runs_due: int = 2
     kept: Answered | None = None
-    telling: bool = False
-    """Whether an answer was compared that was not clipped."""
+    telling: bool = False  # whether an answer was compared that was not clipped
 
 
 class FreeLook:
@@ -153,8 +134,7 @@ class FreeLook:
     def __init__(self, asked: Target | None = None) -> None:
         """`asked`: the target that looks evaluate, if another than the calls'."""
         self.asked, self.evidence, self._memory = asked, Evidence(), _Memory()
-        self.calls = 0
-        """Calls made to look, all on two states."""
+        self.calls = 0  # made to look, all on two states
 
     def of_one_draw(self) -> FreeLook:
         """The same look, which counts one draw's calls and evidence: draws may be interleaved or run in threads."""
@@ -175,33 +155,28 @@ class FreeLook:
         if memory.seen < memory.due or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return predict(target, x, step, row, extra)
         given = x.clone(), step.clone(), row.clone()
-        prediction = predict(target, x, step, row, extra)
-        prediction = prediction.clone()  # a captured network answers into the same memory again
+        # A copy, since a captured network answers into the same memory again.
+        prediction = predict(target, x, step, row, extra).clone()
         require_unedited(given[1:], (step, row))
-        found = _worth_asking(prediction, memory.seen)
-        if found is None:
-            return prediction  # broken everywhere, which `faults` reports
-        i, clipped = found
-        one_x, one_step, one_row = (v[i : i + 1].clone() for v in given)
-        state = State(one_x, one_step, one_row, None if extra is None else extra[i : i + 1].clone())
-        self._look(self.asked or target, state, prediction[i])
-        memory.telling |= not clipped
-        memory.due = memory.seen + (
-            min(3 * memory.seen, EVERY) if memory.telling or memory.seen >= _CLIPPED else 1
-        )
+        i, clipped = _worth_asking(prediction, memory.seen)
+        if i is not None:
+            one_x, one_step, one_row = (v[i : i + 1].clone() for v in given)
+            state = State(one_x, one_step, one_row, None if extra is None else extra[i : i + 1].clone())
+            self._look(self.asked or target, state, prediction[i])
+            memory.telling |= not clipped
+            often = not memory.telling and memory.seen < _CLIPPED
+            memory.due = memory.seen + (1 if often else min(3 * memory.seen, EVERY))
         return prediction
 
     def look_back(self, target: Target) -> None:
         """Ask again at the start of a run whose calls do not come through here: runs 2, 4, 8, 16, then every 16th."""
         memory = self._memory
         memory.runs += 1
-        kept = memory.kept
-        if memory.runs < memory.runs_due or kept is None:
+        if memory.runs < memory.runs_due or memory.kept is None:
             return
-        target = self.asked or target
+        kept, target = memory.kept, self.asked or target
         mate = first_state(target, kept.state.row, 0)
-        answers = self._pair(target, kept.place, kept.state, mate)
-        self._compare_kept(target, kept, mate, answers[kept.place])
+        self._compare_kept(target, kept, mate, self._pair(target, kept.place, kept.state, mate)[kept.place])
         memory.runs_due = memory.runs + min(memory.runs, RUNS)
 
     def _look(self, target: Target, state: State, prediction: Tensor) -> None:
@@ -285,24 +260,25 @@ def explain(ask: Ask, shift: Shift, there: Tensor, elsewhere: Tensor, allowed: f
     return Difference(cause, change(there, elsewhere), *shift(there, elsewhere))
 
 
-def _worth_asking(prediction: Tensor, turn: int) -> tuple[int, bool] | None:
+def _worth_asking(prediction: Tensor, turn: int) -> tuple[int | None, bool]:
     """The index of a state to ask again, another one at each turn, and whether its answer is clipped.
 
-    None if all answers are NaN or infinite. Noisy states have denoised estimates far outside of where data are, so a
-    chain that clips them answers ±1, whatever the network returned: then most of an answer lies on one bound.
+    None if all answers are NaN or infinite, which `faults` reports. Noisy states have denoised estimates far outside of
+    where data are, so a chain that clips them answers ±1, whatever the network returned: then most of an answer lies on
+    one bound.
     """
     size = prediction.flatten(1).abs()
     finite, most = size.isfinite().all(1), size.amax(1, keepdim=True)
-    bound = size == most
-    clipped = (
-        (size == 1).all(1) if size.shape[1] == 1 else (most[:, 0] > 0) & (2 * bound.sum(1) > size.shape[1])
-    )
+    if size.shape[1] == 1:
+        clipped = (size == 1).all(1)
+    else:
+        clipped = (most[:, 0] > 0) & (2 * (size == most).sum(1) > size.shape[1])
     for chosen in (finite & ~clipped, finite):
         index = chosen.nonzero().flatten()
         if len(index):
             i = int(index[turn * 7919 % len(index)])
             return i, bool(clipped[i])
-    return None
+    return None, False
 
 
 def change(one: Tensor, two: Tensor) -> float:
@@ -341,16 +317,3 @@ def _seeded(ask: Ask) -> Tensor:
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
         return ask(0)
-
-
-def _in_words(shift: float) -> str:
-    """A mean that moved by so many std."""
-    if shift >= 1:
-        return "more than the step's own noise"
-    if shift >= 0.1:
-        return "a good part of the step's own noise"
-    return (
-        "a small part of the step's own noise, at every step"
-        if shift >= 1e-3
-        else "next to nothing in one step"
-    )

@@ -18,8 +18,7 @@ Numbers carry 53 random bits and are made in float64, then rounded to the chain'
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -66,19 +65,8 @@ def resolve_seeds(
     return key
 
 
-class Normal(Protocol):
-    """`normal`, or what a backend has in its place."""
-
-    def __call__(
-        self,
-        seed: Tensor,
-        shape: torch.Size,
-        dtype: torch.dtype,
-        *,
-        stream: int = STEP,
-        step: Tensor,
-        draw: Tensor,
-    ) -> Tensor: ...
+Normal = Callable[..., Tensor]
+"""`normal`, or what a backend has in its place."""
 
 
 def normal(
@@ -87,9 +75,8 @@ def normal(
     """Standard normal states, [B, *shape]: row b is that of (seed[b], stream, step[b], draw[b])."""
     size = math.prod(shape)
     pair = torch.arange((size + 1) // 2, device=seed.device)
-    words = _philox(
-        (pair, step.unsqueeze(1), draw.unsqueeze(1), torch.full_like(pair, stream)), seed.unsqueeze(1)
-    )
+    counter = pair, step.unsqueeze(1), draw.unsqueeze(1), torch.full_like(pair, stream)
+    words = _philox(counter, seed.unsqueeze(1))
     radius = torch.sqrt(-2 * torch.log1p(-_unit(words[0], words[1])))  # Box–Muller
     angle = (2 * math.pi) * _unit(words[2], words[3])
     flat = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :size]

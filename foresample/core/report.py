@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,14 +49,10 @@ Observer = Callable[[Commit], None]
 class Evidence:
     """What a run checked about its target as it went, and what it took on trust."""
 
-    asked_again: int = 0
-    """States of earlier calls that were evaluated a second time."""
-    largest_change: float = 0.0
-    """Largest difference between two such answers, relative to their size."""
-    steps_replayed: int = 0
-    """Steps of the original sampling loop that the chain reproduced to rounding."""
-    trusted: list[str] = field(default_factory=list)
-    """Assumptions that no check covers, a phrase each."""
+    asked_again: int = 0  # states of earlier calls that were evaluated a second time
+    largest_change: float = 0.0  # largest difference between two such answers, relative to their size
+    steps_replayed: int = 0  # steps of the original sampling loop that the chain reproduced to rounding
+    trusted: list[str] = field(default_factory=list)  # assumptions that no check covers, a phrase each
 
     def __str__(self) -> str:
         parts = []
@@ -118,39 +113,34 @@ class Report:
         """Standard error of the speed-up, to first order."""
         return self.speedup * self.calls_error / self.calls_mean
 
-    def _twice(self) -> str:
-        if self.calls_per_step == 1:
-            return ""
-        return f", each {self.calls_per_step} network calls ({self.calls_per_step * self.calls_mean:.2f})"
-
     def to_json(self) -> str:
         """Everything above as JSON; what was never measured is null."""
-        values: dict[str, Any] = asdict(self)
-        values |= {"accepted_mean": self.accepted_mean, "speedup_error": self.speedup_error}
+        values = asdict(self) | {"accepted_mean": self.accepted_mean, "speedup_error": self.speedup_error}
         return json.dumps(without_nan(values), indent=2)
 
     def __str__(self) -> str:
-        def with_error(mean: float, error: float) -> str:
-            return (
-                f"{mean:.2f}" if math.isnan(error) else f"{mean:.2f} ± {error:.2f}"
-            )  # of one sample there is none
+        def with_error(mean: float, error: float) -> str:  # one sample has no standard error
+            return f"{mean:.2f}" if math.isnan(error) else f"{mean:.2f} ± {error:.2f}"
 
-        lines = [
-            ("method", self.method),
-            ("samples × steps", f"{self.count} × {self.steps}"),
-            ("window, slots", f"{self.window}, {self.slots}"),
-            ("calls a sample", with_error(self.calls_mean, self.calls_error) + self._twice()),
-            ("evaluations a sample", f"{self.evaluations_mean:.1f}"),
-            ("speed-up in calls", with_error(self.speedup, self.speedup_error)),
-            ("drafts kept a round", f"{self.accepted_mean:.2f} of {self.drafted / max(1, self.rounds):.2f}"),
-            ("seconds", f"{self.seconds:.2f} ({self.target_seconds:.2f} in the target)"),
-        ]
+        calls, each = with_error(self.calls_mean, self.calls_error), self.calls_per_step
+        if each > 1:
+            calls += f", each {each} network calls ({each * self.calls_mean:.2f})"
+        lines = {
+            "method": self.method,
+            "samples × steps": f"{self.count} × {self.steps}",
+            "window, slots": f"{self.window}, {self.slots}",
+            "calls a sample": calls,
+            "evaluations a sample": f"{self.evaluations_mean:.1f}",
+            "speed-up in calls": with_error(self.speedup, self.speedup_error),
+            "drafts kept a round": f"{self.accepted_mean:.2f} of {self.drafted / max(1, self.rounds):.2f}",
+            "seconds": f"{self.seconds:.2f} ({self.target_seconds:.2f} in the target)",
+        }
         if self.look_calls:
-            lines.append(("calls to look at it", f"{self.look_calls}, on a few states each"))
+            lines["calls to look at it"] = f"{self.look_calls}, on a few states each"
         if str(self.evidence):
-            lines.append(("evidence", str(self.evidence)))
-        width = max(len(name) for name, _ in lines)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+            lines["evidence"] = str(self.evidence)
+        width = max(map(len, lines))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
 
 
 @dataclass(frozen=True)
@@ -196,11 +186,9 @@ class Tally:
         self.drafted, self.lengths, self.mismatch = _counters(self._all, steps)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._all.zero_()
 
     def count(self, commit: Commit) -> None:
-        """One round."""
         self._count(commit, self.lengths, self.drafted, self.mismatch)
 
     def close(self, report: Report, samples: Tensor, calls: Tensor, evaluations: Tensor) -> Run:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,32 +50,16 @@ from foresample.faults import NO_FAULT, broken, note_fault, note_state
 class Rows:
     """Samples under way: all that outlives a round. Memory is O(rows × window × state)."""
 
-    sample: Tensor
-    """[R]: index of the sample in the run."""
-    seed: Tensor
-    """[R]"""
-    round: Tensor
-    """[R]: rounds done, each of which was one call."""
-    evaluations: Tensor
-    """[R]: states evaluated."""
-    step: Tensor
-    """[R]: transitions committed; N in a slot with nothing to do."""
-    fault: Tensor
-    """[R]: where a transition first used NaN or infinity, if one did (`faults`)."""
-    x: Tensor
-    """[R, *shape]: the last committed state."""
-    previous: Tensor
-    """[R, *shape]: the prediction at the state before x; [R, 2, *shape], those at the two states before, for targets
-    that need two. Only multistep targets look at it."""
-    noise: Tensor
-    """[R, L+1, *shape]: unspent noise of steps step … step + L, i.i.d. N(0, I) given all committed."""
+    sample: Tensor  # [R]: index of the sample in the run
+    seed: Tensor  # [R]
+    round: Tensor  # [R]: rounds done, each of which was one call
+    evaluations: Tensor  # [R]: states evaluated
+    step: Tensor  # [R]: transitions committed; N in a slot with nothing to do
+    fault: Tensor  # [R]: where a transition first used NaN or infinity, if one did (`faults`)
+    x: Tensor  # [R, *shape]: the last committed state
+    previous: Tensor  # [R, *shape] or [R, 2, *shape]: predictions before x, for multistep targets
+    noise: Tensor  # [R, L+1, *shape]: unspent, of steps step … step + L; i.i.d. N(0, I) given all committed
     memory: DrafterMemory
-    """The drafter's."""
-
-    def tensors(self) -> list[Tensor]:
-        """Every tensor, in a fixed order."""
-        own = [value for value in vars(self).values() if isinstance(value, Tensor)]
-        return own + [self.memory[name] for name in sorted(self.memory)]
 
     def map(self, change: Callable[..., Tensor], *others: Rows) -> Rows:
         """Rows of `change(tensor, *tensors of the others)`."""
@@ -90,16 +73,11 @@ class Rows:
 class Call:
     """States at which the target is to be evaluated, in one batch."""
 
-    x: Tensor
-    """[B, *shape]"""
-    step: Tensor
-    """[B]"""
-    row: Tensor
-    """[B]: index of the sample in the run."""
-    needed: Tensor | None
-    """[R, W+1]: the positions of the window these states are at, in order; None if they are all."""
-    extra: Tensor | None = None
-    """[B, *extra]: the target's extra noise, if it has any."""
+    x: Tensor  # [B, *shape]
+    step: Tensor  # [B]
+    row: Tensor  # [B]: index of the sample in the run
+    needed: Tensor | None  # [R, W+1]: the positions of the window these states are at; None if they are all
+    extra: Tensor | None = None  # [B, *extra]: the target's extra noise, if it has any
 
     @staticmethod
     def at(
@@ -120,57 +98,27 @@ class Call:
         return spread
 
 
-class Layout(Protocol):
-    """What a round evaluates and draws: all positions of all rows, or those needed."""
-
-    def drafts(self, window: int) -> int:
-        """The most transitions a round drafts."""
-
-    def width(self, length: Tensor, window: int) -> int:
-        """Transitions to draft for rows that can draft `length`, [R], of them."""
-
-    def needed(self, length: Tensor, width: int) -> Tensor | None:
-        """[R, W+1]: the positions to evaluate; None: all."""
-
-    def evaluated(self, length: Tensor, width: int) -> Tensor | int:
-        """How many these are, row by row."""
-
-    def refill(
-        self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int, normal: Normal
-    ) -> Tensor:
-        """Noise [R, W, *shape] with that of steps [R, W] drawn from the streams where it is new."""
-
-
 class Packed:
-    """Just what is needed. Shapes follow the rows and are read back from the device."""
+    """A round evaluates and draws just what is needed. Shapes follow the rows and are read back from the device."""
 
     def drafts(self, window: int) -> int:
+        """The most transitions that a round drafts."""
         return window
 
     def width(self, length: Tensor, window: int) -> int:
+        """Transitions to draft for rows that can draft `length`, [R], of them."""
         return max(1, int(length.max()))
 
     def needed(self, length: Tensor, width: int) -> Tensor | None:
+        """[R, W+1]: the positions to evaluate; None: all."""
         return torch.arange(width + 1, device=length.device) <= length.unsqueeze(1)
-
-    def evaluated(self, length: Tensor, width: int) -> Tensor | int:
-        return length + 1
-
-    def refill(
-        self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int, normal: Normal
-    ) -> Tensor:
-        new = new & (step < steps)
-        seed, step = seed.unsqueeze(1).expand_as(new)[new], step[new]
-        noise[new] = normal(seed, noise.shape[2:], noise.dtype, step=step, draw=torch.zeros_like(step))
-        return noise
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Everything. Shapes are fixed and nothing is read back, so that rounds can be queued and captured."""
+    """A round evaluates and draws everything. Shapes are fixed and nothing is read back."""
 
-    most: int | None = None
-    """Transitions drafted, where it is known that no row can draft more; the whole window by default."""
+    most: int | None = None  # transitions drafted, where no row can draft more; the whole window by default
 
     def drafts(self, window: int) -> int:
         return window if self.most is None else min(self.most, window)
@@ -181,14 +129,8 @@ class Padded:
     def needed(self, length: Tensor, width: int) -> Tensor | None:
         return None
 
-    def evaluated(self, length: Tensor, width: int) -> Tensor | int:
-        return width + 1
 
-    def refill(
-        self, noise: Tensor, new: Tensor, seed: Tensor, step: Tensor, steps: int, normal: Normal
-    ) -> Tensor:
-        drawn = _stream(normal, seed, step, noise.shape[2:], noise.dtype)
-        return torch.where(expand(new, noise), drawn, noise)
+Layout = Packed | Padded
 
 
 @dataclass(frozen=True)
@@ -199,11 +141,9 @@ class Speculation:
     window: int
     block: int | None
     recycle: bool
-    last: Tensor
-    """[N]: from each step on, the first step not to be drafted across."""
+    last: Tensor  # [N]: from each step on, the first step not to be drafted across
     layout: Layout
-    normal: Normal = streams.normal
-    """Where noise comes from: plain PyTorch, or a backend."""
+    normal: Normal = streams.normal  # plain PyTorch's or a backend's
 
 
 @dataclass(frozen=True)
@@ -211,36 +151,31 @@ class Draft:
     """What a round proposes."""
 
     call: Call
-    states: Tensor
-    """[R, W+1, *shape]: x and its drafts."""
-    mean: Tensor
-    """[R, W, *shape]: where each draft was centred."""
-    step: Tensor
-    """[R, W+1]: of each state."""
-    length: Tensor
-    """[R]: transitions drafted; positions behind hold nothing."""
-    extra: Tensor | None = None
-    """[R, W+1, *extra]: the target's extra noise, if it has any: one ξ of a step for draft and target."""
+    states: Tensor  # [R, W+1, *shape]: x and its drafts
+    mean: Tensor  # [R, W, *shape]: where each draft was centred
+    step: Tensor  # [R, W+1]: of each state
+    length: Tensor  # [R]: transitions drafted; positions behind hold nothing
+    extra: Tensor | None = None  # [R, W+1, *extra]: the target's extra noise, for draft and target alike
 
 
-def propose(target: Target, rows: Rows, how: Speculation) -> Draft:
+def propose(target: Target, rows: Rows, speculation: Speculation) -> Draft:
     """Draft a window for each row, and say where the target is to be evaluated."""
     steps = len(target.std)
     first = rows.step.clamp(max=steps - 1)
-    reach = how.drafter.reach(rows.memory, how.layout.drafts(how.window))
-    length = torch.minimum(reach, how.last[first] - first)
-    width = how.layout.width(length, how.window)
+    reach = speculation.drafter.reach(rows.memory, speculation.layout.drafts(speculation.window))
+    length = torch.minimum(reach, speculation.last[first] - first)
+    width = speculation.layout.width(length, speculation.window)
     position = torch.arange(width + 1, device=rows.step.device)
     step = (first.unsqueeze(1) + position).clamp(max=steps - 1)
-    extra = streams.extra_noise(target, rows.seed, step, how.normal)
-    states, mean = draft_path(target, how.drafter, rows, step, target.std[step], extra)
+    extra = streams.extra_noise(target, rows.seed, step, speculation.normal)
+    states, mean = draft_path(target, speculation.drafter, rows, step, target.std[step], extra)
     row = rows.sample.unsqueeze(1).expand_as(step)
-    call = Call.at(states, step, row, how.layout.needed(length, width), extra)
+    call = Call.at(states, step, row, speculation.layout.needed(length, width), extra)
     return Draft(call, states, mean, step, length, extra)
 
 
 def settle(
-    target: Target, rows: Rows, draft: Draft, predictions: Tensor, how: Speculation
+    target: Target, rows: Rows, draft: Draft, predictions: Tensor, speculation: Speculation
 ) -> tuple[Rows, Commit]:
     """Verify and commit, given the target's predictions at the draft's call.
 
@@ -261,8 +196,8 @@ def settle(
         std[:, :-1],
         draft.length,
         streams.uniform(rows.seed, width, round=rows.round),
-        block=how.block,
-        fresh=None if how.recycle else _redrawn(rows, step[:, :-1], how.normal),
+        block=speculation.block,
+        fresh=None if speculation.recycle else _redrawn(rows, step[:, :-1], speculation),
     )
 
     accepted, examined = verdict.accepted, verdict.length
@@ -279,17 +214,18 @@ def settle(
     path = DraftPath(draft.states, predictions, innovations, examined - lost.long(), step[:, 0])
     used = torch.arange(width + 1, device=step.device) <= accepted.unsqueeze(1)
     after = rows.step + committed
+    evaluated = width + 1 if draft.call.needed is None else draft.length + 1
     fault = note_state(note_fault(rows.fault, network, state, step, used), x, after)
     rows_after = replace(
         rows,
         round=rows.round + active,
-        evaluations=rows.evaluations + active * how.layout.evaluated(draft.length, width),
+        evaluations=rows.evaluations + active * evaluated,
         step=after,
         fault=torch.where(active, fault, rows.fault),
         x=x,
         previous=history[:, -width - 1 :][index, accepted],
-        noise=_advance(rows, noise, committed, steps, how),
-        memory=how.drafter.learn(rows.memory, path, accepted + 1),
+        noise=_advance(rows, noise, committed, steps, speculation),
+        memory=speculation.drafter.learn(rows.memory, path, accepted + 1),
     )
     return rows_after, Commit(rows.sample, rows.step, committed, draft.states, x, verdict.mismatch, examined)
 
@@ -315,18 +251,25 @@ def draft_path(
 
 
 def begin(
-    target: Target, how: Speculation, seed: Tensor, *, sample: Tensor | None = None, x: Tensor | None = None
+    target: Target,
+    speculation: Speculation,
+    seed: Tensor,
+    *,
+    sample: Tensor | None = None,
+    x: Tensor | None = None,
 ) -> Rows:
     """Rows at the start of their chains, one per seed: samples 0, 1, …, or those said; at states x if given."""
     zero = torch.zeros_like(seed)
     if sample is None:
         sample = torch.arange(len(seed), device=seed.device)
     if x is None:
-        unit = how.normal(seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero)
+        unit = speculation.normal(
+            seed, target.shape, target.std.dtype, stream=streams.START, step=zero, draw=zero
+        )
         x = start_states(target, unit, sample)
-    position = torch.arange(how.window + 1, device=seed.device).expand(len(seed), -1)
-    noise = _stream(how.normal, seed, position, target.shape, x.dtype)
-    x, memory = x.contiguous(), begin_memory(how.drafter, how.window, sample, x[0])
+    position = torch.arange(speculation.window + 1, device=seed.device).expand(len(seed), -1)
+    noise = _stream(speculation, seed, position, x.unsqueeze(1))
+    x, memory = x.contiguous(), begin_memory(speculation.drafter, speculation.window, sample, x[0])
     rounds, evaluations, step = (torch.zeros_like(seed) for _ in range(3))
     fault, previous = zero + NO_FAULT, no_history(target, x)
     return Rows(sample, seed, rounds, evaluations, step, fault, x, previous, noise, memory)
@@ -345,14 +288,19 @@ def can_draft(target: Target) -> bool:
     return bool((last_draftable(std) > torch.arange(len(std), device=std.device)).any())
 
 
-def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, how: Speculation) -> Tensor:
+def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, speculation: Speculation) -> Tensor:
     """Unspent noise after `committed` transitions: what is left of the window's, then the stream's next."""
     position = torch.arange(noise.shape[1], device=noise.device)
     source = position + committed.unsqueeze(1)
     index = torch.arange(len(noise), device=noise.device).unsqueeze(1)
     kept = noise[index, source.clamp(max=noise.shape[1] - 1)]
     new, step = source >= noise.shape[1], rows.step.unsqueeze(1) + source
-    return how.layout.refill(kept, new, rows.seed, step, steps, how.normal)
+    if isinstance(speculation.layout, Padded):
+        return torch.where(expand(new, kept), _stream(speculation, rows.seed, step, kept), kept)
+    new = new & (step < steps)
+    seed, step = rows.seed.unsqueeze(1).expand_as(new)[new], step[new]
+    kept[new] = speculation.normal(seed, kept.shape[2:], kept.dtype, step=step, draw=torch.zeros_like(step))
+    return kept
 
 
 def _target_means(target: Target, draft: Draft, predictions: Tensor, history: Tensor) -> Tensor:
@@ -377,20 +325,16 @@ def _history(target: Target, rows: Rows, predictions: Tensor) -> Tensor:
     return torch.stack([all_of_them[:, 1:], all_of_them[:, :-1]], dim=2)
 
 
-def _redrawn(rows: Rows, step: Tensor, normal: Normal) -> Tensor:
+def _redrawn(rows: Rows, step: Tensor, speculation: Speculation) -> Tensor:
     """Noise for these steps that nobody has seen: the draw of this round."""
-    return _stream(normal, rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round + 1)
+    return _stream(speculation, rows.seed, step, rows.noise, draw=rows.round + 1)
 
 
 def _stream(
-    normal: Normal,
-    seed: Tensor,
-    step: Tensor,
-    shape: torch.Size,
-    dtype: torch.dtype,
-    draw: Tensor | None = None,
+    speculation: Speculation, seed: Tensor, step: Tensor, like: Tensor, draw: Tensor | None = None
 ) -> Tensor:
-    """The streams' noise for steps [R, W] of rows [R]: [R, W, *shape]."""
+    """The streams' noise for steps [R, W] of rows [R], of the shape and dtype of states like[r, j]: [R, W, *shape]."""
+    shape = like.shape[2:]
     draw = torch.zeros_like(seed) if draw is None else draw
     seed, draw = (v.unsqueeze(1).expand_as(step).flatten() for v in (seed, draw))
-    return normal(seed, shape, dtype, step=step.flatten(), draw=draw).view(*step.shape, *shape)
+    return speculation.normal(seed, shape, like.dtype, step=step.flatten(), draw=draw).view(*step.shape, *shape)

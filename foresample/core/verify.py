@@ -28,15 +28,12 @@ FAR = 1e5
 class Verdict:
     """What verification decided for each row."""
 
-    accepted: Tensor
-    """[R]: drafted transitions kept, 0 … length."""
-    length: Tensor
-    """[R]: drafted transitions before the first hopeless one, which ends the window."""
+    accepted: Tensor  # [R]: drafted transitions kept, 0 … length
+    length: Tensor  # [R]: drafted transitions before the first hopeless one, which ends the window
     noise: Tensor
     """[R, W, *shape]: the noise after the decision. At position `accepted` (if a draft was rejected) it takes
     the draft mean to the corrected state; behind it, it is fresh noise for the next rounds."""
-    mismatch: Tensor
-    """[R, W], float64: distance of target and draft mean in units of std; 0 behind `length`."""
+    mismatch: Tensor  # [R, W], float64: distance of target and draft mean in units of std; 0 behind `length`
 
 
 def verify(

@@ -1,12 +1,11 @@
 """Shards drawn by many workers on Ray: one actor per GPU, or per so many CPUs.
 
-Each worker is a `LocalWorker` of `workers`: its own process, target and engine, and the same `draw_shards`. It takes
-the next shard from a queue when it has a free slot, so fast workers draw more, and writes it itself; only numbers
-travel. If a worker dies, alone or with its machine, what it had taken and not written goes back to the queue, and
-another takes its place, or waits for one while the others go on; if no machine is left, the run ends and says so. If
-the queue dies, a new one holds what is not written, and all begin anew. If the driver dies, its workers do, too,
-seconds later; what they would write once the next driver has begun is refused (`folder`). The same command resumes from
-the files.
+Each worker is a `LocalWorker` in its own process. It takes the next shard from a queue when it has a free slot, so fast
+workers draw more, and writes it itself; only numbers travel. If a worker dies, alone or with its machine, what it had
+taken and not written goes back to the queue, and another takes its place, or waits for one while the others go on; if
+no machine is left, the run ends and says so. If the queue dies, a new one holds what is not written, and all begin
+anew. If the driver dies, its workers do, too, seconds later; what they would write once the next driver has begun is
+refused (`folder`). The same command resumes from the files.
 
 Several drivers may share a cluster: a worker that finds no free place waits for one.
 """
@@ -19,23 +18,21 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from foresample.checks.samples import SamplesLaw
-from foresample.datasets.drawing import Progress
 from foresample.datasets.shards import Plan
-from foresample.datasets.workers import Description, Factory, LocalWorker, Stop, Window
+from foresample.datasets.workers import Description, Factory, LocalWorker, Progress, Stop, Window
 from foresample.faults import first_line
 from foresample.settings import Settings
 from foresample.text import printable
 
-_TELL_EVERY = 0.5  # seconds between a worker's words, unless it has written a shard
+_TELL_EVERY = 0.5  # seconds between a worker's reports, unless it has written a shard
 _DEATHS = 3  # of each worker's place, before any of them has written a shard since
-_PATIENCE = 10.0  # seconds without a word, after which somebody looks whether there can be one
+_PATIENCE = 10.0  # seconds without a report, after which somebody looks whether there can be one
 
 
 class ShardQueue:
@@ -58,7 +55,7 @@ class ShardQueue:
 
 
 class Worker:
-    """A `LocalWorker` that takes its shards from the queue: an actor. It makes its target when it is first asked."""
+    """A `LocalWorker` that takes its shards from the queue: an actor. It makes its target at the first question."""
 
     def __init__(self, make: Factory, settings: Settings, folder: Path) -> None:
         self.make, self.settings, self.folder = make, settings, folder
@@ -74,25 +71,21 @@ class Worker:
     def ready(self) -> None:
         """It has a place and runs."""
 
-    def describe(self, window: Window, count: int) -> Description:
-        return self.local.describe(window, count, lambda what: None)
-
-    def law(self, plan: Plan, count: int) -> SamplesLaw:
-        return self.local.law(plan, count)
+    def answer(self, question: str, *arguments: Any) -> Any:
+        """The result of a method of the worker."""
+        return getattr(self.local, question)(*arguments)
 
     def work(self, plan: Plan, queue: Any, worker: int) -> Iterator[Progress]:
         """Draw shards until none is left."""
         import ray
 
-        def taken() -> Iterator[int]:
-            while (number := ray.get(queue.take.remote(worker))) is not None:
-                yield number
-
-        told = perf_counter()
-        for news in self.local.draw(plan, taken(), worker=worker):
-            if news.written or perf_counter() - told > _TELL_EVERY:
+        reported = perf_counter()
+        for news in self.local.draw(
+            plan, iter(lambda: ray.get(queue.take.remote(worker)), None), worker=worker
+        ):
+            if news.written or perf_counter() - reported > _TELL_EVERY:
                 yield news
-                told = perf_counter()
+                reported = perf_counter()
 
 
 @contextmanager
@@ -106,12 +99,12 @@ def cluster(
         raise ImportError("many workers need the ray extra: pip install 'foresample[ray]'") from None
     ours = not ray.is_initialized()
     if ours:
-        _require_someone(address)
+        _require_cluster(address)
         where = None if address == "auto" else address
         ray.init(where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     workers = None
     try:
-        workers = Cluster(make, settings, cpus, folder.resolve())
+        workers = Cluster(make, settings, cpus, folder)
         yield workers
     except ray.exceptions.RayError as error:
         raise RuntimeError(
@@ -119,13 +112,14 @@ def cluster(
             "command again"
         ) from None
     finally:
-        if workers is not None:
-            workers.dismiss()
+        for worker in workers.workers.values() if workers else ():  # so that others have their places
+            with suppress(Exception):
+                ray.kill(worker)
         if ours:
             ray.shutdown()
 
 
-def _require_someone(address: str) -> None:
+def _require_cluster(address: str) -> None:
     """Refuse an address nobody answers at; Ray would try for minutes."""
     if address.startswith("ray://"):
         raise ValueError(
@@ -144,52 +138,59 @@ def _require_someone(address: str) -> None:
 
 
 class Cluster:
-    """Workers, and those that take the place of dead ones."""
+    """Workers by number, and those that take the place of dead ones."""
 
     def __init__(self, make: Factory, settings: Settings, cpus: int | None, folder: Path) -> None:
         import ray
 
-        self.ray, errors = ray, ray.exceptions
-        self.death = (
-            errors.RayActorError,
-            errors.ObjectLostError,
-            errors.NodeDiedError,
-            errors.LocalRayletDiedError,
-            errors.OutOfMemoryError,
-            errors.WorkerCrashedError,
-        )
+        self.ray, self.workers, self.started = ray, dict[int, Any](), 0
         self.kind, self.each = "CPU", cpus or 1
         if cpus is None and ray.cluster_resources().get("GPU", 0) >= 1:
             self.kind, self.each = "GPU", 1
+        self.need = f"{self.each} {self.kind}{'s' if self.each > 1 else ''}"
         places = self._places()
         if not places:
-            raise ValueError(f"no machine of the cluster has {self._need} for a worker: ask for fewer")
+            raise ValueError(f"no machine of the cluster has {self.need} for a worker: ask for fewer")
         remote = ray.remote(**{f"num_{self.kind.lower()}s": self.each})(Worker)
-        self._start = lambda: remote.remote(make, settings, folder)
-        self.workers = {number: self._start() for number in range(places)}
-        self.started = places
+        self._new = lambda: remote.remote(make, settings, folder)
+        for _ in range(places):
+            self._start()
 
-    @property
-    def _need(self) -> str:
-        return f"{self.each} {self.kind}{'s' if self.each > 1 else ''}"
+    def _start(self) -> None:
+        self.workers[self.started] = self._new()
+        self.started += 1
+
+    def _replace(self, worker: int) -> None:
+        """Start another worker in the place of one that died."""
+        with suppress(Exception):
+            self.ray.kill(self.workers[worker])
+        del self.workers[worker]
+        self._start()
 
     def _places(self) -> int:
         """Workers that the machines there are have room for, if nobody else has any."""
         machines = [machine["Resources"] for machine in self.ray.nodes() if machine["Alive"]]
         return sum(int(has.get(self.kind, 0)) // self.each for has in machines)
 
-    def _require_places(self) -> None:
+    def _ready(self, waited: Iterable[Any]) -> Any:
+        """The first of these that is ready, None after a while without any."""
+        ready, _ = self.ray.wait(list(waited), num_returns=1, timeout=_PATIENCE)
+        if ready:
+            return ready[0]
         if not self._places():
             raise RuntimeError(
-                f"the cluster has lost every machine with {self._need} for a worker: what was written is kept; "
+                f"the cluster has lost every machine with {self.need} for a worker: what was written is kept; "
                 "start one and run the same command again"
             )
+        return None
 
-    def dismiss(self) -> None:
-        """Workers go, so that others have their places."""
-        for worker in self.workers.values():
-            with suppress(Exception):
-                self.ray.kill(worker)
+    def _death(self, error: Any) -> Any:
+        """The death of an actor behind this error; whatever else a worker raised is raised here."""
+        errors = self.ray.exceptions
+        why = error.cause if isinstance(error, errors.RayTaskError) else error
+        if not isinstance(why, errors.RayError):
+            raise why from None
+        return why
 
     def describe(self, window: Window, count: int, say: Callable[[str], None]) -> Description:
         if window == "auto":
@@ -197,16 +198,34 @@ class Cluster:
         return self._ask("describe", window, count)
 
     def law(self, plan: Plan, count: int) -> SamplesLaw:
-        return self._ask("law", _shared(plan), count)
+        return self._ask("law", plan, count)
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        """The answer of one worker that has a place."""
+        ray = self.ray
+        for _ in range(_DEATHS * len(self.workers)):
+            asked = {actor.ready.remote(): worker for worker, actor in self.workers.items()}
+            while (ready := self._ready(asked)) is None:
+                if ray.available_resources().get(self.kind, 0) < self.each:
+                    warnings.warn(
+                        f"every {self.kind} of the cluster is in use: waiting for a place", stacklevel=3
+                    )
+            try:
+                return ray.get(self.workers[asked[ready]].answer.remote(question, *arguments))
+            except ray.exceptions.RayError as error:
+                why = first_line(self._death(error))
+                self._replace(asked[ready])
+        raise RuntimeError(f"workers died again and again when they were asked to {question} ({why})")
 
     def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None) -> Iterator[Progress]:
-        assert stop is None, "on Ray nobody is asked (generate)"
-        ray, plan, left = self.ray, _shared(plan), set(numbers)
-        # Here, so that it is not lost with another machine.
-        start_queue = ray.remote(num_cpus=0, scheduling_strategy=_here(ray))(ShardQueue).remote
+        """Draw these shards. Here nobody calls `stop`, which `generate` refuses on Ray."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        ray, left, written, deaths = self.ray, set(numbers), set[int](), 0
+        # The queue is on this machine, so that it is not lost with another.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        start_queue = ray.remote(num_cpus=0, scheduling_strategy=here)(ShardQueue).remote
         queue = start_queue(sorted(left))
-        written: set[int] = set()
-        deaths = 0
         streams: dict[Any, int] = {}
 
         def begin() -> None:
@@ -218,23 +237,19 @@ class Cluster:
 
         begin()
         while left:  # not as long as there are streams: one may wait for a place for ever
-            ready, _ = ray.wait(list(streams), num_returns=1, timeout=_PATIENCE)
-            if not ready:
-                self._require_places()
+            if (stream := self._ready(streams)) is None:
                 continue
+            gone = [streams[stream]]
             try:
-                word = next(ready[0], None)
-                news = None if word is None else ray.get(word)
-            except ray.exceptions.RayTaskError as error:
-                if not isinstance(error.cause, self.death):
-                    raise error.cause from None
-                why, queue_died = error.cause, True  # it could take no more shards
-            except self.death as error:
-                why, queue_died = error, False
-            else:
-                if news is None:  # this worker has found nothing left to do
-                    del streams[ready[0]]
+                word = next(stream, None)
+                if word is None:  # this worker has found nothing left to do
+                    del streams[stream]
                     continue
+                news = ray.get(word)
+            except ray.exceptions.RayError as error:
+                why = self._death(error)
+                queue_died = why is not error  # the worker lives, and could take no more shards
+            else:
                 if news.written:
                     written |= {entry.number for entry in news.written}
                     left -= written
@@ -248,61 +263,16 @@ class Cluster:
                     f"workers died {deaths} times in a row without finishing a shard ({first_line(why)}): "
                     "look at Ray's logs; what was written is kept"
                 )
-            gone = [streams[ready[0]]]
             if not queue_died:
                 try:
                     ray.get(queue.give_back.remote(gone[0], written))
-                except self.death:
+                except ray.exceptions.RayError as error:
+                    self._death(error)
                     queue_died = True
             if queue_died:  # nobody knows who took what: all begin anew, and find what is written
                 queue, gone = start_queue(sorted(left)), list(self.workers)
             for worker in gone:
                 yield Progress(worker, 0, 0, ())
                 self._replace(worker)
-            for stream in [stream for stream, worker in streams.items() if worker in gone]:
-                del streams[stream]
+            streams = {stream: worker for stream, worker in streams.items() if worker not in gone}
             begin()  # also those that had found nothing left to do
-
-    def _replace(self, worker: int) -> None:
-        """Another in the place of one that died."""
-        with suppress(Exception):
-            self.ray.kill(self.workers[worker])
-        del self.workers[worker]
-        self.workers[self.started] = self._start()
-        self.started += 1
-
-    def _ask(self, what: str, *arguments: Any) -> Any:
-        """The answer of one worker that has a place."""
-        ray = self.ray
-        for _ in range(_DEATHS * len(self.workers)):
-            asked = {actor.ready.remote(): worker for worker, actor in self.workers.items()}
-            ready: list[Any] = []
-            while not ready:
-                ready, _ = ray.wait(list(asked), num_returns=1, timeout=_PATIENCE)
-                if not ready:
-                    self._require_places()
-                    if ray.available_resources().get(self.kind, 0) < self.each:
-                        warnings.warn(
-                            f"every {self.kind} of the cluster is in use: waiting for a place", stacklevel=3
-                        )
-            worker = asked[ready[0]]
-            try:
-                return ray.get(getattr(self.workers[worker], what).remote(*arguments))
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-            except self.death as error:
-                why = first_line(error)
-                self._replace(worker)
-        raise RuntimeError(f"workers died again and again when they were asked to {what} ({why})")
-
-
-def _here(ray: Any) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-
-
-def _shared(plan: Plan) -> Plan:
-    """The plan, for a worker anywhere."""
-    assert plan.claim is not None
-    return replace(plan, out=plan.out.resolve(), claim=plan.claim.elsewhere())

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from foresample.checks.samples import SamplesLaw
-from foresample.datasets.manifest import fair_still, law_that_holds, plan_of, read_manifest, summary
+from foresample.datasets.manifest import plan_of, read_manifest, renewed
 from foresample.datasets.shards import Entry, Failure, Plan, Shard, Unsound, read_shard, shard_number
 from foresample.sizes import require_memory
 from foresample.text import printable
@@ -52,8 +52,8 @@ class Dataset:
         """[n, *shape], shard by shard, by rising index.
 
         Of a dataset that is not complete, only those before the first that is missing, the first `fair` of which have
-        the right law. The others are there because they needed few rounds, or because they did not break, which makes
-        them a **biased** selection; `everything` hands them out all the same.
+        the right distribution. The others are there because they needed few rounds, or because they did not break,
+        which makes them a **biased** selection; `everything` hands them out all the same.
         """
         if not everything and self.fair < self.manifest["costs"]["samples"]:
             warnings.warn(
@@ -63,19 +63,15 @@ class Dataset:
                 "complete it, or ask for samples(everything=True)",
                 stacklevel=2,
             )
-        return self._parts(everything)
+        return self._parts(self.manifest["costs"]["samples"] if everything else self.in_order)
 
-    def _parts(self, everything: bool) -> Iterator[Tensor]:
-        plan = plan_of(self.out, self.manifest["settings"], self.manifest.get("fingerprint"))
-        left = None if everything else self.in_order
+    def _parts(self, left: int) -> Iterator[Tensor]:
+        plan = plan_of(self.out, self.manifest)
         for file in self.manifest["shards"]:
-            if left == 0:
-                return
-            number = shard_number(file["file"])
-            assert number is not None
-            x = read_sound(plan, number).done.x[:left]
-            left = None if left is None else left - len(x)
-            yield x
+            if left > 0 and (number := shard_number(file["file"])) is not None:
+                x = read_sound(plan, number).done.x[:left]
+                left -= len(x)
+                yield x
 
     @property
     def failures(self) -> list[Failure]:
@@ -97,12 +93,10 @@ def inspect_dataset(out: str | Path) -> Dataset:
         raise FileNotFoundError(
             f"{printable(folder)} holds no manifest.json: not a folder of foresample generate"
         )
-    plan = plan_of(folder, manifest["settings"], manifest.get("fingerprint"))
+    plan = plan_of(folder, manifest)
     require_room(plan)
     entries, unsound = survey(plan, shards_there(plan))
-    now = summary(manifest["settings"], plan, entries)
-    now |= {"fair": fair_still(manifest, plan, now), "law": law_that_holds(manifest, plan, now)}
-    return Dataset(folder, {**manifest, **now}, unsound)
+    return Dataset(folder, renewed(manifest, plan, entries), unsound)
 
 
 def read_sound(plan: Plan, number: int) -> Shard:
@@ -110,23 +104,22 @@ def read_sound(plan: Plan, number: int) -> Shard:
     try:
         shard = read_shard(plan, number)
     except Unsound as error:
-        raise ValueError(
-            f"{printable(plan.path(number))} does not count any more, {error}: run the same command again to have it "
-            "drawn"
-        ) from None
-    if shard is None:
-        raise ValueError(f"{printable(plan.path(number))} is gone: run the same command again to have it drawn")
-    return shard
+        why = f"does not count any more, {error}"
+    else:
+        if shard is not None:
+            return shard
+        why = "is gone"
+    raise ValueError(f"{printable(plan.path(number))} {why}: run the same command again to have it drawn")
 
 
 def require_room(plan: Plan) -> None:
-    """Refuse shards that cannot be held; one at a time is."""
+    """Refuse shards that do not fit the memory, in which one at a time is held."""
     size = plan.size(0)
     require_memory(size * plan.sample_bytes, f"a shard of {size} samples", "give a smaller shard")
 
 
 def shards_there(plan: Plan) -> list[int]:
-    """Shards of the plan that have a file: however many there are to be, those are looked at."""
+    """Numbers of the plan's shards that have a file."""
     with os.scandir(plan.out) as found:
         numbers = [shard_number(entry.name) for entry in found]
     return sorted(number for number in numbers if number is not None and number < plan.shards)
@@ -137,10 +130,8 @@ def survey(plan: Plan, numbers: Iterable[int]) -> tuple[dict[int, Entry], dict[s
     entries, unsound = dict[int, Entry](), dict[str, str]()
     for number in numbers:  # one at a time in memory
         try:
-            shard = read_shard(plan, number)
+            if (shard := read_shard(plan, number)) is not None:
+                entries[number] = shard.entry
         except Unsound as error:
             unsound[plan.path(number).name] = str(error)
-        else:
-            if shard is not None:
-                entries[number] = shard.entry
     return entries, unsound

@@ -79,25 +79,21 @@ def _means(target: Target) -> Fingerprint:
     std, shape = target.std, target.shape
     rounding = math.sqrt(torch.finfo(std.dtype).eps)
     x, prediction, direction = (_noise(target, i) for i in range(3))
-    previous = torch.stack([_noise(target, 3 + i) for i in range(no_history(target, x).numel() // x.numel())])
-    previous = previous.reshape(no_history(target, x).shape)
-    given = _size(x) + _size(prediction)
+    like = no_history(target, x)
+    previous = torch.cat([_noise(target, 3 + i) for i in range(like.numel() // x.numel())]).view(like.shape)
     values, scales = [], []
     for step in torch.arange(len(std), device=std.device).split(max(1, _AT_A_TIME // shape.numel())):
-        rows = len(step)
         history = expand((step > 0).to(std.dtype), previous)  # none at step 0
-        before = previous.expand(rows, *previous.shape[1:]) * history
-        seed = torch.full_like(step, _SEED)
         mean = transition_mean(
             target,
-            x.expand(rows, *shape).clone(),
-            prediction.expand(rows, *shape).clone(),
+            x.repeat(len(step), *[1] * len(shape)),
+            prediction.repeat(len(step), *[1] * len(shape)),
             step,
-            before,
-            extra_noise(target, seed, step),
+            previous * history,
+            extra_noise(target, torch.full_like(step, _SEED), step),
         )
         values.append(_projected(mean, direction))
-        scales.append(_size(mean) + given)
+        scales.append(_size(mean) + _size(x) + _size(prediction))
     marks: Fingerprint = {}
     value, scale = torch.cat(values), torch.cat(scales)
     # By their weights, steps that trade places are noticed.
@@ -125,25 +121,24 @@ def _walk(target: Target, rows: Tensor) -> Fingerprint:
     Each path has a twin, whose state is shaken by the rounding of a network at every prediction: how far the two are
     apart is how much rounding does, here and further on.
     """
-    std, shape = target.std, target.shape
+    std = target.std
     asked = getattr(target, "unrecorded", target)  # no part of a record
     marks: Fingerprint = {}
     rows, direction = rows.to(std.device), _noise(target, 2)
     path = _SEED + torch.arange(_PATHS, device=std.device)
-    zero, seed = torch.zeros_like(path), path.repeat(2)  # twins share their noise
-    unit = torch.cat([normal(path, shape, std.dtype, stream=START, step=zero, draw=zero)] * 2)
+    seed = path.repeat(2)  # twins share their noise
+    unit = _unit(path, target, stream=START).repeat(2, *[1] * len(target.shape))
     x = start_states(target, unit, rows[0].repeat(2))
-    rounding = math.sqrt(torch.finfo(std.dtype).eps)
-    value, scale = _projected(x, direction), rounding * (_size(x) + _size(unit))
-    for i, row in enumerate(rows[0].tolist()):
-        _note(marks, f"start of sample {row}", value[i], scale[i])
+    tolerance = math.sqrt(torch.finfo(std.dtype).eps) * (_size(x) + _size(unit))
+    for row, *mark in zip(rows[0].tolist(), _projected(x, direction), tolerance, strict=False):
+        _note(marks, f"start of sample {row}", *mark)
     prediction, previous = torch.zeros_like(x), no_history(target, x)
     sound = _finite(x)
     steps = torch.linspace(0, len(std) - 1, min(_WALK, len(std))).long().unique().tolist()
     stops = torch.linspace(0, len(steps) - 1, min(_STOPS, len(steps))).long().unique().tolist()
     for turn, k in enumerate(steps):
         step = torch.full_like(seed, k)
-        extra, noise = extra_noise(target, seed, step), _unit(path, target, k, draw=0)
+        extra, noise = extra_noise(target, seed, step), _unit(path, target, k)
         if turn in stops:
             row = rows[stops.index(turn)]
             x[_PATHS:] *= 1 + _HALF * _unit(path, target, k, draw=1)
@@ -151,12 +146,11 @@ def _walk(target: Target, rows: Tensor) -> Fingerprint:
             sound &= _finite(prediction)
             prediction = torch.where(expand(sound, prediction), prediction, 0.0)
             one, twin = prediction.chunk(2)
-            value, tolerance = _projected(one, direction), 2 * _HALF * _size(one)
-            tolerance = torch.maximum(tolerance, 4 * _size(one - twin))
+            tolerance = torch.maximum(2 * _HALF * _size(one), 4 * _size(one - twin))
+            value = _projected(one, direction)
             for i in sound.view(2, _PATHS).all(0).nonzero().flatten().tolist():
                 _note(marks, f"prediction at step {k} of sample {int(row[i])}", value[i], tolerance[i])
-        x = transition_mean(target, x, prediction, step, previous, extra)
-        x = x + std[k] * torch.cat([noise, noise])
+        x = transition_mean(target, x, prediction, step, previous, extra) + std[k] * torch.cat([noise, noise])
         previous = remember(target, prediction, previous)
         sound &= _finite(x)
         x = torch.where(expand(sound, x), x, 0.0)
@@ -178,13 +172,13 @@ def _finite(values: Tensor) -> Tensor:
 
 def _noise(target: Target, number: int) -> Tensor:
     """Fixed unit noise of this number, [1, *shape]."""
-    return _unit(torch.tensor([_SEED - 1], device=target.std.device), target, 0, number)
+    return _unit(torch.tensor([_SEED - 1], device=target.std.device), target, draw=number)
 
 
-def _unit(seed: Tensor, target: Target, step: int, draw: int) -> Tensor:
+def _unit(seed: Tensor, target: Target, step: int = 0, draw: int = 0, **stream: int) -> Tensor:
     """Unit noise of these seeds, [R, *shape]."""
     at, number = torch.full_like(seed, step), torch.full_like(seed, draw)
-    return normal(seed, target.shape, target.std.dtype, step=at, draw=number)
+    return normal(seed, target.shape, target.std.dtype, step=at, draw=number, **stream)
 
 
 def _projected(values: Tensor, direction: Tensor) -> Tensor:

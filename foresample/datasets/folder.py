@@ -19,8 +19,9 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from foresample.schema import open_plain
@@ -47,9 +48,8 @@ class Claim:
     lock: int | None = None
     """Descriptor of the locked file, in the process that holds the lock."""
 
-    def elsewhere(self) -> Claim:
-        """The claim for a process on any machine."""
-        return replace(self, folder=self.folder.resolve(), lock=None)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "lock": None}  # another process knows the token alone
 
     def write(self, name: str, data: bytes) -> None:
         """Put a file into the folder, whole; refused if the folder is lost."""
@@ -65,13 +65,15 @@ class Claim:
         try:
             with _opened(self.folder) as folder, self._held(folder):
                 pass
-        except OSError as error:
-            raise self._lost() if not isinstance(error, FolderLost) else error from None
+        except OSError:
+            raise self._lost() from None
 
     def remove_left_overs(self) -> None:
-        """Remove temporary files of workers that died, unless the folder is lost."""
-        with suppress(OSError), _opened(self.folder) as folder, self._held(folder):
-            remove_left_overs(self.folder)
+        """Remove temporary files of runs that died, as `write_atomically` names them, unless the folder is lost."""
+        with suppress(OSError), _opened(self.folder) as folder, self._held(folder), os.scandir(folder) as found:
+            for entry in list(found):
+                if _LEFT_OVER.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=folder)
 
     @contextmanager
     def _held(self, folder: int) -> Iterator[None]:
@@ -80,18 +82,13 @@ class Claim:
 
         with os.fdopen(open_plain(Path(_OWNER), follow=False, folder=folder), "rb") as owner:
             fcntl.flock(owner, fcntl.LOCK_SH)
-            if owner.read(100).decode(errors="replace") != self.token or not self._is_locked():
+            ours = owner.read(100).decode(errors="replace") == self.token
+            if ours and self.lock is not None:
+                there = os.stat(_LOCK, dir_fd=folder, follow_symlinks=False)
+                ours = os.path.samestat(there, os.fstat(self.lock))
+            if not ours:
                 raise self._lost()
             yield
-
-    def _is_locked(self) -> bool:
-        """Whether the file this process has locked still is the folder's; other processes know the token alone."""
-        if self.lock is None:
-            return True
-        try:
-            return _is_file(self.folder / _LOCK, self.lock)
-        except OSError:
-            return False
 
     def _lost(self) -> FolderLost:
         return FolderLost(
@@ -103,40 +100,55 @@ class Claim:
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[Claim]:
     """Make the folder and have it to ourselves as long as this process lives."""
-    import fcntl  # where there is none, only datasets are missed
-
-    name = printable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"cannot write to {name} ({error.strerror}): choose another folder") from None
-    with _ours(folder / _LOCK, r"process \d|$") as (lock, other):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"another run ({printable(other)}) is writing to {name}: wait for it, or choose another folder"
-            ) from None
-        with suppress(OSError):  # our name is a courtesy
-            _overwrite(lock, f"process {os.getpid()} on {socket.gethostname()}")
-        claim = Claim(folder, uuid4().hex, lock)
-        with _ours(folder / _OWNER, r"[0-9a-f]{32}$|$") as (owner, _):
-            try:
-                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BlockingIOError(
-                    f"a worker of an earlier run is writing to {name}: run the same command again when it is done"
-                ) from None
-            try:
-                _overwrite(owner, claim.token)
-            except OSError as error:
-                raise OSError(f"cannot write {name}/{_OWNER} ({error.strerror}): see to that") from None
+        raise OSError(
+            f"cannot write to {printable(folder)} ({error.strerror}): choose another folder"
+        ) from None
+    us, token = f"process {os.getpid()} on {socket.gethostname()}", uuid4().hex
+    other = "another run ({}) is writing to {}: wait for it, or choose another folder"
+    orphan = "a worker of an earlier run is writing to {1}: run the same command again when it is done"
+    with _locked(folder / _LOCK, us, r"process \d|$", other) as lock:
+        with _locked(folder / _OWNER, token, r"[0-9a-f]{32}$|$", orphan):
+            pass
+        claim = Claim(folder, token, lock)
         claim.require()  # the folder may have been replaced since its lock was opened
-        remove_left_overs(folder)
+        claim.remove_left_overs()
         try:
             yield claim
         finally:
             claim.remove_left_overs()
+
+
+@contextmanager
+def _locked(path: Path, text: str, ours: str, busy: str) -> Iterator[int]:
+    """A descriptor of a file of ours, locked and overwritten with the text.
+
+    A file that does not match `ours` is refused, and so is a locked one, with the sentence `busy`.
+    """
+    import fcntl  # where there is none, only datasets are missed
+
+    try:
+        file = open_plain(path, os.O_RDWR | os.O_CREAT, follow=False)
+    except OSError as error:
+        raise OSError(f"cannot write {printable(path)} ({error.strerror}): choose another folder") from None
+    try:
+        found = os.pread(file, 200, 0).decode(errors="replace").strip()
+        if os.fstat(file).st_nlink > 1 or not re.match(ours, found):  # nothing is lost by asking
+            raise OSError(f"{printable(path)} was not written by foresample: choose another folder")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(busy.format(printable(found), printable(path.parent))) from None
+        try:
+            os.ftruncate(file, 0)
+            os.pwrite(file, text.encode(), 0)
+        except OSError as error:
+            raise OSError(f"cannot write {printable(path)} ({error.strerror}): see to that") from None
+        yield file
+    finally:
+        os.close(file)
 
 
 def write_atomically(path: Path, data: bytes, permit: _Permit = lambda folder: nullcontext()) -> None:
@@ -169,36 +181,6 @@ def write_atomically(path: Path, data: bytes, permit: _Permit = lambda folder: n
         ) from None
 
 
-def remove_left_overs(folder: Path) -> None:
-    """Temporary files of runs that died: those `write_atomically` names, and nothing else."""
-    with os.scandir(folder) as found:
-        ours = [e.path for e in found if _LEFT_OVER.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
-    for path in ours:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-@contextmanager
-def _ours(path: Path, content: str) -> Iterator[tuple[int, str]]:
-    """A descriptor of a file that we write, and what it says; one that others wrote is refused."""
-    try:
-        file = open_plain(path, os.O_RDWR | os.O_CREAT, follow=False)
-    except OSError as error:
-        raise OSError(f"cannot write {printable(path)} ({error.strerror}): choose another folder") from None
-    try:
-        text = os.pread(file, 200, 0).decode(errors="replace").strip()
-        if os.fstat(file).st_nlink > 1 or not re.match(content, text):  # nothing is lost by asking
-            raise OSError(f"{printable(path)} was not written by foresample: choose another folder")
-        yield file, text
-    finally:
-        os.close(file)
-
-
-def _overwrite(file: int, text: str) -> None:
-    os.ftruncate(file, 0)
-    os.pwrite(file, text.encode(), 0)
-
-
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
     """A descriptor of the directory."""
@@ -207,9 +189,3 @@ def _opened(folder: Path) -> Iterator[int]:
         yield directory
     finally:
         os.close(directory)
-
-
-def _is_file(path: Path, file: int) -> bool:
-    """Whether this descriptor is of the file at this path."""
-    there, ours = os.lstat(path), os.fstat(file)
-    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)

@@ -5,10 +5,9 @@
     .lock, .owner               the run under way (`folder`)
 
 Sample i depends on the run's seed, on i and on the settings, so a dataset is the same whatever the number of
-workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified; what those
-lack that are torn, corrupt or short of samples is drawn, the others are kept. Other settings are refused, and so is
-another target, by its fingerprint. Everything is checked before the manifest is written, and a manifest without any
-shard binds nobody.
+workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified, and samples that are
+missing, torn or corrupt are drawn. Other settings are refused, and so is another target, by its fingerprint. Everything
+is checked before the manifest is written, and a manifest without any shard binds nobody.
 
 How many rounds a sample needs depends on the sample, so those finished first are a biased selection. A run that is to
 stop begins no more samples and finishes those under way: they are the next in order, and fair. A run that is cut keeps
@@ -17,7 +16,7 @@ what is finished; of an unfinished dataset only the samples before the first tha
 A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
 lists it by index, seed and step. The next run tries again.
 
-Shards are drawn by `drawing.draw_shards`, here in this process; `cluster` has it run by many workers on Ray.
+`workers` draws the shards in this process; `cluster` has many workers do so on Ray.
 """
 
 from __future__ import annotations
@@ -31,30 +30,29 @@ from datetime import UTC, datetime
 from operator import index
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 
 from foresample.contracts import Target, at_least_one, seed_number
 from foresample.datasets.dataset import Dataset, require_room, shards_there, survey
-from foresample.datasets.drawing import Progress
 from foresample.datasets.folder import claim_folder
 from foresample.datasets.manifest import (
-    DatasetSettings,
     Status,
     begun_manifest,
-    fair_still,
-    law_that_holds,
-    open_manifest,
     plan_of,
-    summary,
+    renewed,
+    require_same,
 )
-from foresample.datasets.shards import Plan, shard_name
-from foresample.datasets.workers import Factory, LocalWorker, Stop, Workers
+from foresample.datasets.shards import DatasetSettings, Plan, shard_name
+from foresample.datasets.workers import Factory, LocalWorker, Progress, Stop
 from foresample.provenance import provenance
 from foresample.settings import RunKeywords, Settings
 from foresample.sizes import require_disk
 from foresample.text import printable
+
+if TYPE_CHECKING:
+    from foresample.datasets.cluster import Cluster
 
 MOST_SHARDS = 10**6
 """Files of a folder: beyond that file systems and manifests get slow."""
@@ -107,7 +105,7 @@ def generate(
         law: compare the finished dataset with this many sequential samples (`samples_law`); one that lacks samples
             is not compared, for those that are there are a biased selection.
         progress: called as samples are finished.
-        stop: asked before samples are begun. Once it says yes, no more are, those under way are finished, and the
+        stop: called before samples are begun. Once it is true, no more are, those under way are finished, and the
             dataset so far is returned: a fair sample, unless an earlier run was cut (`Dataset.fair`). Not on Ray.
         **settings: see `DatasetKeywords`; a `window` of "auto" and 64 `slots` by default.
     """
@@ -121,12 +119,13 @@ def generate(
             f"{count} samples in shards of {shard} are {files} files, and a folder takes {MOST_SHARDS}: "
             "give a larger shard, or ask for fewer samples"
         )
-    folder, window = Path(out), given.window
     if stop is not None and ray is not None:
         raise ValueError(
             "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
         )
-    turns, own = None if labels is None else _labels(labels), _own_settings(about)
+    folder, window = Path(out) if ray is None else Path(out).resolve(), given.window
+    asked = {"count": count, "shard": shard, "seed": seed_number(seed), "labels": _labels(labels)}
+    own = _own_settings(about)
     with claim_folder(folder) as claim, _workers(target, given, ray, cpus, folder) as workers:
         begun, kept = begun_manifest(folder), None
         if window == "auto" and begun is not None:
@@ -138,18 +137,17 @@ def generate(
                 progress(Status(count, 1, 0, 0, doing=what))
 
         found = workers.describe(window, count, say)
-        drawn = {
-            "count": count,
-            "shard": shard,
-            "seed": seed_number(seed),
-            "labels": turns,
-            **found.settings,
-            **own,
-        }
-        manifest = open_manifest(folder, begun, drawn, found.fingerprint, found.choice)
-        plan = replace(plan_of(folder, drawn, manifest["fingerprint"]), claim=claim)
+        drawn = {**asked, **found.settings, **own}
+        if begun is None:
+            new = {"settings": drawn, "fingerprint": found.fingerprint, "choice": found.choice}
+            manifest: dict[str, Any] = {"kind": "dataset", **new, "runs": []}
+        else:
+            require_same(folder, begun, drawn, found.fingerprint)
+            # Marks that were NaN or infinite when the dataset was begun are added.
+            manifest = {**begun, "fingerprint": {**found.fingerprint, **begun["fingerprint"]}}
+        plan = replace(plan_of(folder, manifest), claim=claim)
         require_room(plan)
-        run = _Run(plan, manifest, progress, stop, kept or found.choice or "")
+        run = _Run(plan, manifest, progress, kept or found.choice or "")
         missing = count - run.found
         more = "make room, choose another folder, or ask for fewer samples"
         require_disk(missing * plan.sample_bytes, folder, f"{missing} samples", more)
@@ -157,20 +155,22 @@ def generate(
         try:
             for _ in range(2):  # what breaks is tried twice
                 if todo := run.unfinished():
-                    for news in workers.draw(plan, todo, run.stop):
+                    for news in workers.draw(plan, todo, stop):
                         run.note(news)
-            if law and not run.unfinished():
-                run.manifest["law"] = asdict(workers.law(plan, min(law, count)))
+            checked = asdict(workers.law(plan, min(law, count))) if law and not run.unfinished() else None
         except BaseException:
             with suppress(OSError):  # without the last word of the manifest, the shards still say it all
                 run.close()
             raise
-        run.close(whole=True)
-        run.require_all_there()
+        run.close(whole=True, law=checked)
+        claim.require()
+        run.require_files()
     return Dataset(folder, run.manifest)
 
 
-def _labels(labels: Sequence[int] | Tensor) -> list[int]:
+def _labels(labels: Sequence[int] | Tensor | None) -> list[int] | None:
+    if labels is None:
+        return None
     try:
         turns = [index(label) for label in labels]
     except TypeError as error:
@@ -183,8 +183,7 @@ def _labels(labels: Sequence[int] | Tensor) -> list[int]:
 def _own_settings(about: Mapping[str, Any] | None) -> dict[str, Any]:
     """The caller's own settings, as a manifest keeps them."""
     own = dict(about or {})
-    taken = sorted(_OURS & own.keys())
-    if taken:
+    if taken := sorted(_OURS & own.keys()):
         raise ValueError(
             f"about must not have {', '.join(taken)}, which generate sets itself: choose another name"
         )
@@ -201,7 +200,7 @@ def _own_settings(about: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _workers(
     target: Target | Factory, settings: Settings, ray: str | None, cpus: int | None, folder: Path
-) -> AbstractContextManager[Workers]:
+) -> AbstractContextManager[LocalWorker | Cluster]:
     if ray is None:
         if cpus is not None:
             raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
@@ -215,41 +214,21 @@ def _workers(
     return cluster(ray, target, settings, None if cpus is None else at_least_one("cpus", cpus), folder)
 
 
-def _peak_mib() -> float:
-    """The most memory this process has held."""
-    import resource
-
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-
 class _Run:
     """A run under way: which shards there are, and what the manifest says of it."""
 
     def __init__(
-        self,
-        plan: Plan,
-        manifest: dict[str, Any],
-        progress: Callable[[Status], None] | None,
-        stop: Stop | None,
-        choice: str,
+        self, plan: Plan, manifest: dict[str, Any], progress: Callable[[Status], None] | None, choice: str
     ) -> None:
-        self.plan, self.progress, self.stop, self.choice = plan, progress, stop, choice
+        self.plan, self.progress, self.choice = plan, progress, choice
         self.entries, _ = survey(plan, shards_there(plan))
         self.found, _ = self.written = self._totals()
         self.open: dict[int, tuple[int, int]] = {}
         self.clock = perf_counter()
-        self.this = {
-            **provenance(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "found": self.found,
-            "drawn": None,
-            "seconds": None,
-            "peak_mib": None,
-        }
-        now = summary(manifest["settings"], plan, self.entries)
-        told = {"law": law_that_holds(manifest, plan, now), "fair": fair_still(manifest, plan, now)}
-        self.manifest = {**manifest, **told, "runs": [*manifest["runs"], self.this]}
+        unknown = dict.fromkeys(("drawn", "seconds", "peak_mib"))
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.this = {**provenance(), "started": started, "found": self.found, **unknown}
+        self.manifest = {**renewed(manifest, plan, self.entries), "runs": [*manifest["runs"], self.this]}
 
     def begin(self) -> None:
         """Write the manifest; everything is checked by now."""
@@ -269,27 +248,30 @@ class _Run:
         self.open[news.worker] = news.samples, news.calls
         self._tell()
 
-    def close(self, *, whole: bool = False) -> None:
+    def close(self, *, whole: bool = False, law: dict[str, Any] | None = None) -> None:
         """The last word. `whole`: every sample that was begun is finished.
 
         Those begun are the next in order, so if all found were fair, all there are now are.
         """
+        import resource  # where there is none, only datasets are missed
+
         open_ones = {*shards_there(self.plan)} & {*self.unfinished()}
         self.entries |= survey(self.plan, sorted(open_ones))[0]  # those written when drawing stopped
-        drawn, seconds = self._totals()[0] - self.found, perf_counter() - self.clock
-        self.this |= {"drawn": drawn, "seconds": seconds, "peak_mib": _peak_mib()}
-        now = summary(self.manifest["settings"], self.plan, self.entries)
-        if whole and self.manifest["fair"] == self.found and now["in_order"] == now["costs"]["samples"]:
-            self.manifest["fair"] = now["in_order"]
-        self.manifest["fair"] = fair_still(self.manifest, self.plan, now)
+        samples, _ = self._totals()
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # memory held, in KiB, on macOS in bytes
+        peak = most / (2**20 if sys.platform == "darwin" else 2**10)
+        self.this |= {"drawn": samples - self.found, "seconds": perf_counter() - self.clock, "peak_mib": peak}
+        was_fair = self.manifest["fair"] == self.found
+        self.manifest = renewed(self.manifest, self.plan, self.entries)
+        if whole and was_fair and self.manifest["in_order"] == samples:
+            self.manifest["fair"] = samples
+        if law is not None:
+            self.manifest["law"] = law
         self._write()
 
-    def require_all_there(self) -> None:
-        """Refuse to call a dataset drawn whose folder or files are gone."""
-        assert self.plan.claim is not None
-        self.plan.claim.require()
-        gone = sorted({*self.entries} - {*shards_there(self.plan)})
-        if gone:
+    def require_files(self) -> None:
+        """Refuse to call a dataset drawn if some of its files are gone."""
+        if gone := sorted({*self.entries} - {*shards_there(self.plan)}):
             raise FileNotFoundError(
                 f"{len(gone)} of the files of {printable(self.plan.out)} have gone since they were written "
                 f"({shard_name(gone[0])} first): run the same command again to have them drawn"
@@ -301,14 +283,11 @@ class _Run:
         return sum(entry.samples for entry in entries), sum(entry.calls for entry in entries)
 
     def _write(self) -> None:
-        self.manifest |= summary(self.manifest["settings"], self.plan, self.entries)
-        data = json.dumps(self.manifest, indent=2) + "\n"
         assert self.plan.claim is not None
-        self.plan.claim.write("manifest.json", data.encode())
+        self.plan.claim.write("manifest.json", (json.dumps(self.manifest, indent=2) + "\n").encode())
 
     def _tell(self) -> None:
         if self.progress is not None:
-            parts = [self.written, *self.open.values()]
-            samples, calls = sum(s for s, _ in parts), sum(c for _, c in parts)
+            samples, calls = (sum(counts) for counts in zip(self.written, *self.open.values(), strict=True))
             steps = self.manifest["settings"]["steps"]
             self.progress(Status(self.plan.count, steps, samples, calls, choice=self.choice))

@@ -1,4 +1,4 @@
-"""The manifest of a dataset: what it must look like, and how far it is believed.
+"""The manifest of a dataset: its schema, and how far it is believed.
 
 It is a summary that can be made anew from the shards, which prove themselves; only its settings, its runs and the
 answer of the law check are taken from it, and the latter only as long as the shards are those that were checked.
@@ -8,58 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
+from typing import Any
 
 from foresample.checks.samples import SamplesLaw
 from foresample.datasets.fingerprint import Fingerprint, difference
-from foresample.datasets.shards import Entry, Failure, Plan, shard_name, shard_number
+from foresample.datasets.shards import DatasetSettings, Entry, Failure, Plan, shard_name, shard_number
 from foresample.provenance import Origin
-from foresample.schema import (
-    AtLeastOne,
-    Count,
-    NotNegative,
-    Rule,
-    Some,
-    Unfit,
-    parse_json,
-    read_object,
-    read_plain,
-)
+from foresample.schema import Count, NotNegative, Some, Unfit, parse_json, read_object, read_plain
 from foresample.text import printable
-
-_DTYPES = {
-    str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
-Length = Annotated[int, Rule("a whole number from 1 to 2⁵³", lambda value: 1 <= value <= 2**53)]
-Shape = Annotated[list[Length], Rule("a shape of at most 2⁵³ numbers", lambda shape: math.prod(shape) <= 2**53)]
-Seed = Annotated[int, Rule("a whole number from 0 to 2⁶³ − 1", lambda value: 0 <= value < 2**63)]
-Label = Annotated[int, Rule("a number of 64 bits", lambda value: -(2**63) <= value < 2**63)]
-Dtype = Annotated[str, Rule(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetSettings:
-    """Settings that every dataset has; a manifest has more, which depend on its target."""
-
-    count: Length
-    shard: Length
-    seed: Seed
-    labels: Some[Label] | None = None
-    shape: Shape
-    dtype: Dtype
-    steps: AtLeastOne
-    window: Count
-    """0 if the samples were drawn sequentially."""
-    method: str
-    model: str | None = None
-    target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +55,15 @@ class ShardFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The schema of manifest.json."""
+    """The schema of manifest.json. Earlier versions kept no fingerprint of the target, and did not count `in_order`."""
 
     settings: DatasetSettings
     fingerprint: Fingerprint | None = None
-    """Fingerprint of the target; earlier versions kept none."""
     choice: str | None = None
     """Why this window was chosen, if it was measured."""
     costs: Costs
     in_order: Count | None = None
-    """Samples before the first that is missing; earlier versions did not count them."""
+    """Samples before the first that is missing."""
     fair: Count = 0
     """Number of samples, from the first on, that were chosen before they were drawn, not by being done in time."""
     shards: list[ShardFile]
@@ -115,13 +74,12 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run."""
+    """Progress of a run: its finished samples and their calls."""
 
     count: int
     steps: int
     samples: int
     calls: int
-    """Calls of those samples."""
     doing: str = ""
     """Measurement under way, before any sample is begun."""
     choice: str = ""
@@ -164,25 +122,18 @@ def begun_manifest(folder: Path) -> dict[str, Any] | None:
         return manifest if any(shard_number(entry.name) is not None for entry in found) else None
 
 
-def open_manifest(
-    folder: Path,
-    begun: dict[str, Any] | None,
-    settings: dict[str, Any],
-    fingerprint: Fingerprint,
-    choice: str | None,
-) -> dict[str, Any]:
-    """The folder's manifest, if its settings and its target are ours; a new one if there is none."""
-    if begun is None:
-        new = {"settings": settings, "fingerprint": fingerprint, "choice": choice}
-        return {"kind": "dataset", **new, "runs": []}
+def require_same(
+    folder: Path, begun: dict[str, Any], settings: dict[str, Any], fingerprint: Fingerprint
+) -> None:
+    """Refuse to go on with a dataset of other settings or of another target."""
     theirs, ours, name = _flat(begun["settings"]), _flat(settings), printable(folder)
     names = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
     if names:
-        told = ", ".join(
+        shown = ", ".join(
             f"{printable(n):.50} {theirs.get(n)!r:.100} there and {ours.get(n)!r:.100} here" for n in names[:5]
         )
         raise ValueError(
-            f"{name} holds a dataset with other settings ({told}): give the same ones to go on with it, "
+            f"{name} holds a dataset with other settings ({shown}): give the same ones to go on with it, "
             "or choose another folder"
         )
     if begun.get("fingerprint") is None:
@@ -195,41 +146,45 @@ def open_manifest(
             f"{name} holds samples of another target ({other}): its code or its files have changed since then; "
             "restore them to go on with this dataset, or choose another folder"
         )
-    # Marks that were NaN or infinite when the dataset was begun are added.
-    return {**begun, "fingerprint": {**fingerprint, **begun["fingerprint"]}}
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with those of an object by their own names, as scheduler.prediction_type."""
-    parts = [
-        {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
-        for name, value in settings.items()
-    ]
-    return {name: value for part in parts for name, value in part.items()}
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= (
+            {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return flat
 
 
-def plan_of(folder: Path, settings: Mapping[str, Any], fingerprint: Fingerprint | None = None) -> Plan:
-    """The plan of a dataset with these settings."""
-    known = read_object(DatasetSettings, settings)
-    labels = None if known.labels is None else tuple(known.labels)
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    what = known.count, known.shard, known.seed, labels, tuple(known.shape), _DTYPES[known.dtype], digest
-    return Plan(folder, *what, known.window, fingerprint)
+def plan_of(folder: Path, manifest: Mapping[str, Any]) -> Plan:
+    """The plan of the dataset with this manifest, of which settings and fingerprint are enough."""
+    digest = hashlib.sha256(json.dumps(manifest["settings"], sort_keys=True).encode()).hexdigest()
+    # Given, lest a name in the caller's `about` is taken for one of these.
+    given = {"out": folder, "digest": digest, "fingerprint": manifest.get("fingerprint"), "claim": None}
+    return read_object(Plan, manifest["settings"], given=given)
 
 
-def summary(settings: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """Contents and costs of the shards."""
+def renewed(manifest: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry]) -> dict[str, Any]:
+    """The manifest with the contents and costs of these shards, and what still holds of the rest."""
     samples, calls, evaluations = (
         sum(getattr(entry, name) for entry in entries.values()) for name in ("samples", "calls", "evaluations")
     )
-    status = Status(plan.count, settings["steps"], samples, calls)
+    steps, in_order = manifest["settings"]["steps"], _samples_in_order(plan, entries)
+    status = Status(plan.count, steps, samples, calls)
+    shards = [
+        {"file": shard_name(n), "samples": entries[n].samples, "sha256": entries[n].sha256}
+        for n in sorted(entries)
+    ]
+    checked = samples == plan.count and shards == manifest.get("shards")
     return {
-        "in_order": samples_in_order(plan, entries),
-        "shards": [
-            {"file": shard_name(n), "samples": entries[n].samples, "sha256": entries[n].sha256}
-            for n in sorted(entries)
-        ],
+        **manifest,
+        "in_order": in_order,
+        "fair": in_order if in_order == plan.count else min(manifest.get("fair", 0), in_order),
+        "shards": shards,
         "failures": [asdict(f) for n in sorted(entries) for f in entries[n].failures],
+        "law": manifest.get("law") if checked else None,
         "costs": {
             "samples": samples,
             "calls": calls,
@@ -237,27 +192,15 @@ def summary(settings: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry
             "calls_mean": status.calls_mean,
             "evaluations_mean": evaluations / max(1, samples),
             "accepted_mean": status.accepted_mean,
-            "speedup": settings["steps"] * samples / max(1, calls),
+            "speedup": steps * samples / max(1, calls),
         },
     }
 
 
-def samples_in_order(plan: Plan, entries: Mapping[int, Entry]) -> int:
+def _samples_in_order(plan: Plan, entries: Mapping[int, Entry]) -> int:
     """Samples before the first that is missing."""
     number = 0
     while number in entries and entries[number].in_order == plan.size(number):
         number += 1
-        if number == plan.shards:
-            return plan.count
-    return number * plan.shard + (entries[number].in_order if number in entries else 0)
-
-
-def fair_still(manifest: Mapping[str, Any], plan: Plan, now: Mapping[str, Any]) -> int:
-    """The manifest's number of fair samples, as far as they are there; all of a whole dataset."""
-    return now["in_order"] if now["in_order"] == plan.count else min(manifest.get("fair", 0), now["in_order"])
-
-
-def law_that_holds(manifest: Mapping[str, Any], plan: Plan, now: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest's law check, if the dataset is whole and its shards are still those that were checked."""
-    whole = now["costs"]["samples"] == plan.count and now["shards"] == manifest.get("shards")
-    return manifest.get("law") if whole else None
+    # The last shard may be smaller than the others.
+    return min(plan.count, number * plan.shard + (entries[number].in_order if number in entries else 0))

@@ -2,15 +2,14 @@
 
 Shard k holds samples k·n … (k + 1)·n − 1. Sample i has the seed of (run seed, i), so a shard is the same whoever draws
 it, when, and beside which others. A file appears whole or not at all (temporary file, fsync, rename), and carries a
-checksum over everything in it, a digest of the settings it was drawn with and the fingerprint of its target. So the
-files alone say what is done: whoever finds a folder, after whatever happened, knows what to keep and what to draw.
+checksum over everything in it, a digest of its settings and the fingerprint of its target. So the files alone say what
+is done and what is to be drawn.
 
 In a file, one row per sample, by rising index:
 
-    samples       [n, *shape], in the chain's dtype
-    index, seeds  [n]
-    labels        [n], if the samples have any
-    calls, evaluations  [n]: what each sample cost
+    samples                           [n, *shape], in the chain's dtype
+    index, seeds, calls, evaluations  [n]
+    labels                            [n], if the samples have any
 
 A sample that broke (NaN) is left out of its shard, which says so; drawing the shard again draws what it lacks.
 
@@ -22,11 +21,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -36,30 +36,46 @@ from foresample.datasets.fingerprint import Fingerprint, difference
 from foresample.datasets.folder import Claim
 from foresample.engine.slots import Finished
 from foresample.faults import NO_FAULT
-from foresample.schema import Count, Unfit, open_plain, parse_json, read_object
+from foresample.schema import AtLeastOne, Count, Rule, Some, Unfit, open_plain, parse_json, read_object
 from foresample.sizes import state_bytes
 from foresample.text import printable
 
+Length = Annotated[int, Rule("a whole number from 1 to 2⁵³", lambda value: 1 <= value <= 2**53)]
+Shape = Annotated[list[Length], Rule("a shape of at most 2⁵³ numbers", lambda shape: math.prod(shape) <= 2**53)]
+Seed = Annotated[int, Rule("a whole number from 0 to 2⁶³ − 1", lambda value: 0 <= value < 2**63)]
+Label = Annotated[int, Rule("a number of 64 bits", lambda value: -(2**63) <= value < 2**63)]
+_DTYPES = "float16", "bfloat16", "float32", "float64"
+Dtype = Annotated[str, Rule(f"one of {', '.join(_DTYPES)}", lambda value: value in _DTYPES)]
 
-@dataclass(frozen=True)
-class Plan:
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSettings:
+    """Settings that every dataset has; a manifest has more, which depend on its target."""
+
+    count: Length
+    shard: Length
+    """Samples of a shard."""
+    seed: Seed
+    labels: Some[Label] | None = None
+    """Taken in turn: sample i has labels[i % len(labels)]."""
+    shape: Shape
+    dtype: Dtype
+    steps: AtLeastOne
+    window: Count
+    """Transitions drafted in a round; 0: the samples are drawn sequentially."""
+    method: str
+    model: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(DatasetSettings):
     """Contents of a dataset, shard by shard, and its folder."""
 
     out: Path
-    count: int
-    shard: int
-    """Samples of a shard."""
-    seed: int
-    labels: tuple[int, ...] | None
-    """Taken in turn: sample i has labels[i % len(labels)]."""
-    shape: tuple[int, ...]
-    """Shape of a sample."""
-    dtype: torch.dtype
     digest: str
-    """Digest of all settings that decide what is drawn."""
-    window: int
-    """Transitions drafted in a round; 0: the samples are drawn sequentially."""
-    fingerprint: Fingerprint | None = None
+    """Digest of all settings in the manifest, which decide what is drawn."""
+    fingerprint: Fingerprint | None
     """Fingerprint of the target; earlier versions kept none."""
     claim: Claim | None = None
     """The right to write into the folder, for those who draw."""
@@ -87,7 +103,7 @@ class Plan:
     @property
     def sample_bytes(self) -> int:
         """Bytes of a sample in its file: its state and the numbers beside it."""
-        return state_bytes(self.shape, self.dtype) + 8 * (4 if self.labels is None else 5)
+        return state_bytes(self.shape, getattr(torch, self.dtype)) + 8 * (4 if self.labels is None else 5)
 
 
 def shard_name(number: int) -> str:
@@ -95,30 +111,28 @@ def shard_name(number: int) -> str:
 
 
 def shard_number(name: str) -> int | None:
-    """The shard of a file's name, if it is one's."""
+    """The shard with this file name, None if it is not a shard's."""
     found = re.fullmatch(r"shard-(\d{5,18})\.safetensors", name, re.ASCII)
     return int(found[1]) if found and shard_name(int(found[1])) == name else None
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample that broke."""
+    """A sample that broke, and the step where NaN or infinity was first seen; N if that is the finished sample."""
 
     index: Count
     seed: Count
     step: Count
-    """Where NaN or infinity was first seen; N if that is the finished sample."""
     error: str
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Contents of a shard's file, without the samples."""
+    """Contents of a shard's file without the samples; `in_order` counts those before the first that is missing."""
 
     number: int
     samples: int
     in_order: int
-    """Number of samples before the first that is missing."""
     calls: int
     evaluations: int
     failures: tuple[Failure, ...]
@@ -138,19 +152,20 @@ class Unsound(ValueError):
 
 
 @dataclass(frozen=True)
-class _About:
-    """A file's metadata."""
+class _Metadata:
+    """Metadata of a shard's file; `settings` is their digest."""
 
     number: Count
     settings: str
-    """Digest of those it was drawn with."""
     failures: list[Failure]
     sha256: str
     fingerprint: Fingerprint | None = None
 
 
 def write_shard(plan: Plan, number: int, done: Finished, failures: tuple[Failure, ...]) -> Entry:
-    """These samples, in order, as the shard's file."""
+    """Write these samples, in order, as the shard's file."""
+    from safetensors.torch import save
+
     tensors = {
         "samples": done.x,
         "index": done.index,
@@ -172,26 +187,28 @@ def write_shard(plan: Plan, number: int, done: Finished, failures: tuple[Failure
     # One key: the file's bytes would depend on the order of several.
     metadata = {"foresample": json.dumps({**about, "sha256": sha256}, sort_keys=True)}
     assert plan.claim is not None
-    plan.claim.write(shard_name(number), _safetensors().save(tensors, metadata))
+    plan.claim.write(shard_name(number), save(tensors, metadata))
     return _entry(plan, number, done, failures, sha256)
 
 
 def read_shard(plan: Plan, number: int) -> Shard | None:
     """Read and verify this shard's file; None if there is none, `Unsound` if it does not count."""
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise ImportError("datasets are written as safetensors: pip install 'foresample[models]'") from None
     path = plan.path(number)
     try:
         os.close(open_plain(path, follow=False))
         with safe_open(path, "pt") as file:
             about = parse_json((file.metadata() or {}).get("foresample", "null"))
-            told = read_object(_About, about)
+            found = read_object(_Metadata, about)
             kinds = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            if told.settings == plan.digest:  # before anything is read that may be of any size
+            if found.settings == plan.digest:  # before anything is read that may be of any size
                 _require_kinds(plan, number, {n: (k.get_dtype(), k.get_shape()) for n, k in kinds.items()})
             tensors = {name: file.get_tensor(name) for name in kinds}
         del about["sha256"]
-        if told.sha256 != _checksum(about, tensors):
+        if found.sha256 != _checksum(about, tensors):
             raise Unsound("its checksum is wrong")
     except FileNotFoundError:
         return None
@@ -202,31 +219,28 @@ def read_shard(plan: Plan, number: int) -> Shard | None:
         ) from None
     except (SafetensorError, Unfit, RecursionError, RuntimeError, TypeError) as error:
         raise Unsound(f"it is torn or corrupt ({printable(error)})") from None
-    if told.settings != plan.digest:
-        raise ValueError(
-            f"{printable(path)} is sound, but was drawn with other settings: choose another folder"
-        )
-    if plan.fingerprint is not None and (other := difference(told.fingerprint or {}, plan.fingerprint)):
-        raise ValueError(
-            f"{printable(path)} is sound, but was drawn from another target ({other}): choose another folder"
-        )
-    _require_planned(plan, number, told, tensors)
+    other = None
+    if found.settings != plan.digest:
+        other = "with other settings"
+    elif plan.fingerprint is not None and (change := difference(found.fingerprint or {}, plan.fingerprint)):
+        other = f"from another target ({change})"
+    if other:
+        raise ValueError(f"{printable(path)} is sound, but was drawn {other}: choose another folder")
+    _require_planned(plan, number, found, tensors)
     index = tensors["index"]
-    costs = tensors["calls"], tensors["evaluations"]
-    done = Finished(index, tensors["samples"], *costs, torch.full_like(index, NO_FAULT))
-    return Shard(_entry(plan, number, done, tuple(told.failures), told.sha256), done)
-
-
-_DTYPES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+    fault = torch.full_like(index, NO_FAULT)
+    done = Finished(index, tensors["samples"], tensors["calls"], tensors["evaluations"], fault)
+    return Shard(_entry(plan, number, done, tuple(found.failures), found.sha256), done)
 
 
 def _require_kinds(plan: Plan, number: int, kinds: dict[str, tuple[str, list[int]]]) -> None:
     """The tensors of a shard have the names, types and shapes that they must have."""
     count = kinds.get("index", ("", [0]))[1]
-    wanted: dict[str, tuple[str, list[int]]] = dict.fromkeys(_NUMBERS, ("I64", count))
-    if plan.labels is not None:
-        wanted["labels"] = "I64", count
-    wanted["samples"] = _DTYPES[plan.dtype], [*count, *plan.shape]
+    numbers = ["index", "seeds", "calls", "evaluations", *(["labels"] if plan.labels is not None else [])]
+    dtype = (
+        str(plan.dtype).removeprefix("torch.").upper().replace("FLOAT", "F")
+    )  # as safetensors writes it: BF16
+    wanted = dict.fromkeys(numbers, ("I64", count)) | {"samples": (dtype, [*count, *plan.shape])}
     for name in sorted({*wanted, *kinds}):
         if kinds.get(name) != wanted.get(name):
             found, right = (
@@ -237,10 +251,7 @@ def _require_kinds(plan: Plan, number: int, kinds: dict[str, tuple[str, list[int
         raise Unsound(f"it has {count} samples, and {plan.size(number)} belong there")
 
 
-_NUMBERS = ("index", "seeds", "calls", "evaluations")
-
-
-def _require_planned(plan: Plan, number: int, about: _About, tensors: dict[str, Tensor]) -> None:
+def _require_planned(plan: Plan, number: int, about: _Metadata, tensors: dict[str, Tensor]) -> None:
     """A shard holds what the plan wants in it: a right checksum says only that nobody has changed it since."""
     if about.number != number:
         raise Unsound(f"it is shard {about.number}")
@@ -254,7 +265,8 @@ def _require_planned(plan: Plan, number: int, about: _About, tensors: dict[str, 
         raise Unsound("its labels are not those of its samples")
     if not torch.isfinite(tensors["samples"]).all():
         raise Unsound("some of its samples are NaN or infinite")
-    if any((tensors[name] < 1).any() or (tensors[name] > _DEAREST).any() for name in ("calls", "evaluations")):
+    costs = torch.cat([tensors["calls"], tensors["evaluations"]])
+    if ((costs < 1) | (costs > 2**40)).any():  # more cannot be meant, nor added up
         raise Unsound("its samples have cost nothing, or too much")
     there = set(index.tolist())
     for failure in about.failures:
@@ -263,16 +275,11 @@ def _require_planned(plan: Plan, number: int, about: _About, tensors: dict[str, 
             raise Unsound(f"sample {failure.index}, which it says broke, is not missing in it")
 
 
-_DEAREST = 2**40  # calls or evaluations of a sample; more cannot be meant, nor added up
-
-
 def _entry(plan: Plan, number: int, done: Finished, failures: tuple[Failure, ...], sha256: str) -> Entry:
-    place = done.index - number * plan.shard
-    in_order = int(
-        (place == torch.arange(len(place))).sum()
-    )  # indices rise, so once they differ they always do
+    # Indices rise, so once one is not in its place, no later one is.
+    in_order = int((done.index == number * plan.shard + torch.arange(len(done.index))).sum())
     costs = int(done.calls.sum()), int(done.evaluations.sum())
-    return Entry(number, len(place), in_order, *costs, failures, sha256)
+    return Entry(number, len(done.index), in_order, *costs, failures, sha256)
 
 
 def _checksum(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:
@@ -282,11 +289,3 @@ def _checksum(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:
         sha256.update(f"{name} {value.dtype} {list(value.shape)}".encode())
         sha256.update(value.view(torch.uint8).numpy().data)
     return sha256.hexdigest()
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise ImportError("datasets are written as safetensors: pip install 'foresample[models]'") from None
-    return safetensors.torch

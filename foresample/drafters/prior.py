@@ -55,13 +55,12 @@ class Prior:
             raise ValueError(
                 f"a prior's slope is one number for each step of its paths, [{steps}], not {list(self.slope.shape)}"
             )
-        if self.jacobian is not None:
-            found = tuple(self.jacobian.shape)
-            if found[1:] not in ((size, size), (1, size)) or found[0] < steps:
-                raise ValueError(
-                    f"a prior's jacobian is a matrix or its diagonal for each step of the chain, [N, {size}, {size}] "
-                    f"or [N, 1, {size}] with N of at least {steps}, the steps of its paths, not {list(found)}"
-                )
+        found = None if self.jacobian is None else tuple(self.jacobian.shape)
+        if found is not None and (found[1:] not in ((size, size), (1, size)) or found[0] < steps):
+            raise ValueError(
+                f"a prior's jacobian is a matrix or its diagonal for each step of the chain, [N, {size}, {size}] or "
+                f"[N, 1, {size}] with N of at least {steps}, the steps of its paths, not {list(found)}"
+            )
 
     def require_fits(self, target: Target) -> None:
         """Refuse a prior of another chain, before any work."""
@@ -121,8 +120,7 @@ class Prior:
             raise ValueError(
                 f"{printable(path)} is no safetensors file ({printable(error)}): {remedy}"
             ) from None
-        names = {f.name for f in fields(Prior)}
-        if not {"states", "predictions"} <= tensors.keys() <= names:
+        if not {"states", "predictions"} <= tensors.keys() <= {f.name for f in fields(Prior)}:
             found = printable(", ".join(sorted(tensors)) or "nothing")
             raise ValueError(f"{printable(path)} holds no prior, but {found:.200}: {remedy}")
         try:

@@ -38,20 +38,13 @@ DIVERGED = 6.0
 class ReplayMemory(NamedTuple):
     """What `Replay` with its secant remembers of rows: the memory's tensors by name, for backends."""
 
-    predictions: Tensor
-    """[R, W+1, *shape]: at each step of the last path from the next step on; behind its end, the last one."""
-    states: Tensor
-    """[R, W+1, *shape]: at which they were evaluated."""
-    slope: Tensor
-    """[R, W+1]: g."""
-    response: Tensor
-    """[R]: κ."""
-    visited: Tensor
-    """[R]: how many positions the last path has been at."""
-    horizon: Tensor
-    """[R]: positions at which to guess from the path; the same, but for a prior."""
-    ready: Tensor
-    """[R]: whether there is a path to draft from."""
+    predictions: Tensor  # [R, W+1, *shape]: of the last path, from the next step on; then the last one repeated
+    states: Tensor  # [R, W+1, *shape]: at which they were evaluated
+    slope: Tensor  # [R, W+1]: g
+    response: Tensor  # [R]: κ
+    visited: Tensor  # [R]: how many positions the last path has been at
+    horizon: Tensor  # [R]: positions at which to guess from the path; the same, but for a prior
+    ready: Tensor  # [R]: whether there is a path to draft from
 
     @staticmethod
     def of(memory: DrafterMemory) -> ReplayMemory:
@@ -85,10 +78,7 @@ class Replay:
         return repr(self) if self.prior is None else f"Replay(secant={self.secant}, prior={self.prior})"
 
     def for_target(self, target: Target) -> Replay:
-        """The same, its prior where the target's chain is; refused if it is of another chain.
-
-        A copy, whatever a subclass or the instance has of its own.
-        """
+        """A copy with its prior on the target's device; refused if that is of another chain."""
         if self.prior is None:
             return self
         self.prior.require_fits(target)
@@ -203,11 +193,7 @@ _METHODS = {
 
 
 def is_replay(drafter: object) -> TypeGuard[Replay]:
-    """Whether a drafter drafts as `Replay` does, so that a kernel written for that may take its place.
-
-    A subclass may have more fields or another name. As soon as it, or the instance, has another of the methods, what it
-    guesses is its own affair and the plain round asks it.
-    """
+    """Whether a drafter has all methods of `Replay`, so that a kernel may take its place."""
     kind, own = type(drafter), getattr(drafter, "__dict__", {})
     return isinstance(drafter, Replay) and all(
         getattr(kind, name) is method and name not in own for name, method in _METHODS.items()

@@ -1,4 +1,4 @@
-"""The engine: many samples through few slots.
+"""`sample`, `stream` and the engine behind them: many samples through few slots.
 
 Memory is O(slots × window × state), whatever the number of samples and the length of the chain. Each sample has its
 own noise and its own steps: what comes out does not depend on how many slots there are, on the order, or on who sits
@@ -19,15 +19,24 @@ from torch import Tensor
 from foresample.backends import backend_of
 from foresample.backends.graphs import require_cuda
 from foresample.backends.rounds import round_for
-from foresample.contracts import Target, calls_per_step, require_own_chain, require_target
+from foresample.contracts import (
+    Target,
+    at_least_one,
+    calls_per_step,
+    require_own_chain,
+    require_target,
+    seed_number,
+)
 from foresample.core.look import FreeLook
-from foresample.core.noise import resolve_seeds
+from foresample.core.noise import resolve_seeds, seeds_of
 from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, can_draft, last_draftable
 from foresample.engine.sequential import METHOD, SequentialDraws
 from foresample.engine.slots import Finished, FixedSlots, LooseSlots, RoundRunner, Slots, in_order
 from foresample.faults import raise_faults
 from foresample.settings import RunKeywords, Settings
+
+_PART = 1024  # seeds of a stream made at a time
 
 
 @dataclass(frozen=True)
@@ -66,27 +75,19 @@ class Engine:
             require_cuda(target)
         self.target, self.settings, self.slots = target, settings, settings.slots or 1
         window = chosen_window(target, settings)
-        self.in_turn: SequentialDraws | None = None
-        """The sequential sampler, where no window gains."""
+        self.in_turn: SequentialDraws | None = None  # the sequential sampler, where no window gains
         if window is None:
             self.in_turn = SequentialDraws(target, self.slots, graph=settings.graph, look=settings.look)
         layout = Padded() if target.std.device.type == "cuda" else Packed()
-        self.how = Speculation(
-            settings.drafter,
-            window or 0,
-            settings.block,
-            settings.recycle,
-            last_draftable(target.std),
-            layout,
-            backend_of(target).normal,
-        )
+        last, normal = last_draftable(target.std), backend_of(target).normal
+        drafter, block, recycle = settings.drafter, settings.block, settings.recycle
+        self.speculation = Speculation(drafter, window or 0, block, recycle, last, layout, normal)
         if window is not None:
-            round_for(target, self.how)  # compiles, where that is to be done, before any clock runs
+            round_for(target, self.speculation)  # compiles, where that is to be done, before any clock runs
         self.method = settings.method if window is not None else METHOD
         unrecorded = getattr(target, "unrecorded", None)  # the look bypasses the recording
         self.look = FreeLook(unrecorded) if settings.look else None
-        self._idle: list[FixedSlots] = []
-        """Fixed slots that no draw uses."""
+        self._idle: list[FixedSlots] = []  # fixed slots that no draw uses
 
     def draw(
         self,
@@ -98,9 +99,8 @@ class Engine:
         """Samples as they finish, several at a time; broken ones come with a fault.
 
         The samples are given by their seeds, [count], or in parts, (indices, seeds), each requested when a slot is free
-        for it: slots never run empty between parts, and nobody holds all seeds. `stop` is called before samples are
-        begun; once it returns True, no more are, and those under way are finished. Whether a sample is among them is
-        thus decided before it is drawn, and says nothing about it.
+        for it. `stop` is called before samples are begun; once it returns True, no more are, and those under way are
+        finished. So whether a sample is among them is decided before it is drawn.
 
         **The first samples to finish are not a fair sample**: a sample that needs few rounds comes first, and how many
         it needs depends on the sample. Take all of them, or use `stream`.
@@ -115,8 +115,8 @@ class Engine:
     def stream(self, seeds: Sequence[int] | Tensor | Iterator[tuple[Tensor, Tensor]]) -> Iterator[Sample]:
         """Samples one by one, in the order of their seeds: the first k are a fair sample, for any k fixed beforehand.
 
-        A sample that finishes before its turn is held: at most slots × (window + 1) of them, no more states than the
-        noise of the rows under way, and no slot ever waits for it (theory, "Finishing first is not fair").
+        A sample that finishes before its turn is held, at most slots × (window + 1) of them, and no slot waits for it
+        (theory, "Finishing first is not fair").
 
         Args:
             seeds: one for each sample; or an iterator over parts, (indices, seeds), of samples 0, 1, …, as for `draw`.
@@ -166,7 +166,9 @@ class Engine:
                 raise_faults(done.fault, done.index, self.target)
                 parts.append(done)
             done, runner = in_order(parts), slots.runner
-            report = Report(self.method, runner.steps, len(seeds), self.how.window, slots=slots.capacity)
+            report = Report(
+                self.method, runner.steps, len(seeds), self.speculation.window, slots=slots.capacity
+            )
             report.calls_per_step = calls_per_step(self.target)
             run = runner.tally.close(report, done.x, done.calls, done.evaluations)
             report.occupancy = report.rounds / (slots.capacity * slots.rounds)
@@ -186,21 +188,20 @@ class Engine:
     def _lease(self, capacity: int) -> Iterator[Slots]:
         """Empty slots for one draw: new ones, or fixed ones that no other draw uses, with what was captured in them."""
         look = None if self.look is None else self.look.of_one_draw()
-        if isinstance(self.how.layout, Packed):
-            yield LooseSlots(RoundRunner(self.target, self.how, look), capacity)
+        if isinstance(self.speculation.layout, Packed):
+            yield LooseSlots(RoundRunner(self.target, self.speculation, look), capacity)
             return
         with torch.no_grad():
             try:
                 slots, used_before = self._idle.pop(), True  # one operation: another thread gets other slots
                 slots.runner.look = look
             except IndexError:
-                runner = RoundRunner(self.target, self.how, look)
+                runner = RoundRunner(self.target, self.speculation, look)
                 slots, used_before = FixedSlots(runner, self.slots, graph=self.settings.graph), False
         slots.clear()
         try:
-            if (
-                used_before and self.settings.graph and look is not None
-            ):  # replayed rounds do not pass through it
+            # Replayed rounds do not pass through the look.
+            if used_before and self.settings.graph and look is not None:
                 with torch.no_grad():
                     look.look_back(self.target)
             yield slots
@@ -246,3 +247,54 @@ def chosen_window(target: Target, settings: Settings) -> int | None:
 
         window = measure(target, settings)
     return window if isinstance(window, int) else window.window_for(len(target.std), settings.slots or 1)
+
+
+def sample(
+    target: Target,
+    count: int | None = None,
+    *,
+    seed: int = 0,
+    seeds: Sequence[int] | Tensor | None = None,
+    observe: Observer | None = None,
+    **settings: Unpack[RunKeywords],
+) -> Run:
+    """Draw samples whose distribution is exactly that of `sequential`, with far fewer sequential calls.
+
+    A sample depends on its seed and the settings, not on its batch-mates.
+
+    Args:
+        target: the chain to sample.
+        count: number of samples; may be left out when `seeds` are given.
+        seed: the run's seed, from which each sample's is derived.
+        seeds: one seed per sample instead.
+        observe: called after every round with what it committed.
+        **settings: `foresample.settings`: window (16), drafter, block, recycle; slots (all samples), graph, look.
+    """
+    key = resolve_seeds(count, seed, seeds)
+    return Engine(target, Settings.of(settings).for_count(len(key))).sample(key, observe)
+
+
+def stream(
+    target: Target,
+    count: int | None = None,
+    *,
+    seed: int = 0,
+    seeds: Sequence[int] | Tensor | None = None,
+    **settings: Unpack[RunKeywords],
+) -> Iterator[Sample]:
+    """Draw the same samples one by one, in order: the first k are a fair sample, for any k fixed beforehand.
+
+    A sample that finishes before its turn is held. Memory is O(slots × window × state), whatever the count, so give
+    `slots`; the arguments are those of `sample`.
+    """
+    given = Settings.of(settings)
+    if seeds is not None or count is None:
+        key = resolve_seeds(count, seed, seeds)
+        return Engine(target, given.for_count(len(key))).stream(key)
+    count, seed = at_least_one("count", count), seed_number(seed)
+    parts = (
+        (torch.arange(first, last), seeds_of(seed, last - first, first))
+        for first in range(0, count, _PART)
+        for last in [min(first + _PART, count)]
+    )
+    return Engine(target, given.for_count(count)).stream(parts)

@@ -6,11 +6,14 @@ pilots gives the average Jacobian J_k (docs/theory.md, "Starting warm"): a matri
 towards a multiple of the identity; a diagonal, a number for each of the target's `bands`, where it has any
 (`targets.in_frequencies`). For other states a scalar slope around the mean path is fitted for each step of the table.
 
-Samples drawn with a prior depend on it, and have the target's law whatever it is; it must only not have been fitted on
-the samples' own noise, so pilots have seeds of their own.
+Samples have the target's distribution whatever the prior is, unless it was fitted on their own noise, so pilots have
+seeds of their own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -38,39 +41,27 @@ _RIDGE = 0.1  # of the mean eigenvalue
 
 
 class RecordingTarget(Wrapper):
-    """A target that remembers, for each sample and step, the last state it was evaluated at and what it said.
+    """Remembers the last state each sample was evaluated at in each step, the committed one, and the prediction there.
 
-    The last is the one that was committed. Nothing is read back from the device.
+    Sample i is row i % rows of the target. Nothing is read back from the device.
     """
 
-    def __init__(self, target: Target, samples: int, steps: int) -> None:
+    def __init__(self, target: Target, samples: int, steps: int, rows: int | None = None) -> None:
         super().__init__(target)
-        self.steps, self.unrecorded = steps, target
-        self.states = target.std.new_zeros(
-            (samples, steps + 1, *target.shape)
-        )  # the last place is for all others
+        self.steps, self.unrecorded, self.rows = steps, target, rows or samples
+        # The last place is for all steps behind those recorded.
+        self.states = target.std.new_zeros((samples, steps + 1, *target.shape))
         self.predictions = torch.zeros_like(self.states)
-
-    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
-        prediction = super().predict(x, step, row, **extra)
-        place = step.clamp(max=self.steps)
-        self.states[row, place] = x
-        self.predictions[row, place] = prediction
-        return prediction
-
-
-class RowsInTurn(Wrapper):
-    """A target for any number of samples: sample i is row i % rows of another target."""
-
-    def __init__(self, target: Target, rows: int) -> None:
-        super().__init__(target)
-        self.rows = rows
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
         return super().start(noise, row % self.rows)
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
-        return super().predict(x, step, row % self.rows, **extra)
+        prediction = super().predict(x, step, row % self.rows, **extra)
+        place = step.clamp(max=self.steps)
+        self.states[row, place] = x
+        self.predictions[row, place] = prediction
+        return prediction
 
 
 def fit_prior(
@@ -97,32 +88,31 @@ def fit_prior(
             rows 0 … rows − 1 in turn. As many as there are pilots by default.
     """
     require_target(target)
-    window, pilots, paths = (
-        at_least_one(*v) for v in (("window", window), ("pilots", pilots), ("paths", paths))
-    )
+    given = ("window", window), ("pilots", pilots), ("paths", paths)
+    window, pilots, paths = (at_least_one(name, value) for name, value in given)
     if pilots < 2 * paths:
         raise ValueError(f"{pilots} pilots are too few for {paths} paths: draw at least two for each")
     rows, steps = pilots if rows is None else at_least_one("rows", rows), len(target.std)
     kept = steps if _has_jacobian(target) else min(window + 1, steps)
-    recorded = RecordingTarget(RowsInTurn(target, rows), pilots, kept)
-    # The runs the prior is for look for themselves.
+    recorded = RecordingTarget(target, pilots, kept, rows)
+    # The runs that use the prior look at the target themselves.
     engine = Engine(recorded, window=window, slots=slots or pilots, look=False)
     seeds = seeds_of(_SEED + seed, pilots)
-    try:
+    with naming_rows(min(rows, pilots), "rows=4"):
         engine.sample(seeds)
+    states, predictions = recorded.states[:, :kept], recorded.predictions[:, :kept]
+    return prior_of_paths(target, states, predictions, window=window, paths=paths, seeds=seeds)
+
+
+@contextmanager
+def naming_rows(rows: int, remedy: str) -> Iterator[None]:
+    """Say what to do about a target that has fewer rows than are used."""
+    try:
+        yield
     except IndexError as error:
-        last = min(rows, pilots) - 1
         raise ValueError(
-            f"the target cannot look up one of rows 0 … {last} ({error}): say how many it has, as rows=4"
+            f"the target cannot look up one of rows 0 … {rows - 1} ({error}): say how many it has, as {remedy}"
         ) from error
-    return prior_of_paths(
-        target,
-        recorded.states[:, :kept],
-        recorded.predictions[:, :kept],
-        window=window,
-        paths=paths,
-        seeds=seeds,
-    )
 
 
 def prior_of_paths(
@@ -162,16 +152,13 @@ def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tenso
     before = no_history(target, states[:, 0])
     for k in range(1, steps):
         previous, before = before, remember(target, predictions[:, k - 1], before)
-        if target.std[k - 1] == 0:
-            continue
         step = torch.full((pilots,), k - 1, device=states.device)
         extra = None if seeds is None else extra_noise(target, seeds.to(states.device), step)
         mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, previous, extra)
         noise = (states[:, k] - mean).flatten(1).double()
-        if not noise.any():  # all of it lost in rounding
-            continue
-        moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
-        found[k] = _matrix(noise, moved) if alike is None else _diagonal(noise, moved, alike)
+        if target.std[k - 1] > 0 and noise.any():  # else there is none, or all of it is lost in rounding
+            moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
+            found[k] = _matrix(noise, moved) if alike is None else _diagonal(noise, moved, alike)
     return found
 
 

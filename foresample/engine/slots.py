@@ -1,7 +1,7 @@
 """Slots: places for samples under way, and how they are taken through their rounds.
 
-A slot holds one sample under way. When a sample is done, the next one waiting takes its slot at once, so nobody
-waits for stragglers. Two ways to keep slots, for two kinds of machine:
+When a sample is done, the next one waiting takes its slot at once, so nobody waits for stragglers. Two kinds of slots,
+for two kinds of machine:
 
     loose    on a CPU: rows come and go, a call evaluates just the states needed, every round is looked at
     fixed    on a GPU: rows stay where they are and every call has the same shape, so that nothing in a round
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,18 +40,18 @@ class Finished:
     """Samples that left their slots after one round, [n] each. All but the states may be on the host."""
 
     index: Tensor
-    x: Tensor
-    """[n, *shape]"""
+    x: Tensor  # [n, *shape]
     calls: Tensor
     evaluations: Tensor
-    fault: Tensor
-    """Why the sample was given up, if it was (`faults`)."""
+    fault: Tensor  # why the sample was given up, if it was (`faults`)
 
-    @staticmethod
-    def of(rows: Rows, index: Tensor) -> Finished:
-        """Those rows."""
-        fields = rows.sample, rows.x, rows.round, rows.evaluations, rows.fault
-        return Finished(*(value[index] for value in fields))
+
+def leave(rows: Rows, done: Tensor) -> tuple[Rows | None, Finished]:
+    """The rows that go on, None if there are none, and those done, [R], as finished samples."""
+    index, kept = done.nonzero().squeeze(1), (~done).nonzero().squeeze(1)
+    fields = rows.sample, rows.x, rows.round, rows.evaluations, rows.fault
+    finished = Finished(*(value[index] for value in fields))
+    return rows.map(lambda v: v[kept]) if len(kept) else None, finished
 
 
 def in_order(parts: list[Finished]) -> Finished:
@@ -59,50 +59,33 @@ def in_order(parts: list[Finished]) -> Finished:
     if len(parts) == 1:  # begun together, and in order
         return parts[0]
     order = torch.cat([part.index for part in parts]).argsort()
-    names = ("index", "x", "calls", "evaluations", "fault")
-    return Finished(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Finished(*(torch.cat(column)[order] for column in columns))
 
 
 class RoundRunner:
     """Takes rows through rounds, the calls answered by the target; counts and clocks them."""
 
-    def __init__(self, target: Target, how: Speculation, look: FreeLook | None = None) -> None:
-        self.target, self.how, self.steps = target, how, len(target.std)
+    def __init__(self, target: Target, speculation: Speculation, look: FreeLook | None = None) -> None:
+        self.target, self.speculation, self.steps = target, speculation, len(target.std)
         self.look = look
-        self.tally = Tally(how.window, self.steps, target.std.device, backend_of(target).count)
+        self.tally = Tally(speculation.window, self.steps, target.std.device, backend_of(target).count)
         self.timed = TimedTarget(target)
-        self._round = round_for(target, how)
+        self._round = round_for(target, speculation)
 
     def begin(self, sample: Tensor, seed: Tensor) -> Rows:
-        return begin(self.target, self.how, seed, sample=sample)
+        return begin(self.target, self.speculation, seed, sample=sample)
 
     def round(self, rows: Rows, drafts: int | None = None) -> tuple[Rows, Commit]:
         """One round; of at most so many drafts, where it is known that no row can make more (padded rounds only)."""
-        how = self.how if drafts is None else replace(self.how, layout=Padded(drafts))
-        draft = self._round.propose(self.target, rows, how)
+        speculation = self.speculation if drafts is None else replace(self.speculation, layout=Padded(drafts))
+        draft = self._round.propose(self.target, rows, speculation)
         call = draft.call
         asked = predict if self.look is None else self.look.predict
         predictions = asked(self.timed, call.x, call.step, call.row, call.extra)
-        rows, commit = self._round.settle(self.target, rows, draft, predictions, how)
+        rows, commit = self._round.settle(self.target, rows, draft, predictions, speculation)
         self.tally.count(commit)
         return rows, commit
-
-
-class Slots(Protocol):
-    """Rows under way, at most `capacity` of them."""
-
-    runner: RoundRunner
-    capacity: int
-    rounds: int
-
-    def __len__(self) -> int:
-        """Rows under way."""
-
-    def admit(self, sample: Tensor, seed: Tensor) -> None:
-        """Begin these samples, no more than there is room for; both are on the host."""
-
-    def advance(self, observe: Observer | None) -> Finished | None:
-        """A round or several, until a row is done or broken; those that are leave."""
 
 
 class LooseSlots:
@@ -114,14 +97,17 @@ class LooseSlots:
         self.rounds = 0
 
     def __len__(self) -> int:
+        """Rows under way, at most `capacity` of them."""
         return 0 if self.rows is None else len(self.rows.sample)
 
     def admit(self, sample: Tensor, seed: Tensor) -> None:
+        """Begin these samples, no more than there is room for; both are on the host."""
         device = self.runner.target.std.device
         rows = self.runner.begin(sample.to(device), seed.to(device))
         self.rows = rows if self.rows is None else self.rows.map(lambda *parts: torch.cat(parts), rows)
 
     def advance(self, observe: Observer | None) -> Finished | None:
+        """A round or several, until a row is done or broken; those that are leave."""
         assert self.rows is not None
         self.rows, commit = self.runner.round(self.rows)
         self.rounds += 1
@@ -130,9 +116,7 @@ class LooseSlots:
         left = (self.rows.step == self.runner.steps) | (self.rows.fault != NO_FAULT)
         if not left.any():
             return None
-        finished = Finished.of(self.rows, left.nonzero().squeeze(1))
-        kept = (~left).nonzero().squeeze(1)
-        self.rows = self.rows.map(lambda v: v[kept]) if len(kept) else None
+        self.rows, finished = leave(self.rows, left)
         return finished
 
 
@@ -140,10 +124,10 @@ class FixedSlots:
     """Rows stay in place, and rounds are queued without waiting; see the module."""
 
     def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
-        self.runner, self.capacity, self.most = runner, capacity, runner.how.window + 1
+        self.runner, self.capacity, self.most = runner, capacity, runner.speculation.window + 1
         device = runner.target.std.device
-        # Of each slot, where the device reads it: the sample to begin there, its seed, and whether to.
-        self.asked = _of_the_host((3, capacity), device)
+        # Pinned buffer, a column a slot: sample index, seed, whether to begin.
+        self.asked = _pinned((3, capacity), device)
         self.fresh = self.asked.numpy()[2]
         self.rows = runner.begin(*self.asked[:2].to(device)).map(_own)
         # What `_look` reads of the rows is one piece of memory, for one copy; each begins where kernels like it to.
@@ -151,11 +135,10 @@ class FixedSlots:
         each = torch.stack([getattr(self.rows, name) for name in names])
         self.numbers = torch.nn.functional.pad(each, (0, capacity % 2))
         self.rows = replace(self.rows, **dict(zip(names, self.numbers[:, :capacity], strict=True)))
-        self.read = _of_the_host(self.numbers.shape, device)
-        window = runner.how.window
-        self.reach = int(
-            runner.how.drafter.reach(self.rows.memory, window).max()
-        )  # of a row that has just begun
+        self.read = _pinned(self.numbers.shape, device)
+        window = runner.speculation.window
+        # Transitions that a row can draft which has just begun.
+        self.reach = int(runner.speculation.drafter.reach(self.rows.memory, window).max())
         self.widths = sorted({*(states - 1 for states in STATES if states <= window), window})
         self.graphs: dict[int | None, torch.cuda.CUDAGraph] = {}
         if graph:
@@ -173,7 +156,7 @@ class FixedSlots:
             self.rows.step.fill_(self.runner.steps)
         self.left = [0] * self.capacity
         self.fresh[:] = 0
-        self.pace = float(self.most)  # transitions a row has come on in a round, of late
+        self.pace = float(self.most)  # recent average of transitions committed per row and round
         self.rounds = 0
 
     def __len__(self) -> int:
@@ -202,10 +185,9 @@ class FixedSlots:
             drafts, queued = self._plan()
             if observe is not None:
                 queued = 1
+            replayed = bool(self.graphs) and observe is None
             for _ in range(queued):
-                self.graphs[drafts].replay() if self.graphs and observe is None else self._round(
-                    drafts, observe
-                )
+                self.graphs[drafts].replay() if replayed else self._round(drafts, observe)
             self.rounds += queued
             finished = self._look(queued)
         return finished
@@ -213,8 +195,7 @@ class FixedSlots:
     def _plan(self) -> tuple[int, int]:
         """The narrowest round that holds what any row can draft, and how many such rounds to queue.
 
-        No more than are certain to be needed before a sample is done, nor, at the pace of late, before a narrower
-        round would do.
+        No more than are certain to be needed before a sample is done or, at the recent pace, a narrower round would do.
         """
         busy = [
             (left, self.reach if fresh else self.most)
@@ -234,12 +215,10 @@ class FixedSlots:
         if observe is not None:  # of the rows under way, in tensors of their own: these are about to change
             busy = commit.committed.nonzero().squeeze(1)
             observe(Commit(**{name: value[busy] for name, value in vars(commit).items()}))
-        for mine, new in zip(self.rows.tensors(), after.tensors(), strict=True):
-            if mine is not new:
-                mine.copy_(new)
+        self.rows.map(lambda mine, new: mine if mine is new else mine.copy_(new), after)
 
     def _look(self, rounds: int) -> Finished | None:
-        """What so many rounds have come to; the one place that waits for the device, once."""
+        """The samples finished by so many rounds; the one place that waits for the device, once."""
         steps, rows, read = self.runner.steps, self.rows, self.read.numpy()
         self.read.copy_(self.numbers, non_blocking=True)
         if rows.x.is_cuda:
@@ -262,8 +241,11 @@ class FixedSlots:
         return Finished(samples, x, calls, evaluations, faults)
 
 
-def _of_the_host(shape: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers, all 0, which that device can copy from and to without anybody waiting."""
+Slots = LooseSlots | FixedSlots
+
+
+def _pinned(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers, all 0, on the host, where that device copies from and to without anybody waiting."""
     return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
@@ -277,11 +259,13 @@ class HandedRounds:
     As long as `call` is not None, give its predictions to `answer`; then `finished` holds the samples, in order.
     """
 
-    def __init__(self, target: Target, rows: Rows, how: Speculation, tally: Tally, observe: Observer) -> None:
-        self.target, self.how, self.tally, self.observe = target, how, tally, observe
+    def __init__(
+        self, target: Target, rows: Rows, speculation: Speculation, tally: Tally, observe: Observer
+    ) -> None:
+        self.target, self.speculation, self.tally, self.observe = target, speculation, tally, observe
         self.finished: Finished | None = None
-        self._round, self._rows, self._parts = round_for(target, how), rows, list[Finished]()
-        self._draft: Any = self._round.propose(target, rows, how)
+        self._round, self._rows, self._parts = round_for(target, speculation), rows, list[Finished]()
+        self._draft: Any = self._round.propose(target, rows, speculation)
 
     @property
     def call(self) -> Call | None:
@@ -290,17 +274,16 @@ class HandedRounds:
 
     def answer(self, predictions: Tensor) -> None:
         """Settle the round under way, and propose the next."""
-        rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.how)
+        rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.speculation)
         self.tally.count(commit)
         self.observe(commit)
         raise_faults(rows.fault, rows.sample, self.target)
         done = rows.step == len(self.target.std)
+        going: Rows | None = rows
         if done.any():
-            self._parts.append(Finished.of(rows, done.nonzero().squeeze(1)))
-            kept = (~done).nonzero().squeeze(1)
-            rows = rows.map(lambda v: v[kept])
-        self._rows = rows
-        if len(rows.sample):
-            self._draft = self._round.propose(self.target, rows, self.how)
-        else:
+            going, finished = leave(rows, done)
+            self._parts.append(finished)
+        if going is None:
             self.finished = in_order(self._parts)
+        else:
+            self._rows, self._draft = going, self._round.propose(self.target, going, self.speculation)

@@ -54,18 +54,12 @@ class Trial:
     """One window, measured."""
 
     window: int
-    states: int
-    """In a call: slots × (window + 1)."""
-    call_seconds: float
-    """The target alone, on that many states."""
-    round_seconds: Positive
-    """A round, with everything."""
-    calls: float
-    """Of a sample, on average."""
-    gain: Positive
-    """On the clock against the sequential sampler, as predicted from these."""
-    calls_p95: Positive | None = None
-    """Of 95 in 100 samples, at most."""
+    states: int  # states in a call: slots × (window + 1)
+    call_seconds: float  # time of the target alone, on that many states
+    round_seconds: Positive  # time of a whole round
+    calls: float  # mean calls of a sample
+    gain: Positive  # predicted speed-up in time over the sequential sampler
+    calls_p95: Positive | None = None  # calls that 95 in 100 samples need at most
 
 
 @dataclass(frozen=True)
@@ -135,16 +129,14 @@ class Point:
     """One way to sample, measured."""
 
     slots: int
-    window: int | None
-    """None: sequentially."""
+    window: int | None  # None: sequential
     samples_per_second: float
-    p95_seconds: float
-    """From a sample's beginning to its end, of 95 in 100 samples at most."""
+    p95_seconds: float  # time within which 95 in 100 samples finish
 
     def __str__(self) -> str:
-        how = "sequentially" if self.window is None else f"with window {self.window}"
+        sampler = "sequentially" if self.window is None else f"with window {self.window}"
         return (
-            f"{self.slots} at a time, {how}: {self.samples_per_second:.4g} samples a second, "
+            f"{self.slots} at a time, {sampler}: {self.samples_per_second:.4g} samples a second, "
             f"95 in 100 within {1e3 * self.p95_seconds:.4g} ms"
         )
 
@@ -174,11 +166,10 @@ class Frontier:
             seconds = tuning.steps * tuning.step_seconds
             throughput = tuning.slots / seconds
             found.append(Point(tuning.slots, None, throughput, seconds))
-            found += [
-                Point(tuning.slots, t.window, t.gain * throughput, t.calls_p95 * t.round_seconds)
-                for t in tuning.trials
-                if t.calls_p95 is not None
-            ]
+            for t in tuning.trials:
+                if t.calls_p95 is not None:
+                    p95_seconds = t.calls_p95 * t.round_seconds
+                    found.append(Point(tuning.slots, t.window, t.gain * throughput, p95_seconds))
         return found
 
     def best(self, within: float | None = None) -> Point:
@@ -190,26 +181,16 @@ class Frontier:
         return max(in_time, key=lambda p: p.samples_per_second)
 
 
+class _MeasureKeywords(TuneKeywords, total=False):
+    windows: Sequence[int] | None
+    samples: int | None
+    progress: Callable[[str], None] | None
+
+
 @overload
-def tune(
-    target: Target,
-    *,
-    slots: int = 1,
-    windows: Sequence[int] | None = None,
-    samples: int | None = None,
-    progress: Callable[[str], None] | None = None,
-    **settings: Unpack[TuneKeywords],
-) -> Tuning: ...
+def tune(target: Target, *, slots: int = 1, **settings: Unpack[_MeasureKeywords]) -> Tuning: ...
 @overload
-def tune(
-    target: Target,
-    *,
-    slots: Sequence[int],
-    windows: Sequence[int] | None = None,
-    samples: int | None = None,
-    progress: Callable[[str], None] | None = None,
-    **settings: Unpack[TuneKeywords],
-) -> Frontier: ...
+def tune(target: Target, *, slots: Sequence[int], **settings: Unpack[_MeasureKeywords]) -> Frontier: ...
 def tune(
     target: Target,
     *,
@@ -221,8 +202,7 @@ def tune(
 ) -> Tuning | Frontier:
     """Measure the windows and pick one; for several numbers of slots, throughput against latency.
 
-    The samples drawn for that are rows 0 … slots − 1 of the target, over and over: the rows of a run that keeps `slots`
-    samples under way.
+    The samples drawn to measure are rows 0 … slots − 1 of the target, again and again.
 
     Args:
         target: the chain.
@@ -236,9 +216,15 @@ def tune(
             look (once, for the first window).
     """
     base = Settings.of(settings, without=("window", "slots"))
-    if isinstance(slots, Sequence):
-        return _frontier(target, base, slots, windows, samples, progress)
-    return measure(target, replace(base, slots=at_least_one("slots", slots)), windows, samples, progress)
+    if not isinstance(slots, Sequence):
+        return measure(target, replace(base, slots=at_least_one("slots", slots)), windows, samples, progress)
+    say, found = progress or (lambda text: None), list[Tuning]()
+    for count in sorted({at_least_one("slots", count) for count in slots}):
+        now = replace(base, slots=count, look=base.look and not found)
+        drawn = samples or max(_PERCENTILE_SAMPLES, 2 * count)
+        say(f"{count} samples at a time")
+        found.append(measure(target, now, windows, drawn, say))
+    return Frontier(found)
 
 
 def measure(
@@ -250,15 +236,15 @@ def measure(
 ) -> Tuning:
     """`tune` for one number of slots, with settings as one value."""
     require_target(target)
-    settings = replace(settings, window=1).for_target(target)  # the window is what is looked for
+    settings = replace(settings, window=1).for_target(target)  # windows are what is measured
     slots, steps, graph = settings.slots or 1, len(target.std), settings.graph
     say = progress or (lambda text: None)
     say("sequential")
-    plain = Sequential(target, slots, graph=graph)
-    plain.sample(seeds_of(_SEED, slots))  # compilers and caches
+    plain, warm_up = Sequential(target, slots, graph=graph), seeds_of(_SEED, slots)
+    plain.sample(warm_up)  # compilers and caches
 
     def sequential_seconds() -> float:
-        return _seconds(lambda: plain.sample(seeds_of(_SEED, slots)), target)
+        return _seconds(lambda: plain.sample(warm_up), target)
 
     step_seconds = sequential_seconds() / steps
     trials: list[Trial] = []
@@ -276,14 +262,11 @@ def measure(
         run = pilots(engine, _SEED + 1, samples or 2 * slots)
         seconds, report = _now(target) - started, run.report
         rounds = report.rounds / (report.occupancy * report.slots)  # of all slots at once
-        # Fixed slots cost the same when they wait; in a long run they do not.
-        sample_seconds = (
-            seconds * (report.occupancy if isinstance(engine.how.layout, Padded) else 1.0) / report.count
-        )
-        gain = steps * step_seconds / slots / sample_seconds
-        states = slots * (window + 1)
+        # Fixed slots cost the same when they wait; in a long run they do not wait.
+        busy = report.occupancy if isinstance(engine.speculation.layout, Padded) else 1.0
+        gain = steps * step_seconds / slots / (seconds * busy / report.count)
+        states, engines[window] = slots * (window + 1), engine
         alone = call_seconds(target, states, graph=graph)
-        engines[window] = engine
         p95 = float(run.calls.double().quantile(0.95, interpolation="higher"))
         trials.append(Trial(window, states, alone, seconds / rounds, report.calls_mean, gain, p95))
         return trials[-1]
@@ -304,25 +287,6 @@ def measure(
     seconds = _seconds(lambda: pilots(engines[best.window], _SEED + 2, count), target)
     achieved = sequential_seconds() * count / slots / seconds
     return Tuning(steps, slots, step_seconds, trials, best.window if achieved > 1 else None, achieved)
-
-
-def _frontier(
-    target: Target,
-    settings: Settings,
-    slots: Sequence[int],
-    windows: Sequence[int] | None,
-    samples: int | None,
-    progress: Callable[[str], None] | None,
-) -> Frontier:
-    say = progress or (lambda text: None)
-    found: list[Tuning] = []
-    for count in sorted({at_least_one("slots", count) for count in slots}):
-        now = replace(settings, slots=count, look=settings.look and not found)
-        drawn = samples or max(_PERCENTILE_SAMPLES, 2 * count)
-        found.append(
-            measure(target, now, windows, drawn, lambda text, count=count: say(f"{count} at a time, {text}"))  # type: ignore[misc]
-        )
-    return Frontier(found)
 
 
 def _neighbours(windows: list[int], window: int) -> list[int]:

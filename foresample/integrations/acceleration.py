@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Unpack
 
@@ -12,6 +13,7 @@ from foresample.integrations.diffusers.pipelines import (
     restore_pipeline,
 )
 from foresample.integrations.packages.acceleration import (
+    PACKAGES,
     AcceleratedPackage,
     accelerate_package,
     is_package,
@@ -21,9 +23,9 @@ from foresample.integrations.policies.acceleration import (
     AcceleratedPolicy,
     accelerate_policy,
     is_policy,
-    misread_policy,
     restore_policy,
 )
+from foresample.integrations.policies.families import misread_policy
 from foresample.integrations.policies.plans import PlanKeywords, PlanSettings
 from foresample.settings import Settings, SpeculationKeywords, remedy
 
@@ -63,8 +65,8 @@ def accelerate(
     Options, of which one that an object of that kind does not have is refused by name:
 
     * `window`: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
-      "auto", for pipelines and policies, draws the first calls with several and keeps the fastest. A policy takes a
-      saved `Tuning`, too.
+      "auto" draws with several at first and keeps the fastest; a saved `Tuning` costs nothing, for as many steps and
+      samples at a time as it was measured with. Where no window gains, the object's own loop is used.
     * `drafter`, `block`, `recycle`: as for `sample`.
     * `batch_pad`: for policies, call the network with one number of states always, for torch.compile and CUDA graphs:
       True means plans × (window + 1), a number means that many. The padding's results are dropped.
@@ -85,7 +87,7 @@ def accelerate(
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
             DiffusionPolicy (or its `.diffusion`) or multi-task DiT, or a policy of diffusion_policy, robomimic or
-            ManiSkill; denoising-diffusion-pytorch's GaussianDiffusion; MONAI's DiffusionInferer; boltz's AtomDiffusion.
+            ManiSkill; an object of one of the packages in `foresample.integrations.packages.acceleration`.
         **options: those above.
     """
     kind, given = _kind(served), dict[str, Any](options)
@@ -96,13 +98,8 @@ def accelerate(
         if given.get("drafter") is not None and (plan.warm or (plan.prior, plan.pilots) != (None, None)):
             raise ValueError("prior, pilots and warm=True are Replay's: leave the drafter out, or them")
         return accelerate_policy(served, settings, plan)
-    window = settings.window
-    if window != "auto" and not isinstance(window, int):
-        raise ValueError(f"the window of a {kind} must be a whole number of at least 1, not {window!r}")
     if kind == "pipeline":
         return accelerate_pipeline(served, settings, plan.trace)
-    if window == "auto":
-        raise ValueError("a package's sampler takes a number as its window: give window=16, say")
     return accelerate_package(served, settings)
 
 
@@ -119,23 +116,26 @@ def _require_options(kind: str, options: dict[str, Any]) -> None:
 
 def restore(served: Any) -> None:
     """Undo `accelerate`; does nothing to what was not accelerated."""
-    restores = {"policy": restore_policy, "pipeline": restore_pipeline, "package's sampler": restore_package}
-    restores[_kind(served)](served)
+    _KINDS[_kind(served)][1](served)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], None]]] = {
+    "policy": (is_policy, restore_policy),
+    "package's sampler": (is_package, restore_package),
+    "pipeline": (is_pipeline, restore_pipeline),
+}
 
 
 def _kind(served: Any) -> str:
     """Which of the kinds in `_OPTIONS` this is; an error for all else."""
-    if is_policy(served):
-        return "policy"
-    if is_package(served):
-        return "package's sampler"
-    if is_pipeline(served):
-        return "pipeline"
+    for kind, (is_one, _) in _KINDS.items():
+        if is_one(served):
+            return kind
+    packages = ", ".join(f"{kind.package}'s {kind.kind}" for kind in PACKAGES)
     raise TypeError(
         misread_policy(served)
         or f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
         "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), one of "
-        "robomimic or ManiSkill, denoising-diffusion-pytorch's GaussianDiffusion, MONAI's DiffusionInferer or boltz's "
-        "AtomDiffusion, or make a target with foresample.targets"
+        f"robomimic or ManiSkill, {packages}, or make a target with foresample.targets"
     )

@@ -78,23 +78,21 @@ def made_up(x: Tensor, learned: bool, wide: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Standard:
-    """What a loop is held to, and the sentence by which it is refused."""
+    """What a loop is held to, and the sentence that refuses it, in which `{what}` stands for what it does.
+
+    `rounding` has the differences, relative to `scale`, that rounding explains by the dtype of the states; `coarse` is
+    that of all other dtypes.
+    """
 
     sentence: str
-    """`{what}` in it stands for what the loop does."""
     rounding: Mapping[torch.dtype, float]
-    """Differences that rounding explains, by the dtype of the states."""
     coarse: float
-    """The same for all other dtypes."""
     scale: Callable[[Tensor], Tensor]
-    """What these differences are relative to."""
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise: the loop does something that its chain does not contain."""
         raise ValueError(self.sentence.format(what=what))
 
     def explains(self, size: float, dtype: torch.dtype) -> bool:
-        """Whether rounding explains a difference of this size."""
         return size <= self.rounding.get(dtype, self.coarse)
 
 
@@ -129,26 +127,31 @@ class _WatchedNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Rerun:
-    """How to run an untouched loop once more."""
+    """How to run an untouched loop once more.
+
+    Args:
+        standard: what it is held to.
+        run: the loop, with this generator where it takes one.
+        instead: puts another network in the place of the loop's.
+        device: of its states.
+        network: the network as the loop calls it; None: all answers are made up.
+        conditions: everything that the network is to be shown besides state and timestep.
+        start: [R, *shape], where the loop starts if it does not draw its start.
+        data: [R, *shape], values of coordinates that are not drawn, in the shape and dtype of the states.
+        free: [*shape], the coordinates that are drawn; all by default.
+        whole: the loop returns its last state, not something made of it.
+    """
 
     standard: Standard
     run: Callable[[torch.Generator], Any]
-    """The loop, with this generator where it takes one."""
     instead: Callable[[nn.Module], AbstractContextManager[Any]]
-    """Puts another network in the place of the loop's."""
     device: torch.device
     network: Callable[..., Tensor] | None = None
-    """The network as the loop calls it; None: all answers are made up."""
     conditions: Sequence[Tensor] = ()
-    """Everything that the network is to be shown besides state and timestep."""
     start: Tensor | None = None
-    """[R, *shape]: where the loop starts, if it does not draw its start."""
     data: Tensor | None = None
-    """[R, *shape]: values of coordinates that are not drawn, in the shape and dtype of the states."""
     free: Tensor | None = None
-    """[*shape]: the coordinates that are drawn; all by default."""
     whole: bool = False
-    """The loop returns its last state, not something made of it."""
 
 
 def require_explained(loop: Rerun, chain: Chain) -> list[Call]:
@@ -181,7 +184,10 @@ def _compared(loop: Rerun, chain: Chain, seen: list[Call]) -> Tensor:
     beside = ChainBeside(chain, expected)
     times = beside.chain.time
     for k, call in enumerate(seen):
-        if not _same_conditions(call.conditions, loop.conditions):
+        shown, given = ([(v.shape, v.float()) for v in values] for values in (call.conditions, loop.conditions))
+        if len(shown) != len(given) or not all(
+            a == b and torch.allclose(v, w) for (a, v), (b, w) in zip(shown, given, strict=True)
+        ):
             refuse(f"at step {k} it shows its network other conditions than it was given")
         if times is not None and not (call.timestep.to(times) == times[k]).all():
             refuse(f"at step {k} it is at another timestep than its scheduler")
@@ -203,9 +209,3 @@ def _require_state(loop: Rerun, what: str, state: Tensor, expected: Tensor) -> N
     size = difference(expected, state, loop.standard.scale)
     if not exact or not loop.standard.explains(size, dtype):
         loop.standard.refuse(f"{what} differs by {size:.2g} from the scheduler's chain")
-
-
-def _same_conditions(shown: list[Tensor], given: Sequence[Tensor]) -> bool:
-    return len(shown) == len(given) and all(
-        a.shape == b.shape and torch.allclose(a.float(), b.float()) for a, b in zip(shown, given, strict=True)
-    )

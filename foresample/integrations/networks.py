@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.chains import Chain
-
 
 def require_fixed(
     network: Any, whose: str = "the network", remedy: str = ": call its eval() before sampling"
@@ -19,15 +17,6 @@ def require_fixed(
     for module in modules:
         if module.training and isinstance(module, random) and getattr(module, "p", 1) > 0:
             raise ValueError(f"{whose} is in training mode and has {type(module).__name__}{remedy}")
-
-
-def require_fixed_variance(chain: Chain) -> None:
-    """Refuse a learned variance in a policy: its extra noise is no part of what policies are drawn with."""
-    if chain.low_variance is not None:
-        raise ValueError(
-            "a learned variance (variance_type='learned_range') is not served in a policy; use "
-            "variance_type='fixed_small', or foresample.targets.from_scheduler with the network"
-        )
 
 
 def for_rows(value: Any, row: Tensor, count: int) -> Any:

@@ -24,16 +24,9 @@ class FashionClassifier(nn.Module):
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            _block(1, 32),
-            _block(32, 32),
-            nn.MaxPool2d(2),
-            _block(32, 64),
-            _block(64, 64),
-            nn.MaxPool2d(2),
-            _block(64, 128),
-            _block(128, 128),
-        )
+        first = _block(1, 32), _block(32, 32), nn.MaxPool2d(2)
+        second = _block(32, 64), _block(64, 64), nn.MaxPool2d(2)
+        self.body = nn.Sequential(*first, *second, _block(64, 128), _block(128, 128))
         self.head = nn.Linear(128, classes)
 
     def features(self, images: Tensor) -> Tensor:
@@ -49,12 +42,9 @@ def load_classifier(path: str | Path, device: str | torch.device = "cpu") -> Fas
     """The trained classifier, in float32 and ready to evaluate. Only safetensors are read."""
     model = FashionClassifier()
     try:
-        state = load_file(path)
-        model.load_state_dict({name: value.float() for name, value in state.items()})
+        model.load_state_dict({name: value.float() for name, value in load_file(path).items()})
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path} does not exist: train it with `python -m recipes.classifier`."
-        ) from None
+        raise FileNotFoundError(f"{path} does not exist: train it with python -m recipes.classifier") from None
     except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"{path} does not hold the weights of FashionClassifier ({error}).") from None
+        raise ValueError(f"{path} does not hold the weights of FashionClassifier ({error})") from None
     return model.to(device).eval()

@@ -32,7 +32,7 @@ _CACHED = 5 * 2**20  # bytes of a layer's numbers; evaluated beside more of them
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A network with its noise schedule and, if it is conditional, the names of its classes."""
+    """A network (in `dtype`) with its noise schedule and, if it is conditional, the names of its classes."""
 
     unet: torch.nn.Module
     scheduler: Any
@@ -40,18 +40,13 @@ class Pretrained:
     shape: torch.Size
     device: torch.device
     dtype: torch.dtype
-    """The network's."""
 
     def label_index(self, label: str) -> int:
         """The class of a name or a number, or an error that lists them."""
-        return label_index(self.labels, label)
+        return _label_index(self.labels, label)
 
     def target(
-        self,
-        steps: int,
-        labels: Sequence[int] | Tensor | None = None,
-        *,
-        reuse: Kind = "x0",
+        self, steps: int, labels: Sequence[int] | Tensor | None = None, *, reuse: Kind = "x0"
     ) -> ChainTarget:
         """Ancestral sampling in `steps` steps; labels are taken in turn, by default all there are.
 
@@ -67,34 +62,23 @@ class Pretrained:
 
         def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
             condition = [classes[row % len(classes)]] if self.labels else []
-            return self._said(x.to(self.dtype), time, *condition)
+            return self._evaluated(x.to(self.dtype), time, *condition)
 
         return from_scheduler(self.scheduler, denoiser, self.shape, reuse=reuse, device=self.device)
 
-    def _said(self, *given: Tensor) -> Tensor:
-        """What the network says of states, their times and classes; a CPU evaluates a few at a time."""
-        count = len(given[0])
-        if self.device.type != "cpu" or count <= (most := self._at_a_time()):
+    def _evaluated(self, *given: Tensor) -> Tensor:
+        """The network's output at states, their times and classes.
+
+        A CPU evaluates as many at a time as its caches are taken to hold numbers of the first layer, about the largest.
+        """
+        count, parts = len(given[0]), 1
+        if self.device.type == "cpu":
+            channels, (_, height, width) = cast(Any, self.unet).config.block_out_channels[0], self.shape
+            parts = -(-count // max(1, _CACHED // int(channels * height * width * self.dtype.itemsize)))
+        if parts <= 1:
             return self.unet(*given).sample
-        parts = zip(*(value.chunk(-(-count // most)) for value in given), strict=True)
-        return torch.cat([self.unet(*part).sample for part in parts])
-
-    def _at_a_time(self) -> int:
-        """States whose numbers in the first layer, about the largest there are, a CPU's caches are taken to hold."""
-        _, height, width = self.shape
-        channels = cast(Any, self.unet).config.block_out_channels[0]
-        return max(1, _CACHED // int(channels * height * width * self.dtype.itemsize))
-
-
-def label_index(labels: list[str], label: str) -> int:
-    """The class of a name or a number, or an error that lists them."""
-    if label in labels:
-        return labels.index(label)
-    if label.isdigit() and int(label) < len(labels):
-        return int(label)
-    if not labels:
-        raise ValueError("this model is not conditional: leave the label out")
-    raise ValueError(f"unknown label {label!r}: choose one of {', '.join(labels)}")
+        chunks = zip(*(value.chunk(parts) for value in given), strict=True)
+        return torch.cat([self.unet(*chunk).sample for chunk in chunks])
 
 
 @dataclass(frozen=True)
@@ -112,14 +96,14 @@ class Recipe:
     compiled: bool = False
 
     def __call__(self) -> ChainTarget:
-        model = load(
-            self.path, self.device, torch.bfloat16 if self.half else torch.float32, compiled=self.compiled
-        )
-        return model.target(self.steps, self._classes(model.labels), reuse=self.reuse)
+        dtype = torch.bfloat16 if self.half else torch.float32
+        model = load(self.path, self.device, dtype, compiled=self.compiled)
+        return model.target(self.steps, self.labels(), reuse=self.reuse)
 
     def labels(self) -> list[int] | None:
         """The classes that samples have in turn."""
-        return self._classes(self.names())
+        names = self.names()
+        return list(range(len(names))) or None if self.label is None else [_label_index(names, self.label)]
 
     def names(self) -> list[str]:
         """The names of all classes, none for a network without."""
@@ -138,14 +122,16 @@ class Recipe:
         }
 
     def configurations(self) -> dict[str, dict[str, Any]]:
-        """What the folder says of its scheduler and network: samples of one dataset have one of each."""
+        """The settings of its scheduler and network, lists and objects as text; one dataset has one of each."""
         files = {"scheduler": "scheduler_config.json", "unet": "config.json"}
-        return {part: _shallow(_config(self.path / part / file)) for part, file in files.items()}
-
-    def _classes(self, names: list[str]) -> list[int] | None:
-        if self.label is not None:
-            return [label_index(names, self.label)]
-        return list(range(len(names))) or None
+        return {
+            part: {
+                name: json.dumps(value) if isinstance(value, (dict, list)) else value
+                for name, value in _config(self.path / part / file).items()
+                if not name.startswith("_")  # a note: _class_name, …
+            }
+            for part, file in files.items()
+        }
 
 
 def load(
@@ -163,26 +149,20 @@ def load(
         from diffusers import DDPMScheduler, UNet2DModel
     except ImportError:
         raise ImportError("models need the diffusers extra: pip install 'foresample[models]'") from None
-    path, device = Path(path), _require_device(device)
+    path, device = Path(path), torch.device(device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"there is no {device} here: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
+            "load the model on the CPU"
+        )
     _require_parts(path, _json(path / "model_index.json"))
-    scheduler = _read(DDPMScheduler, path / "scheduler")
-    _require_chain(scheduler, path / "scheduler")
+    scheduler = _read_scheduler(DDPMScheduler, path / "scheduler")
     unet = _read_network(UNet2DModel, path / "unet")
     shape = _shape(unet.config, path / "unet")
     labels = _labels(path, unet.config.num_class_embeds or 0)
     unet = torch.nn.Module.to(unet, device, dtype).eval().requires_grad_(False)  # diffusers' own warns of casts
     network = cast(torch.nn.Module, torch.compile(unet, dynamic=False)) if compiled else unet
     return Pretrained(network, scheduler, labels, shape, device, dtype)
-
-
-def _require_device(device: str | torch.device) -> torch.device:
-    device = torch.device(device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"there is no {device} here: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
-            "load the model on the CPU"
-        )
-    return device
 
 
 def _require_parts(path: Path, index: Any) -> None:
@@ -201,8 +181,10 @@ def _require_parts(path: Path, index: Any) -> None:
         )
 
 
-def _require_chain(scheduler: Any, folder: Path) -> None:
-    """Refuse a schedule that has no exact chain here, before any weights are read."""
+def _read_scheduler(kind: Any, folder: Path) -> Any:
+    """The noise schedule; one that has no exact chain here is refused, before any weights are read."""
+    with _blamed_on(folder):
+        scheduler = kind.from_pretrained(folder, local_files_only=True)
     with _blamed_on(folder, but=ValueError):
         scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         chain = scheduler_chain(scheduler)
@@ -215,19 +197,15 @@ def _require_chain(scheduler: Any, folder: Path) -> None:
         raise ValueError(
             f"{folder}: its betas give a noise that is NaN or infinite; they must be between 0 and 1"
         )
-
-
-def _read(kind: Any, folder: Path, **options: Any) -> Any:
-    """What diffusers makes of a folder."""
-    with _blamed_on(folder):
-        return kind.from_pretrained(folder, local_files_only=True, **options)
+    return scheduler
 
 
 def _read_network(kind: Any, folder: Path) -> Any:
     """The network with exactly the weights it needs."""
     _weights(folder)
     options = {"use_safetensors": True, "low_cpu_mem_usage": False, "output_loading_info": True}
-    unet, info = _read(kind, folder, **options)
+    with _blamed_on(folder):
+        unet, info = kind.from_pretrained(folder, local_files_only=True, **options)
     strange = [name for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in info[kind]]
     if strange:
         raise ValueError(
@@ -241,11 +219,8 @@ def _shape(config: Any, folder: Path) -> torch.Size:
     """The shape of a state."""
     size = config.sample_size
     sides = [size, size] if isinstance(size, int) else size
-    if (
-        not isinstance(sides, (list, tuple))
-        or len(sides) != 2
-        or not all(type(n) is int and n > 0 for n in sides)
-    ):
+    pair = isinstance(sides, (list, tuple)) and len(sides) == 2
+    if not pair or not all(type(n) is int and n > 0 for n in sides):
         raise ValueError(f"{folder}: sample_size is {shortened(size)}, not the pixels of a picture's sides")
     if config.in_channels != config.out_channels:
         raise ValueError(
@@ -279,6 +254,16 @@ def _labels(path: Path, count: int) -> list[str]:
     return names
 
 
+def _label_index(labels: list[str], label: str) -> int:
+    if label in labels:
+        return labels.index(label)
+    if label.isdigit() and int(label) < len(labels):
+        return int(label)
+    if not labels:
+        raise ValueError("this model is not conditional: leave the label out")
+    raise ValueError(f"unknown label {label!r}: choose one of {', '.join(labels)}")
+
+
 @contextmanager
 def _blamed_on(folder: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """Errors of somebody else's code, of whatever kind, are about what this folder holds; but for our own."""
@@ -294,19 +279,6 @@ def _blamed_on(folder: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[
         ) from None
 
 
-def _json(path: Path) -> Any:
-    try:
-        return parse_json(read_plain(path).decode())
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist: not the folder of a diffusers DDPM pipeline") from None
-    except OSError as error:
-        raise OSError(
-            f"{path} cannot be read ({error.strerror}): not the folder of a diffusers DDPM pipeline"
-        ) from None
-    except (Unfit, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from None
-
-
 def _config(path: Path) -> dict[str, Any]:
     """A configuration that diffusers has saved."""
     config = _json(path)
@@ -315,7 +287,11 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _shallow(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without its notes (_class_name, …); lists and objects in it as text."""
-    kept = {name: value for name, value in config.items() if not name.startswith("_")}
-    return {name: json.dumps(v) if isinstance(v, (dict, list)) else v for name, v in kept.items()}
+def _json(path: Path) -> Any:
+    try:
+        return parse_json(read_plain(path).decode())
+    except OSError as error:
+        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise type(error)(f"{path} {why}: not the folder of a diffusers DDPM pipeline") from None
+    except (Unfit, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from None

@@ -49,14 +49,17 @@ class PolicyConfig:
         return SimpleNamespace(shape=(self.action_dim,))
 
 
+def _convolution(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv1d(before, after, 3, padding=1), nn.GroupNorm(8, after), nn.Mish())
+
+
 class Block(nn.Module):
     """Two convolutions; the condition scales and shifts in between (FiLM)."""
 
     def __init__(self, before: int, after: int, condition: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv1d(before, after, 3, padding=1), nn.GroupNorm(8, after), nn.Mish())
-        self.film = nn.Linear(condition, 2 * after)
-        self.second = nn.Sequential(nn.Conv1d(after, after, 3, padding=1), nn.GroupNorm(8, after), nn.Mish())
+        self.first, self.film = _convolution(before, after), nn.Linear(condition, 2 * after)
+        self.second = _convolution(after, after)
         self.skip = nn.Conv1d(before, after, 1) if before != after else nn.Identity()
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
@@ -69,14 +72,10 @@ class ActionUnet(nn.Module):
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
-        wide, deep = config.channels
-        condition = config.embedding + config.condition_dim
-        self.embedding = config.embedding
-        self.time = nn.Sequential(
-            nn.Linear(config.embedding, 2 * config.embedding),
-            nn.Mish(),
-            nn.Linear(2 * config.embedding, config.embedding),
-        )
+        (wide, deep), size = config.channels, config.embedding
+        condition = size + config.condition_dim
+        self.embedding = size
+        self.time = nn.Sequential(nn.Linear(size, 2 * size), nn.Mish(), nn.Linear(2 * size, size))
         self.enter = Block(config.action_dim, wide, condition)
         self.shrink = nn.Conv1d(wide, wide, 3, stride=2, padding=1)
         self.middle = nn.ModuleList([Block(wide, deep, condition), Block(deep, deep, condition)])
@@ -124,7 +123,7 @@ class DiffusionModel(nn.Module):
         weight = next(self.parameters())
         sample = noise
         if sample is None:
-            shape = (batch_size, self.config.horizon, self.config.action_feature.shape[0])
+            shape = (batch_size, self.config.horizon, self.config.action_dim)
             sample = torch.randn(shape, generator=generator, dtype=weight.dtype, device=weight.device)
         self.noise_scheduler.set_timesteps(self.num_inference_steps)
         for t in self.noise_scheduler.timesteps:
@@ -132,13 +131,6 @@ class DiffusionModel(nn.Module):
             output = self.unet(sample, timestep, global_cond=global_cond)
             sample = self.noise_scheduler.step(output, t, sample, generator=generator).prev_sample
         return sample
-
-    def loss(self, actions: Tensor, global_cond: Tensor, generator: torch.Generator) -> Tensor:
-        """MSE of the noise, as LeRobot trains."""
-        t = torch.randint(self.config.num_train_timesteps, (len(actions),), generator=generator)
-        noise = torch.randn(actions.shape, generator=generator)
-        noisy = self.noise_scheduler.add_noise(actions, noise, t)
-        return nn.functional.mse_loss(self.unet(noisy, t, global_cond=global_cond), noise)
 
 
 class LasaPolicy(nn.Module):
@@ -167,9 +159,8 @@ class LasaPolicy(nn.Module):
 def load(folder: Path = ASSET) -> LasaPolicy:
     """The trained policy, ready to plan."""
     values = json.loads((folder / "config.json").read_text())
-    values.pop("training")
-    for name in ("shapes", "channels"):
-        values[name] = tuple(values[name])
-    policy = LasaPolicy(PolicyConfig(**values))
+    del values["training"]
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    policy = LasaPolicy(PolicyConfig(**{**values, **lists}))
     policy.load_state_dict(load_file(folder / "model.safetensors"))
     return policy.eval().requires_grad_(False)

@@ -77,10 +77,10 @@ def compile_round(case: str, round: ModuleType) -> None:
         target = small("wells", CPU)
     prior = case.split()[-1]
     drafter = warm(target, prior) if prior in ("jacobian", "diagonal") else fs.Replay()
-    how = Speculation(drafter, window, None, True, last_draftable(target.std), Padded(drafts))
-    rows = begin(target, how, streams.seeds_of(1, 2))
-    draft = round.propose(target, rows, how)
-    _, commit = round.settle(target, rows, draft, torch.zeros_like(draft.call.x), how)
+    speculation = Speculation(drafter, window, None, True, last_draftable(target.std), Padded(drafts))
+    rows = begin(target, speculation, streams.seeds_of(1, 2))
+    draft = round.propose(target, rows, speculation)
+    _, commit = round.settle(target, rows, draft, torch.zeros_like(draft.call.x), speculation)
     counters = Tally(window, len(target.std), CPU)
     tally.count(commit, counters.lengths, counters.drafted, counters.mismatch)
 

@@ -94,17 +94,17 @@ def assert_agree_along(
 
     steps, device = len(target.std), target.std.device
     last = last_draftable(target.std)
-    how = Speculation(drafter, window, block, True, last, layout or Padded())
+    speculation = Speculation(drafter, window, block, True, last, layout or Padded())
     tallies = Tally(window, steps, CPU), Tally(window, steps, device)
-    rows = begin(target, how, seeds.to(device))
+    rows = begin(target, speculation, seeds.to(device))
     rounding = near(target.std.dtype)
     settled = undecided = 0
     while (rows.step < steps).any():
         if layout is None:
             first = rows.step.clamp(max=steps - 1)
-            length = torch.minimum(how.drafter.reach(rows.memory, window), last[first] - first)
-            how = replace(how, layout=Padded(max(1, int(length.max()))))
-        one, other = plain_round(target, rows, how), fused_round(target, rows, how)
+            length = torch.minimum(speculation.drafter.reach(rows.memory, window), last[first] - first)
+            speculation = replace(speculation, layout=Padded(max(1, int(length.max()))))
+        one, other = plain_round(target, rows, speculation), fused_round(target, rows, speculation)
         fused_count(other.commit, tallies[1].lengths, tallies[1].drafted, tallies[1].mismatch)
         rows = one.after
         one, other = one.cpu(), other.cpu()

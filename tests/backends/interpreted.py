@@ -155,8 +155,8 @@ def test_a_target_may_write_into_its_states(layout: Layout) -> None:
     from foresample.backends.triton import round as fused_rounds
 
     target = small("flow", CPU)
-    how = Speculation(warm(target, "table"), 3, None, True, last_draftable(target.std), layout)
-    draft = fused_rounds.propose(target, begin(target, how, streams.seeds_of(0, 2)), how)
+    speculation = Speculation(warm(target, "table"), 3, None, True, last_draftable(target.std), layout)
+    draft = fused_rounds.propose(target, begin(target, speculation, streams.seeds_of(0, 2)), speculation)
     drafted = draft.states.clone()
     here = draft.call.needed if draft.call.needed is not None else torch.ones(2, 3, dtype=torch.bool)
     assert torch.equal(draft.call.x, drafted[here])
@@ -229,11 +229,11 @@ def broken(where: str) -> tuple[ChainTarget, int]:
 @pytest.mark.parametrize("where", ["network", "state", "the end"])
 def test_faults_agree(where: str) -> None:
     target, code = broken(where)
-    how = Speculation(fs.Replay(), 2, None, True, last_draftable(target.std), Padded())
+    speculation = Speculation(fs.Replay(), 2, None, True, last_draftable(target.std), Padded())
     for settled in (plain_round, fused_round):
-        rows = begin(target, how, streams.seeds_of(0, 1))
+        rows = begin(target, speculation, streams.seeds_of(0, 1))
         for _ in range(6):
-            rows = settled(target, rows, how).after
+            rows = settled(target, rows, speculation).after
         assert (rows.fault == code).all()
     with pytest.raises(FloatingPointError, match=r"step 5 of sample 0"):
         fs.sequential(target, 1)

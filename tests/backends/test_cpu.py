@@ -96,13 +96,15 @@ def test_rounds_agree_along_whole_chains(chain: str, drafter: str, block: int | 
     """
     target = TARGETS[chain]()
     steps, window, count = len(target.std), *((10, 500) if chain == "strays" else (7, 40))
-    how = Speculation(DRAFTERS[drafter](target), window, block, True, last_draftable(target.std), Packed())
-    assert compiled.serves(target, how)
-    rows = begin(target, how, streams.seeds_of(1, count))
+    speculation = Speculation(
+        DRAFTERS[drafter](target), window, block, True, last_draftable(target.std), Packed()
+    )
+    assert compiled.serves(target, speculation)
+    rows = begin(target, speculation, streams.seeds_of(1, count))
     rounding = near(target.std.dtype)
     settled = undecided = 0
     while (rows.step < steps).any():
-        one, other = plain_round(target, rows, how), compiled_round(target, rows, how)
+        one, other = plain_round(target, rows, speculation), compiled_round(target, rows, speculation)
         same, may_part = assert_rows_agree(one, other, block, steps, equal_nan=True)
         under_way = rows.step < steps
         settled, undecided = settled + int(under_way.sum()), undecided + int(may_part.sum())
@@ -179,8 +181,8 @@ class Bold(fs.Replay):
 def test_the_plain_round_serves_where_the_compiled_one_would_be_another() -> None:
     target = wide(torch.float64)
     last = last_draftable(target.std)
-    how = Speculation(fs.Replay(), 6, None, True, last, Packed())
-    assert round_for(target, how).propose is compiled.propose
+    speculation = Speculation(fs.Replay(), 6, None, True, last, Packed())
+    assert round_for(target, speculation).propose is compiled.propose
     own_mean = HalfMean(target.chain, target.shape, target.network)
     assert affine_chain(own_mean) is None
     size = target.shape.numel()
@@ -188,15 +190,15 @@ def test_the_plain_round_serves_where_the_compiled_one_would_be_another() -> Non
     short = Prior(states, states, jacobian=torch.zeros(len(last) - 1, size, size, dtype=torch.float64))
     narrow = Prior(states, states, jacobian=torch.zeros(len(last), size, size))
     others = {
-        "a mean of its own": (own_mean, how),
-        "half precision": (wide(torch.bfloat16), how),
-        "a drafter of its own": (target, replace(how, drafter=Bold())),
-        "no secant": (target, replace(how, drafter=fs.Replay(secant=False))),
-        "another drafter": (target, replace(how, drafter=fs.Frozen("nearest"))),
-        "fresh noise": (target, replace(how, recycle=False)),
-        "padded": (target, replace(how, layout=Padded())),
-        "a Jacobian of another chain": (target, replace(how, drafter=fs.Replay(prior=short))),
-        "a Jacobian of another dtype": (target, replace(how, drafter=fs.Replay(prior=narrow))),
+        "a mean of its own": (own_mean, speculation),
+        "half precision": (wide(torch.bfloat16), speculation),
+        "a drafter of its own": (target, replace(speculation, drafter=Bold())),
+        "no secant": (target, replace(speculation, drafter=fs.Replay(secant=False))),
+        "another drafter": (target, replace(speculation, drafter=fs.Frozen("nearest"))),
+        "fresh noise": (target, replace(speculation, recycle=False)),
+        "padded": (target, replace(speculation, layout=Padded())),
+        "a Jacobian of another chain": (target, replace(speculation, drafter=fs.Replay(prior=short))),
+        "a Jacobian of another dtype": (target, replace(speculation, drafter=fs.Replay(prior=narrow))),
     }
     for name, (other, settings) in others.items():
         assert round_for(other, settings).propose is plain.propose, name
@@ -204,9 +206,9 @@ def test_the_plain_round_serves_where_the_compiled_one_would_be_another() -> Non
 
 def test_plain_rounds_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     target = wide(torch.float64)
-    how = Speculation(fs.Replay(), 6, None, True, last_draftable(target.std), Packed())
+    speculation = Speculation(fs.Replay(), 6, None, True, last_draftable(target.std), Packed())
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
-    assert round_for(target, how).propose is plain.propose
+    assert round_for(target, speculation).propose is plain.propose
 
 
 @pytest.mark.parametrize("where", ["network", "state"])

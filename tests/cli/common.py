@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from foresample.cli import app
+from foresample.cli.app import app
 
 
 def invoke(*arguments: object) -> Any:

@@ -14,7 +14,7 @@ from foresample.checks.samples import SamplesLaw
 from foresample.cli.demo import drawing
 from foresample.cli.demo.clock import Times, duration, median_interval, verdict
 from tests.cli.common import invoke, refuses, succeeds
-from tests.support.browser import Browser, data_of, in_a_browser
+from tests.support.browser import Tab, chromium, data_of, in_a_browser
 
 
 @pytest.fixture(scope="module")
@@ -138,24 +138,24 @@ def test_durations(seconds: float, text: str) -> None:
 @in_a_browser
 def test_the_page_from_disk(written: tuple[Path, list[str]]) -> None:
     """Pens and pictures are drawn to their end, no error is logged, nothing is fetched."""
-    browser = Browser()
-    try:
-        browser.size(1280, 900)
-        browser.open(written[0])
-        browser.until("document.body.dataset.pens && document.body.dataset.picture")
+    with chromium() as browser:
+        tab = Tab(browser, 1280, 900)
+        page, uri = tab.page, written[0].resolve().as_uri()
+        page.goto(uri)
+        page.locator("body[data-pens][data-picture]").wait_for()
         for name in ("sequential", "speculative"):
-            line = f"document.querySelector('#pen-{name} polyline').getAttribute('points')"
-            assert len(browser.run(line).split()) == 1 + 3 * 8
-            assert browser.run(f"document.querySelector('#picture-{name} img').naturalWidth") > 0
+            points = page.locator(f"#pen-{name} polyline").first.get_attribute("points") or ""
+            assert len(points.split()) == 1 + 3 * 8
+            assert page.locator(f"#picture-{name} img").evaluate("image => image.naturalWidth") > 0
         rounds = len(data_of(written[0].read_text("utf-8"))["picture"]["rounds"])
-        assert browser.run("document.querySelectorAll('#rounds rect').length") >= rounds
-        browser.drawn()
-        browser.run("document.getElementById('play-pens').click()")
-        assert not browser.run("document.body.dataset.pens")
-        browser.until("document.body.dataset.pens")
-        browser.size(390, 800, mobile=True)
-        assert browser.run("document.documentElement.scrollWidth") <= 390
-        assert browser.problems == []
-        assert browser.requests == [written[0].resolve().as_uri()]
-    finally:
-        browser.close()
+        assert page.locator("#rounds rect").count() >= rounds
+        tab.drawn()
+        page.evaluate("document.getElementById('play-pens').click()")
+        assert not page.evaluate("document.body.dataset.pens")
+        page.locator("body[data-pens]").wait_for()
+        assert tab.problems == []
+        assert tab.requests == [uri]
+        phone = Tab(browser, 390, is_mobile=True)
+        phone.page.goto(uri)
+        assert phone.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert phone.problems == []

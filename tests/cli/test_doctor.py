@@ -53,9 +53,9 @@ def test_optional_packages_are_those_of_the_extras(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(metadata, "requires", lambda name: lines)
     pytest.importorskip("diffusers")
     known, unknown = doctor.packages()
-    assert (known.name, known.extra, known.wanted) == ("diffusers", "models", "<0.43,>=0.35")
-    assert known.version == metadata.version("diffusers")
-    assert (unknown.name, unknown.extra, unknown.version) == ("no-such-package", "fast", None)
+    version = metadata.version("diffusers")
+    assert known == {"name": "diffusers", "extra": "models", "wanted": "<0.43,>=0.35", "version": version}
+    assert (unknown["name"], unknown["extra"], unknown["version"]) == ("no-such-package", "fast", None)
 
 
 def test_without_the_test_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ def test_rounds_that_are_not_exact_are_found(monkeypatch: pytest.MonkeyPatch) ->
     """The broken twin: whatever was drafted is kept."""
     verify = plain.verify
 
-    def trusting(*given: Any, **how: Any) -> Any:
-        verdict = verify(*given, **how)
+    def trusting(*given: Any, **speculation: Any) -> Any:
+        verdict = verify(*given, **speculation)
         return replace(verdict, accepted=verdict.length)
 
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
 
-from foresample import __version__
-from foresample.__main__ import main
-from foresample.cli import app
+from foresample import __version__, chains, settings
+from foresample.checks import findings
+from foresample.cli import check, options
+from foresample.cli.app import app
 from tests.cli.common import invoke, succeeds
 
 COMMANDS = typer.main.get_group(app).commands
@@ -50,6 +52,62 @@ def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "complet" in succeeds("--show-completion", "bash")
 
 
+def started(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which prints at the end which heavy modules it has imported."""
+    code = f"""
+import sys
+{before}
+from foresample.__main__ import main
+try:
+    main()
+finally:
+    print([name for name in ("torch", "numpy", "numba", "diffusers", "matplotlib") if sys.modules.get(name)])
+"""
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--help"], "Usage: foresample"),
+        *((([name, "--help"], f"Usage: foresample {name}")) for name in COMMANDS),
+        (["--version"], f"foresample {__version__}"),
+        (["nonsense"], "No such command"),
+        (["tune", "--nonsense"], "No such option"),
+        (["sample", "--device", "abacus"], "error: --device takes cpu, cuda or cuda:N, not 'abacus'\n"),
+        (["sample", "--model", "/nowhere"], "does not exist: not the folder of a diffusers DDPM pipeline"),
+        (["tune", "--reuse", "w"], "--reuse takes one of"),
+        (["tune", "--target", "vp", "--half"], "--half cannot apply to --target vp"),
+        (["check", "nonsense"], "'nonsense' is none of"),
+        (["check", "--target", "no_such_module:x"], "No module named 'no_such_module'"),
+        (["check", "--window", "nowhere.json"], "nor a file of foresample tune --out"),
+        (["check", "--drafter", "psychic"], "--drafter takes one of"),
+        (["inspect", "/nowhere"], "/nowhere holds no manifest.json: not a folder of foresample generate"),
+        (["generate", "--out", "/dev/null/x", "--count", "3"], "cannot write to /dev/null/x"),
+        (["generate", "--out", "x", "--count", "3", "--cpus", "2"], "give ray='auto' as well"),
+        (["demo", "--out", "/dev/null/x"], "cannot write to /dev/null"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_help_and_refusals_do_not_wait_for_torch(arguments: list[str], sentence: str) -> None:
+    done = started(*arguments)
+    assert sentence in " ".join((done.stdout + done.stderr).replace("│", " ").split()) + "\n"
+    assert done.stdout.endswith("[]\n")
+    assert done.returncode == (0 if sentence.startswith(("Usage", "foresample")) else 2)
+
+
+def test_a_command_that_works_imports_torch() -> None:
+    """So that the test above can fail."""
+    assert "'torch'" in started("doctor", "--no-test", "--json").stdout
+
+
+def test_what_options_copy_is_what_the_library_says() -> None:
+    assert options.Kind == chains.Kind
+    assert (str(settings.WINDOW), findings.LEVEL) == (options.WINDOW, options.LEVEL)
+    assert list(options.DRAFTERS) == list(check.DRAFTERS)
+
+
 @pytest.mark.slow
 def test_python_m_foresample() -> None:
     told = subprocess.run(
@@ -60,14 +118,48 @@ def test_python_m_foresample() -> None:
 
 
 @pytest.mark.parametrize("package", ["typer", "rich", "tqdm"])
-def test_without_the_extra_the_remedy_is_said(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("foresample.cli")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 2
-    told = capsys.readouterr().err
-    assert told == f"error: the command line needs {package}: pip install 'foresample[cli]'\n"
+def test_without_the_extra_the_remedy_is_said(package: str) -> None:
+    done = started("--help", before=f"sys.modules[{package!r}] = None")
+    assert done.returncode == 2
+    assert done.stderr == f"error: the command line needs {package}: pip install 'foresample[cli]'\n"
+
+
+# ------------------------------------------------------------------ Ctrl-C
+
+SLOW_IMPORT = """
+import signal, sys
+from importlib.abc import MetaPathFinder
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == WHERE:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "where", ["typer", "rich.table", "torch", "foresample.checks.exactness", "numpy.linalg"]
+)
+def test_control_c_during_an_import_leaves_at_once(where: str) -> None:
+    done = started("check", "vp", before=SLOW_IMPORT.replace("WHERE", repr(where)))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_control_c_while_a_command_works(tmp_path: Path, times: int) -> None:
+    """Once it is an exception that a command may handle, here with a sentence; twice it is the end."""
+    (tmp_path / "mine.py").write_text(
+        "import signal\n"
+        "def make():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        f"    finally:\n        [signal.raise_signal(signal.SIGINT) for _ in range({times - 1})]\n"
+    )
+    command = [sys.executable, "-m", "foresample", "check", "mine:make"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

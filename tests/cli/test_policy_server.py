@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from foresample.cli import policy_server
+from foresample.cli import options
 from foresample.integrations.policies.server import accelerated_server
 from tests.cli.common import refuses
 
@@ -20,7 +20,7 @@ INSTALL = "is not installed: pip install 'lerobot[async]'"
 def test_without_lerobot_or_its_server_it_names_what_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_server, "find_spec", lambda other: None if other == name else find_spec(other))
+    monkeypatch.setattr(options, "find_spec", lambda other: None if other == name else find_spec(other))
     refuses(f"the policy server needs {name}, which {INSTALL}", "policy-server", "--", "--port=8080")
 
 

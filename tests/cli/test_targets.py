@@ -11,14 +11,15 @@ import pytest
 import torch
 
 import foresample as fs
-from foresample.cli.targets import Source, choose_source
+from foresample.cli.options import TargetOptions
+from foresample.cli.targets import Source, make_source
 from tests.cli.common import invoke, refuses
 
-NOTHING: dict[str, Any] = dict.fromkeys(["model", "target", "steps", "label", "reuse", "device"])
 
-
-def source(**options: Any) -> Source:
-    return choose_source(**{**NOTHING, "half": False, "compiled": False, "default_steps": 12, **options})
+def source(**given: Any) -> Source:
+    options = TargetOptions(**given)
+    options.check()
+    return make_source(options)
 
 
 # ------------------------------------------------------------------ what is made
@@ -40,7 +41,7 @@ def test_the_embedded_model_is_what_there_is_without_a_word() -> None:
 
 
 def test_a_model_folder(folder: Path) -> None:
-    chosen = source(model=folder, label="shoe", reuse="v", half=True)
+    chosen = source(model=folder, steps=12, label="shoe", reuse="v", half=True)
     assert len(chosen().std) == 12
     assert (chosen.labels(), chosen.names()) == ([2], ["hat", "coat", "shoe"])
     assert {"model": "tiny", "reuse": "v", "network": "bfloat16"}.items() <= chosen.about().items()

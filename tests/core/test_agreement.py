@@ -48,11 +48,14 @@ def along_the_chain(
 ) -> list[tuple[Settled, Settled, Tensor]]:
     """Rounds of both, from the same rows each time, and which rows may have parted."""
     target = CHAINS[chain]()
-    how = Speculation(fs.Replay(), WINDOW, block, True, last_draftable(target.std), Packed())
-    rows = begin(target, how, seeds_of(1, count))
+    speculation = Speculation(fs.Replay(), WINDOW, block, True, last_draftable(target.std), Packed())
+    rows = begin(target, speculation, seeds_of(1, count))
     found = []
     while (rows.step < len(target.std)).any():
-        one, other = plain_round(target, rows, how), plain_round(nudged(target, nudge), rows, how)
+        one, other = (
+            plain_round(target, rows, speculation),
+            plain_round(nudged(target, nudge), rows, speculation),
+        )
         found.append((one, other, assert_rounds_agree(one, other, block)))
         rows = one.after
     return found
@@ -94,15 +97,15 @@ def test_single_precision_leaves_little_choice() -> None:
 @pytest.mark.parametrize("bug", ["first failure", "last h like an inner one", "window ends by its own noise"])
 def test_a_round_that_decides_wrongly_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = CHAINS["flow"]()
-    how = Speculation(fs.Replay(), WINDOW, None, True, last_draftable(target.std), Padded())
-    rows = begin(target, how, seeds_of(1, 300))
-    rows = plain_round(target, rows, how).after
+    speculation = Speculation(fs.Replay(), WINDOW, None, True, last_draftable(target.std), Padded())
+    rows = begin(target, speculation, seeds_of(1, 300))
+    rows = plain_round(target, rows, speculation).after
     with pytest.raises(AssertionError):  # noqa: PT012
         while (rows.step < len(target.std)).any():
-            one = plain_round(target, rows, how)
+            one = plain_round(target, rows, speculation)
             with monkeypatch.context() as patch:
                 patch.setattr(rounds, "verify", partial(reference.verify, bug=bug))
-                other = plain_round(target, rows, how)
+                other = plain_round(target, rows, speculation)
             assert_rounds_agree(one, other, None)
             rows = one.after
 
@@ -116,13 +119,13 @@ def test_bars_that_are_a_little_off_are_caught(monkeypatch: pytest.MonkeyPatch) 
         return honest(*values, 0.99 * uniforms, **options)
 
     target = CHAINS["flow"]()
-    how = Speculation(fs.Replay(), WINDOW, None, True, last_draftable(target.std), Packed())
-    rows = begin(target, how, seeds_of(1, 300))
+    speculation = Speculation(fs.Replay(), WINDOW, None, True, last_draftable(target.std), Packed())
+    rows = begin(target, speculation, seeds_of(1, 300))
     with pytest.raises(AssertionError, match=r"row \d+ kept \d drafts; its uniforms allow \d to \d"):  # noqa: PT012
         while (rows.step < len(target.std)).any():
-            one = plain_round(target, rows, how)
+            one = plain_round(target, rows, speculation)
             with monkeypatch.context() as patch:
                 patch.setattr(rounds, "verify", lax)
-                other = plain_round(target, rows, how)
+                other = plain_round(target, rows, speculation)
             assert_rounds_agree(one, other, None)
             rows = one.after

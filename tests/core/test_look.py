@@ -90,7 +90,7 @@ def test_a_network_without_a_law_is_refused_by_everything_that_draws(name: str, 
     if (name, draw) == ("batch normalisation", "one sample"):
         said = "Expected more than 1 value per channel when training"  # torch itself, of a call on one state
     else:
-        said = f"the target {said}: .* std .*; "
+        said = f"the target {said}: .* std; "
     with pytest.raises(ValueError, match=said):
         DRAWS[draw](of_vectors(make()))
 
@@ -161,7 +161,7 @@ def test_a_report_says_when_nobody_looked() -> None:
 def test_a_report_is_of_its_own_run_whatever_else_the_engine_draws(layout: Any) -> None:
     """A stream around it, one after it, and other threads."""
     made = fs.Engine(flow(), window=3, slots=2)
-    made.how = replace(made.how, layout=layout)
+    made.speculation = replace(made.speculation, layout=layout)
     around = made.stream(range(9))
     next(around)
     report = made.sample(range(40)).report
@@ -207,7 +207,7 @@ def test_it_costs_calls_on_two_states_and_changes_no_sample(layout: Any, count: 
     for looks in (True, False):
         target = Counting(flow())
         engines[looks] = fs.Engine(target, window=window, slots=min(count, 9), look=looks)
-        engines[looks].how = replace(engines[looks].how, layout=layout)
+        engines[looks].speculation = replace(engines[looks].speculation, layout=layout)
     runs = {looks: engine.sample(seeds_of(3, count)) for looks, engine in engines.items()}
     calls, bare = (engines[looks].target.calls for looks in (True, False))  # type: ignore[attr-defined]
     expected, small = [], [n for n in LOOKED if n <= len(bare)]
@@ -255,7 +255,7 @@ def test_tuning_looks_with_one_window_and_not_while_its_clock_runs(
         return pair(self, *given)
 
     def drawn(self: fs.Engine, *given: Any, **rows: Any) -> fs.Run:
-        self.how, before = replace(self.how, layout=layout), len(asked)
+        self.speculation, before = replace(self.speculation, layout=layout), len(asked)
         run = honest(self, *given, **rows)
         during.append(len(asked) - before)
         return run
@@ -329,15 +329,9 @@ def test_a_prior_is_fitted_on_what_was_sampled_and_not_on_a_look() -> None:
 # ------------------------------------------------------------------ what it says
 
 
-def test_the_size_of_the_effect_is_told_in_std_and_in_words() -> None:
-    told = [str(Difference("mixes", 0.1, 3, shift)) for shift in (2.0, 0.5, 0.01, 1e-5)]
-    assert (
-        "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std (more than the step"
-        in told[0]
-    )
-    assert "a good part" in told[1]
-    assert "a small part" in told[2]
-    assert "next to nothing" in told[3]
+def test_the_size_of_the_effect_is_told_in_std() -> None:
+    told = str(Difference("mixes", 0.1, 3, 2.0))
+    assert "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std; put" in told
     assert "std" not in str(Difference("random", 0.1, 3, None))
     assert "the target's mean mixes rows: with other batch-mates, it changes" in str(
         Difference("mixes", 0.1, 3, None, "mean")
@@ -495,7 +489,7 @@ def test_a_network_changed_between_runs_of_an_engine_is_refused(name: str, layou
     change, said = CHANGED[name]
     net = dropping()
     made = fs.Engine(of_vectors(net), window=3, slots=1)
-    made.how = replace(made.how, layout=layout)
+    made.speculation = replace(made.speculation, layout=layout)
     made.sample([0])
     change(net)
     with pytest.raises(ValueError, match=f"the target {said}"):

@@ -13,26 +13,36 @@ from foresample.chains import Chain
 from foresample.contracts import predict
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
-from foresample.core.round import Layout, Packed, Padded, Speculation, begin, last_draftable, propose, settle
+from foresample.core.round import (
+    Layout,
+    Packed,
+    Padded,
+    Rows,
+    Speculation,
+    begin,
+    last_draftable,
+    propose,
+    settle,
+)
 from foresample.core.verify import Verdict, verify
 from foresample.targets import ChainTarget
 from tests.support.small_chains import CHAINS, NOISIER, Zero, flow, interrupted
 
 
-def speculation(target: fs.Target, window: int, layout: Layout | None = None) -> Speculation:
+def settings_of(target: fs.Target, window: int, layout: Layout | None = None) -> Speculation:
     return Speculation(fs.Replay(), window, None, True, last_draftable(target.std), layout or Packed())
 
 
 def test_memory_is_bounded_by_the_window() -> None:
     """Nothing carried from round to round has a dimension that grows with the chain."""
     target = fs.GaussianMixture.of_draft_trees(2).langevin(300, 0.01)
-    how = speculation(target, 4)
-    rows = begin(target, how, seeds_of(0, 3))
+    speculation = settings_of(target, 4)
+    rows = begin(target, speculation, seeds_of(0, 3))
     for _ in range(3):
-        draft = propose(target, rows, how)
+        draft = propose(target, rows, speculation)
         call = draft.call
         assert len(call.x) <= 3 * 5
-        rows, _ = settle(target, rows, draft, target.predict(call.x, call.step, call.row), how)
+        rows, _ = settle(target, rows, draft, target.predict(call.x, call.step, call.row), speculation)
     for value in (rows.noise, rows.previous, *rows.memory.values()):
         assert value.shape[0] == 3
         assert value.numel() <= 3 * 5 * 2
@@ -42,31 +52,42 @@ def test_the_first_call_has_nothing_to_draft_from(monkeypatch: pytest.MonkeyPatc
     """It evaluates where the rows stand, and a round is a step of the sequential sampler."""
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     target, seeds = flow(), seeds_of(2, 4)
-    how = speculation(target, 5)
-    rows = begin(target, how, seeds)
-    draft = propose(target, rows, how)
+    speculation = settings_of(target, 5)
+    rows = begin(target, speculation, seeds)
+    draft = propose(target, rows, speculation)
     assert torch.equal(draft.call.x, rows.x)
     assert draft.length.tolist() == [0, 0, 0, 0]
-    after, commit = settle(target, rows, draft, target.predict(rows.x, rows.step, rows.sample), how)
+    after, commit = settle(target, rows, draft, target.predict(rows.x, rows.step, rows.sample), speculation)
     assert commit.committed.tolist() == [1, 1, 1, 1]
     seen: list[torch.Tensor] = []
     fs.sequential(target, seeds=seeds, observe=lambda c: seen.append(c.x))
     assert torch.equal(after.x, seen[0])
 
 
+def tensors(rows: Rows) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def kept(value: torch.Tensor) -> torch.Tensor:
+        found.append(value)
+        return value
+
+    rows.map(kept)
+    return found
+
+
 def test_settling_leaves_rows_and_draft_as_they_were() -> None:
     """The plain round hands out new tensors, so that whoever kept the old ones can settle again."""
     target = flow()
-    how = speculation(target, 5)
-    rows = begin(target, how, seeds_of(2, 4))
+    speculation = settings_of(target, 5)
+    rows = begin(target, speculation, seeds_of(2, 4))
     for _ in range(3):
-        before = [value.clone() for value in rows.tensors()]
-        draft = propose(target, rows, how)
+        before = [value.clone() for value in tensors(rows)]
+        draft = propose(target, rows, speculation)
         predictions = target.predict(draft.call.x, draft.call.step, draft.call.row)
-        after, _ = settle(target, rows, draft, predictions, how)
-        again, _ = settle(target, rows, draft, predictions, how)
-        assert all(torch.equal(a, b) for a, b in zip(rows.tensors(), before, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(after.tensors(), again.tensors(), strict=True))
+        after, _ = settle(target, rows, draft, predictions, speculation)
+        again, _ = settle(target, rows, draft, predictions, speculation)
+        assert all(torch.equal(a, b) for a, b in zip(tensors(rows), before, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(tensors(after), tensors(again), strict=True))
         rows = after
 
 
@@ -74,19 +95,19 @@ def test_settling_leaves_rows_and_draft_as_they_were() -> None:
 def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
     """The layouts differ in what they evaluate and count, and in nothing that is committed."""
     target, window = {**CHAINS, **NOISIER}[chain](), 6
-    kinds = [speculation(target, window, layout) for layout in (Packed(), Padded())]
-    both = [begin(target, how, seeds_of(4, 9)) for how in kinds]
+    kinds = [settings_of(target, window, layout) for layout in (Packed(), Padded())]
+    both = [begin(target, speculation, seeds_of(4, 9)) for speculation in kinds]
     steps = len(target.std)
     while (both[0].step < steps).any():
         commits = []
-        for i, how in enumerate(kinds):
-            draft = propose(target, both[i], how)
+        for i, speculation in enumerate(kinds):
+            draft = propose(target, both[i], speculation)
             call = draft.call
             evaluated = 9 * (window + 1) if i else int((draft.length + 1).sum())
             assert len(call.x) == evaluated
             before = both[i]
             said = predict(target, call.x, call.step, call.row, call.extra)
-            both[i], commit = settle(target, before, draft, said, how)
+            both[i], commit = settle(target, before, draft, said, speculation)
             commits.append(commit)
             if (before.step < steps).all():
                 assert int((both[i].evaluations - before.evaluations).sum()) == evaluated
@@ -99,8 +120,8 @@ def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
 def test_padded_rounds_draft_no_more_than_they_are_told() -> None:
     target = flow()
     for most, drafts in ((2, 2), (4, 4), (9, 4), (None, 4)):
-        how = speculation(target, 4, Padded(most))
-        draft = propose(target, begin(target, how, seeds_of(4, 9)), how)
+        speculation = settings_of(target, 4, Padded(most))
+        draft = propose(target, begin(target, speculation, seeds_of(4, 9)), speculation)
         assert len(draft.call.x) == 9 * (drafts + 1)
 
 
@@ -111,11 +132,11 @@ def test_fresh_noise_is_noise_that_no_round_has_seen(
     """Neither this one nor one before: the law rests on it, and few samples would show it."""
     seen: set[float] = set()
 
-    def watched(noise: torch.Tensor, *rest: Any, fresh: torch.Tensor, **how: Any) -> Verdict:
+    def watched(noise: torch.Tensor, *rest: Any, fresh: torch.Tensor, **speculation: Any) -> Verdict:
         seen.update(noise.flatten().tolist())
         assert not seen.intersection(fresh.flatten().tolist())
         seen.update(fresh.flatten().tolist())
-        return verify(noise, *rest, fresh=fresh, **how)
+        return verify(noise, *rest, fresh=fresh, **speculation)
 
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     monkeypatch.setattr(rounds, "verify", watched)
@@ -163,13 +184,13 @@ class Listening(fs.Replay):
 
 def test_a_drafter_is_told_what_was_drafted_and_what_came_of_it() -> None:
     target, drafter = flow(), Listening()
-    how = replace(speculation(target, 4), drafter=drafter)
-    rows = begin(target, how, seeds_of(3, 7))
+    speculation = replace(settings_of(target, 4), drafter=drafter)
+    rows = begin(target, speculation, seeds_of(3, 7))
     for k in range(3):
-        draft = propose(target, rows, how)
+        draft = propose(target, rows, speculation)
         width = draft.mean.shape[1]
         said = draft.call.spread(target.predict(draft.call.x, draft.call.step, draft.call.row), draft.states)
-        after, _ = settle(target, rows, draft, said[draft.call.needed], how)
+        after, _ = settle(target, rows, draft, said[draft.call.needed], speculation)
         path: fs.drafters.DraftPath = vars(drafter)["path"]
         assert path.length.tolist() == [0 if k == 0 else 4] * 7
         assert torch.equal(path.step, rows.step)
@@ -207,8 +228,8 @@ def test_a_drafter_is_told_nothing_of_where_a_draft_broke_the_network(window: in
 
 def test_a_row_begins_with_the_memory_of_its_own_sample() -> None:
     target, drafter = flow(), Astray()
-    how = replace(speculation(target, 3), drafter=drafter)
-    begin(target, how, seeds_of(1, 3), sample=torch.tensor([7, 2, 9]))
+    speculation = replace(settings_of(target, 3), drafter=drafter)
+    begin(target, speculation, seeds_of(1, 3), sample=torch.tensor([7, 2, 9]))
     assert drafter.primed == [7, 2, 9]
 
 

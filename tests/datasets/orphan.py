@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from foresample.datasets.cluster import Worker, _shared
-from foresample.datasets.drawing import Progress
+from foresample.datasets.cluster import Worker
 from foresample.datasets.shards import Plan
-from foresample.datasets.workers import LocalWorker
+from foresample.datasets.workers import LocalWorker, Progress
 from foresample.settings import Settings
 
 
@@ -23,7 +22,7 @@ class Driver(LocalWorker):
 
     def draw(self, plan: Plan, numbers: Iterable[int], stop: Any = None, worker: int = 0) -> Iterator[Progress]:
         path = plan.out.with_name("plan.pickle")
-        path.write_bytes(pickle.dumps((self.make, _shared(plan), list(numbers))))
+        path.write_bytes(pickle.dumps((self.make, plan, list(numbers))))
         subprocess.run([sys.executable, "-m", "tests.datasets.orphan", str(path)])
         yield Progress(0, 0, 0, ())
 

@@ -20,11 +20,10 @@ from torch import Tensor
 import foresample as fs
 from foresample.core.noise import seeds_of
 from foresample.datasets import workers
-from foresample.datasets.drawing import _Filling
 from foresample.datasets.folder import write_atomically
 from foresample.datasets.manifest import plan_of
 from foresample.datasets.shards import _checksum
-from foresample.datasets.workers import LocalWorker
+from foresample.datasets.workers import Filling, LocalWorker
 from foresample.settings import Settings
 from tests.datasets.disturbing import assert_identical, inodes, shards
 from tests.datasets.process import BREAKS, COUNT, SHARD, WINDOW, draw
@@ -109,7 +108,7 @@ def test_a_broken_sample_ends_the_prefix(tmp_path: Path) -> None:
 def test_the_law_of_a_selection_is_not_checked(tmp_path: Path) -> None:
     dataset = interrupted(tmp_path)
     plan, worker = (
-        plan_of(tmp_path, dataset.manifest["settings"]),
+        plan_of(tmp_path, dataset.manifest),
         LocalWorker(flow(), Settings(slots=8)),
     )
     with pytest.raises(
@@ -391,15 +390,15 @@ def test_a_sample_takes_in_its_file_what_disk_and_memory_are_asked_for(
     tmp_path: Path, labels: list[int] | None
 ) -> None:
     draw(tmp_path, labels=labels)
-    plan = plan_of(tmp_path, json.loads((tmp_path / "manifest.json").read_text())["settings"])
+    plan = plan_of(tmp_path, json.loads((tmp_path / "manifest.json").read_text()))
     tensors = load_file(plan.path(0))
     assert sum(value.nbytes for value in tensors.values()) == plan.size(0) * plan.sample_bytes
 
 
 def test_a_shard_that_lacks_nothing_is_not_written_again(out: Path) -> None:
-    plan = plan_of(out, json.loads((out / "manifest.json").read_text())["settings"])
+    plan = plan_of(out, json.loads((out / "manifest.json").read_text()))
     before = inodes(out)
-    assert _Filling(plan, 3, flow()).write().samples == SHARD
+    assert Filling(plan, 3, flow()).write().samples == SHARD
     assert inodes(out) == before
 
 
@@ -479,4 +478,4 @@ def test_a_window_beyond_the_chain_draws_the_same_and_is_kept_as_it_was_asked_fo
     assert all(torch.equal(a, b) for a, b in zip(far.samples(), near.samples(), strict=True))
     assert far.manifest["settings"]["window"] == 10**7
     assert far.manifest["costs"] == near.manifest["costs"]
-    assert fs.Engine(flow(), window=WINDOW, slots=1).how.window == WINDOW
+    assert fs.Engine(flow(), window=WINDOW, slots=1).speculation.window == WINDOW

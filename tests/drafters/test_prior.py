@@ -199,7 +199,7 @@ def test_widths_do_not_change_samples(chain: str) -> None:
     packed = fs.Engine(target, window=9, slots=3, drafter=drafter)
     for slots in (1, 3, 12):
         padded = fs.Engine(target, window=9, slots=slots, drafter=drafter)
-        padded.how = replace(padded.how, layout=Padded())
+        padded.speculation = replace(padded.speculation, layout=Padded())
         one, two = packed.sample(seeds), padded.sample(seeds)
         torch.testing.assert_close(one.samples, two.samples, rtol=1e-5, atol=1e-5)
         assert torch.equal(one.calls, two.calls)

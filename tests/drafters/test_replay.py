@@ -252,16 +252,16 @@ OWN: dict[str, Callable[[], fs.Drafter]] = {
 def takes_its_place(drafter: Any) -> dict[str, bool]:
     """Which kernels would draft in the place of this drafter."""
     target = flow()
-    how = Speculation(drafter, 4, None, True, last_draftable(target.std), Packed())
+    speculation = Speculation(drafter, 4, None, True, last_draftable(target.std), Packed())
     found = {"rule": is_replay(drafter)}
     if find_spec("numba"):
         from foresample.backends.numba import round as compiled
 
-        found["numba"] = compiled.serves(target, how)
+        found["numba"] = compiled.serves(target, speculation)
     if find_spec("triton"):
         from foresample.backends.triton import round as fused
 
-        found["triton"] = fused.serves(target, how)
+        found["triton"] = fused.serves(target, speculation)
     return found
 
 
@@ -309,7 +309,7 @@ def test_an_engine_asks_a_drafter_of_one_s_own_also_with_a_prior(layout: Layout)
     for drafter, note in ((Noting("mine"), "mine"), (patched, "patched")):
         asked.clear()
         made = fs.Engine(target, window=4, slots=3, drafter=drafter)
-        made.how = replace(made.how, layout=layout)
+        made.speculation = replace(made.speculation, layout=layout)
         torch.testing.assert_close(made.sample(seeds_of(0, 3)).samples, plain)
         assert set(asked) == {note}
 

@@ -21,11 +21,11 @@ WINDOW, SEEDS = 5, streams.seeds_of(3, 7)
 
 def answered(target: Target) -> Finished:
     drafter = fs.Replay().for_target(target)
-    how = Speculation(
+    speculation = Speculation(
         drafter, WINDOW, None, True, last_draftable(target.std), Packed(), backend_of(target).normal
     )
     tally = Tally(WINDOW, len(target.std), target.std.device)
-    rounds = HandedRounds(target, begin(target, how, SEEDS), how, tally, lambda commit: None)
+    rounds = HandedRounds(target, begin(target, speculation, SEEDS), speculation, tally, lambda commit: None)
     while (call := rounds.call) is not None:
         rounds.answer(predict(target, call.x, call.step, call.row, call.extra))
     assert rounds.finished is not None

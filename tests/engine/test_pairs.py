@@ -1,7 +1,7 @@
-"""Every way to draw together with every setting: the samples are those of the plain call with the same seeds.
+"""Every way to draw from an engine, with loose and with fixed slots: the samples are those of the plain call.
 
-Each feature alone has its tests; here they meet: how samples are taken, conditions and start states looked up by row,
-drafters with and without a prior, observers, loose and fixed slots, windows given, measured or read from a tuning.
+`tests/test_pairs.py` has the settings of all ways to draw. Here others meet: how an engine's samples are taken,
+conditions and start states looked up by row, drafters with and without a prior, observers, windows given or measured.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
     def made(self: Engine, *given: Any, **settings: Any) -> None:
         honest(self, *given, **settings)
-        self.how = replace(self.how, layout=Padded())
+        self.speculation = replace(self.speculation, layout=Padded())
 
     for case in CASES:  # references have loose slots, whatever window is measured
         for window in (None, *range(1, STEPS)) if case in PAIRS else (WINDOW,):
@@ -224,27 +224,6 @@ def test_a_measured_window_gives_the_samples_of_that_window(
         assert window == "auto" or found == chosen.window
         assert torch.equal(run.samples, plain(case, found)), str(case)
         assert watch is None or torch.equal(watch.path[:, -1], run.samples), str(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("window", ["auto", "tuning", "a tuning without a gain"])
-def test_engines_and_streams_take_a_measured_window(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresample.engine.tuning.WINDOWS", (2, 4))
-    for case in PAIRS:
-        target, drafter = settings_of(case)
-        chosen: Any = window
-        if window != "auto":
-            chosen = fs.tune(target, slots=SLOTS, windows=[WINDOW], drafter=drafter)
-            chosen = replace(chosen, window=WINDOW if window == "tuning" else None, achieved=1.5)
-        engine, watch = Engine(target, window=chosen, slots=SLOTS, drafter=drafter), Watch()
-        expected = plain(case, None if engine.in_turn else engine.how.window)
-        assert torch.equal(engine.sample(SEEDS).samples, expected), str(case)
-        assert torch.equal(together(list(engine.stream(SEEDS))), expected), str(case)
-        assert torch.equal(in_order(list(engine.draw(SEEDS, watch))).x, expected), str(case)
-        assert torch.equal(watch.path[:, -1], expected), str(case)
-        if window != "auto":  # which may find another window the next time
-            streamed = fs.stream(target, seeds=SEEDS, window=chosen, slots=SLOTS, drafter=drafter)
-            assert torch.equal(together(list(streamed)), expected), str(case)
 
 
 def test_compiled_rounds_draw_the_same_samples_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def drawn(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("graph", [False, True], ids=["queued", "captured"])
 def test_a_dataset_is_resumed_where_a_shard_is_gone(tmp_path: Path, graph: bool) -> None:
-    how: dict[str, Any] = {
+    speculation: dict[str, Any] = {
         "out": tmp_path,
         "window": 4,
         "shard": 50,
@@ -43,14 +43,14 @@ def test_a_dataset_is_resumed_where_a_shard_is_gone(tmp_path: Path, graph: bool)
         "graph": graph,
         "law": 200,
     }
-    dataset = fs.generate(wandering, 230, slots=32, **how)
+    dataset = fs.generate(wandering, 230, slots=32, **speculation)
     assert dataset.complete
     assert dataset.law is not None
     assert dataset.law.passed
     before = drawn(tmp_path)
     kept = (tmp_path / "shard-00000.safetensors").stat().st_ino
     (tmp_path / "shard-00002.safetensors").unlink()
-    again = fs.generate(wandering, 230, slots=7, **how)
+    again = fs.generate(wandering, 230, slots=7, **speculation)
     assert again.manifest["runs"][-1]["drawn"] == 50
     assert (tmp_path / "shard-00000.safetensors").stat().st_ino == kept
     after = drawn(tmp_path)

@@ -112,9 +112,9 @@ def test_pictures_by_their_frequencies(shape: tuple[int, ...]) -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("drafter", [None, fs.Frozen("nearest")], ids=["fused", "plain"])
 def test_nothing_in_a_round_waits_for_the_device(drafter: fs.Drafter | None) -> None:
-    """Ten rounds are queued with synchronisation forbidden."""
+    """Ten rounds are queued with synchronisation forbidden; the free look, which waits at a few calls, is off."""
     target = wide(GPU, torch.float32)
-    work = fs.Engine(target, window=6, slots=5, drafter=drafter)
+    work = fs.Engine(target, window=6, slots=5, drafter=drafter, look=False)
     with work._lease(5) as slots:
         assert isinstance(slots, FixedSlots)
         slots.admit(torch.arange(5), streams.seeds_of(0, 5))
@@ -199,9 +199,9 @@ def test_the_fused_round_has_the_law_of_the_chain(monkeypatch: pytest.MonkeyPatc
     assert smallest() > 1e-4
     honest = engine_slots.round_for
 
-    def lax(target: ChainTarget, how: Speculation) -> Round:
+    def lax(target: ChainTarget, speculation: Speculation) -> Round:
         chain = replace(target.chain, prediction_weight=0.8 * target.chain.prediction_weight)
-        wrong, (propose, settle) = replace(target, chain=chain), honest(target, how)
+        wrong, (propose, settle) = replace(target, chain=chain), honest(target, speculation)
         return Round(lambda _, *more: propose(wrong, *more), lambda _, *more: settle(wrong, *more))
 
     monkeypatch.setattr(engine_slots, "round_for", lax)
@@ -210,6 +210,6 @@ def test_the_fused_round_has_the_law_of_the_chain(monkeypatch: pytest.MonkeyPatc
 
 def test_faults_start_at_none() -> None:
     target = wide(GPU, torch.float32)
-    how = Speculation(fs.Replay(), 3, None, True, last_draftable(target.std), Padded())
-    rows = begin(target, how, streams.seeds_of(0, 2).to(GPU))
+    speculation = Speculation(fs.Replay(), 3, None, True, last_draftable(target.std), Padded())
+    rows = begin(target, speculation, streams.seeds_of(0, 2).to(GPU))
     assert (rows.fault == NO_FAULT).all()

@@ -27,6 +27,7 @@ from foresample.chains import scheduler_chain
 from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations.diffusers.callbacks import InOrder
 from foresample.integrations.diffusers.calls import undisturbed
+from foresample.integrations.diffusers.pipelines import Known
 from foresample.integrations.diffusers.session import Step
 
 
@@ -100,13 +101,13 @@ def walk(
 
         def observed(self: Any, **told: Any) -> Any:
             bound = inspect.signature(kind.__call__).bind(self, **told)
-            handle.traces[None] = handle._watch(bound)
+            known = Known(trace=handle._watch(bound))
             if between is not None:
-                with undisturbed(pipe, bound) as others:
-                    handle._draw(others, window, None, None)
+                with undisturbed(pipe, bound):
+                    handle._draw(bound, window, None, known)
                 between()
             with mock.patch.object(InOrder, "_report", keep):
-                return handle._draw(bound, window, callback or (lambda *told: None), None)
+                return handle._draw(bound, window, callback or (lambda *told: None), known)
 
         ours = draw(observed)
         calls = pipe.foresample_report.calls_mean

@@ -109,13 +109,16 @@ def test_restoring_something_that_is_no_policy_is_refused() -> None:
         restore_policy(object())
 
 
-def test_a_saved_tuning_is_a_window_of_policies_alone(tmp_path: Path) -> None:
-    target = fs.pretrained.load().target(steps=4)
-    tuning = fs.tune(target, windows=[2], samples=1, slots=1)
-    for served in (stable_diffusion(tmp_path), gaussian()):
-        with pytest.raises(ValueError, match="must be a whole number of at least 1, not Tuning"):
-            fs.accelerate(served, window=tuning)
-    fs.accelerate(lowdim(), window=tuning)
+@pytest.mark.slow
+@pytest.mark.parametrize("window", ["auto", "tuning"])
+def test_every_kind_chooses_its_window(window: Any, tmp_path: Path) -> None:
+    if window == "tuning":
+        window = fs.tune(fs.pretrained.load().target(steps=4), windows=[2], samples=1, slots=1)
+    for served in (stable_diffusion(tmp_path), gaussian(), lowdim()):
+        fs.accelerate(served, window=window)
+        fs.restore(served)
+        with pytest.raises(ValueError, match="whole number of at least 1, 'auto' or a Tuning, not 'quick'"):
+            fs.accelerate(served, window="quick")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -416,9 +416,8 @@ def test_a_scheduler_patched_after_the_first_image_is_refused(
     """However the patch is wrapped, and wherever it is put."""
     with fs.accelerate(pipe, window=window):
         draw(pipe)
-        pipe._foresample.windows = dict.fromkeys(
-            pipe._foresample.windows, 4
-        )  # as on a machine where it is faster
+        for known in pipe._foresample.known.values():
+            known.windows = [4]  # as on a machine where it is faster
         PATCHES[name](pipe, monkeypatch)
         with pytest.raises(
             Refused, match="the DDPMScheduler of this pipeline makes other states than the chain"
@@ -482,7 +481,7 @@ def test_rounding_is_learned_for_each_precision(pipe: Any) -> None:
             draw(pipe)
         draw(pipe)
         pipe.unet.to(torch.float64)
-        assert len(pipe._foresample.rounding) == 2
+        assert len(pipe._foresample.known) == 2
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer_2"])

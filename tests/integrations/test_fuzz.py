@@ -420,7 +420,7 @@ def test_without_asking_again_the_fuzz_would_notice(
     assert TWINS[name](fuzzed) == "refused"
     monkeypatch.setattr(Unchanged, "change", lambda *args: None)
     monkeypatch.setattr(AskAgain, "_require_alike", lambda *args: None)
-    monkeypatch.setattr(AskAgain, "as_watched", lambda *args: None)
+    monkeypatch.setattr(AskAgain, "_require_as_watched", lambda *args: None)
     with pytest.raises(AssertionError):
         TWINS[name](fuzzed)
 

@@ -81,7 +81,7 @@ def test_actions_come_as_they_did(policy: Any) -> None:
     assert first.shape == (17, 4)
     assert torch.equal(first, second)  # nothing of the plan before `reset` is left
     (planner,) = accelerated.plans.planners.values()  # type: ignore[union-attr]
-    assert planner.how.executed == policy.config.n_action_steps == 8
+    assert planner.options.executed == policy.config.n_action_steps == 8
     fs.restore(policy)
     assert torch.equal(actions(9), before)
 

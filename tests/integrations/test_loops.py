@@ -19,7 +19,7 @@ import foresample as fs
 
 diffusers = pytest.importorskip("diffusers")
 
-from foresample.integrations.policies.loops import find_loop  # noqa: E402
+from foresample.integrations.policies.families import find_loop  # noqa: E402
 from tests.support.policies import SCHEDULE, Small, law_tests  # noqa: E402
 
 LEVEL = 1e-3
@@ -162,7 +162,7 @@ def test_restore_leaves_no_trace(family: Any) -> None:
     torch.manual_seed(1)
     assert torch.equal(plan(policy, 2), one)  # the global generator decides
     assert len(accelerated.plans.planners) == 1
-    assert accelerated.plans.how.executed == (None if isinstance(policy, Robomimic) else 2)
+    assert accelerated.plans.options.executed == (None if isinstance(policy, Robomimic) else 2)
     fs.restore(policy)
     torch.manual_seed(1)
     assert torch.equal(plan(policy, 2), before)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,9 +17,10 @@ from torch import Tensor, nn
 
 import foresample as fs
 from foresample.checks.kolmogorov import ks_two_sample
+from foresample.engine import tuning
 from foresample.integrations.packages.gaussian import gaussian_chain, gaussian_target
-from foresample.integrations.packages.monai import InfererSample
-from foresample.integrations.packages.stand_in import StandIn
+from foresample.integrations.packages.loop import PackageLoop
+from foresample.settings import Settings
 from foresample.targets.atoms import rotations
 from tests.support.packages import load
 
@@ -213,7 +216,7 @@ def test_what_it_holds_is_read_again_at_every_sample() -> None:
     evidence = late.foresample_report.evidence
     assert (evidence.steps_replayed, evidence.trusted) == (
         0,
-        ["denoising-diffusion-pytorch's own p_sample_loop"],
+        ["denoising-diffusion-pytorch's own GaussianDiffusion.p_sample_loop"],
     )
     change(late)
     change(early)
@@ -303,6 +306,60 @@ def test_what_is_no_chain_is_refused() -> None:
         noisy.sample(batch_size=1)
 
 
+@pytest.mark.parametrize("found", [6, None])
+def test_a_window_is_chosen_once_for_each_kind_of_call(
+    found: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples as with that window given; where none gains, the package's own, with the numbers it would have drawn."""
+
+    def drawn(count: int) -> Tensor:
+        torch.manual_seed(3)
+        return diffusion.sample(batch_size=count)
+
+    diffusion, measured = gaussian(), []
+    sequential = drawn(3)
+    with fs.accelerate(diffusion, window=6):
+        given = drawn(3)
+
+    def measured_window(target: fs.Target, settings: Settings) -> Any:
+        measured.append(settings.slots)
+        real(target, settings, windows=[2], samples=2)  # the real one, but for what its clock says
+        return SimpleNamespace(window_for=lambda steps, slots: found)
+
+    real = tuning.measure
+    monkeypatch.setattr(tuning, "measure", measured_window)
+    with fs.accelerate(diffusion, window="auto"):
+        for _ in range(2):
+            assert torch.equal(drawn(3), sequential if found is None else given)
+        report = diffusion.foresample_report
+        assert report.method.startswith("sequential, because no window was faster") == (found is None)
+        assert (report.count, report.steps, report.window) == (3, 12, found or 0)
+        drawn(2)
+    assert measured == [3, 2]
+
+
+@pytest.mark.parametrize("window", [2, None])
+def test_a_saved_tuning_is_a_window(window: int | None) -> None:
+    def drawn(window: Any) -> Tensor:
+        torch.manual_seed(3)
+        with fs.accelerate(diffusion, window=window):
+            samples = diffusion.sample(batch_size=3)
+            assert diffusion.foresample_report.window == (getattr(window, "window", window) or 0)
+        return samples
+
+    diffusion = gaussian()
+    torch.manual_seed(3)
+    sequential = diffusion.sample(batch_size=3)
+    measured = fs.tune(fs.pretrained.load().target(steps=12), windows=[2], samples=1, slots=3)
+    known = replace(measured, window=window, achieved=1.5)
+    assert torch.equal(drawn(known), sequential if window is None else drawn(window))
+    with (
+        fs.accelerate(diffusion, window=known),
+        pytest.raises(ValueError, match="of 12 steps with 3 samples at a time, not of 12 with 2"),
+    ):
+        diffusion.sample(batch_size=2)
+
+
 # ------------------------------------------------------------------ MONAI
 
 
@@ -366,19 +423,18 @@ def test_monai_s_sample_with_the_same_noise(options: dict[str, Any], given: str)
     fs.accelerate(inferer)
     torch.manual_seed(5)
     noise = [torch.randn(start.shape) for _ in scheduler.timesteps]
-    with mock.patch.object(StandIn, "draw", side_effect=lambda target, *_: walk(target, noise)):
+    with mock.patch.object(PackageLoop, "_draw", side_effect=lambda drawing, _: walk(drawing.target, noise)):
         ours = inferer.sample(**asked)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def walk(target: Any, noise: list[Tensor]) -> fs.Run:
+def walk(target: Any, noise: list[Tensor]) -> Tensor:
     x = target.start(torch.zeros(3, *target.shape), torch.arange(3))
     row = torch.arange(3)
     for k, std in enumerate(target.std):
         step = torch.full_like(row, k)
         x = target.mean(x, target.predict(x, step, row), step) + std * noise[k]
-    report = fs.Report("walk", len(noise), 3, 0)
-    return fs.Run(x, row, row, report)
+    return x
 
 
 @pytest.mark.law
@@ -392,7 +448,7 @@ def test_monai_in_one_line_has_the_law_of_its_own() -> None:
         ours = inferer.sample(starts[1], net, verbose=False)
         assert inferer.foresample_report.speedup > 1.5
     assert ks_two_sample(ours.flatten().numpy(), theirs.flatten().numpy()) > 1e-3
-    assert not isinstance(inferer.sample, InfererSample)
+    assert not isinstance(inferer.sample, PackageLoop)
 
 
 def test_what_monai_does_otherwise_is_refused() -> None:
@@ -411,9 +467,7 @@ def test_what_monai_does_otherwise_is_refused() -> None:
 def test_only_monai_s_own_functions_are_trusted() -> None:
     """Its latent and ControlNet inferers do more than the one that is known, with arguments of the same names."""
     inferers = sys.modules[type(monai_inferer(monai_ddpm())).__module__]
-    sentence = (
-        r"\.sample is not monai\.inferers\.inferer\.DiffusionInferer\.sample.*use the package's own class"
-    )
+    sentence = r"\.sample is not monai\.inferers\.inferer\.DiffusionInferer's own function.*use the package's own class"
     mine = type(
         "MyInferer",
         (inferers.DiffusionInferer,),
@@ -511,17 +565,18 @@ def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
     ):
         theirs = diffusion.sample(**asked)["sample_atom_coords"]
 
-    def walk_frames(target: Any, *_: Any) -> fs.Run:
+    def walk_frames(drawing: Any, *_: Any) -> Tensor:
+        target = drawing.target
         added = target.steps.start_added
         sigma = (target.steps.start_scale**2 - added**2) ** 0.5
         x, row = sigma * (first - first.mean(1, keepdim=True)) + added * noise[0], torch.arange(SAMPLES)
         for k, std in enumerate(target.std):
             step = torch.full_like(row, k)
             x = target.mean(x, target.predict(x, step, row, extra[k]), step, extra[k]) + std * noise[k + 1]
-        return fs.Run(x, row, row, fs.Report("walk", steps, SAMPLES, 0))
+        return x
 
     fs.accelerate(diffusion)
-    with mock.patch.object(StandIn, "draw", side_effect=walk_frames):
+    with mock.patch.object(PackageLoop, "_draw", side_effect=walk_frames):
         ours = diffusion.sample(**asked)["sample_atom_coords"]
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
@@ -555,7 +610,7 @@ def test_what_boltz_does_beyond_a_chain_is_refused() -> None:
     assert type(copy.deepcopy(diffusion).sample(**asked | {"multiplicity": 1})) is dict  # its own loop
     stranger = atom_diffusion("v2")
     stranger.__class__ = type("MyDiffusion", (type(stranger),), {"sample": lambda self, **given: 0})
-    with pytest.raises(ValueError, match=r"MyDiffusion\.sample is not boltz\..*AtomDiffusion\.sample"):
+    with pytest.raises(ValueError, match=r"MyDiffusion\.sample is not boltz\..*AtomDiffusion's own"):
         fs.accelerate(stranger)
     diffusion.accumulate_token_repr = True
     with pytest.raises(ValueError, match="accumulates no token representation"):

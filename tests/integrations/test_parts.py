@@ -376,7 +376,7 @@ def test_a_network_s_exception_leaves_the_pipeline_whole(error: Any, calls: int,
 OWN = [
     *[
         (Session, n)
-        for n in ("answer", "evaluate", "scale", "aligned", "_hand_out", "_settle", "_first", "close")
+        for n in ("step", "evaluate", "scale", "aligned", "_hand_out", "_settle", "_first", "close")
     ],
     (Recorded, "_argument"),
     (AskAgain, "evaluate"),

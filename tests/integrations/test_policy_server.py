@@ -40,6 +40,7 @@ def arm(robots: Any) -> tuple[type, list[dict[str, float]]]:
     return Arm, done
 
 
+@pytest.mark.slow
 def test_plans_are_streamed_to_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grpc = import_module("grpc")
 

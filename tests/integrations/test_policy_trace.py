@@ -22,6 +22,7 @@ import foresample as fs
 diffusers = pytest.importorskip("diffusers")
 
 from foresample.engine import tuning  # noqa: E402
+from foresample.integrations.policies.acceleration import AcceleratedPolicy  # noqa: E402
 from foresample.integrations.policies.plans import _captured  # noqa: E402
 from foresample.settings import Settings  # noqa: E402
 from tests.support.policies import FAMILIES, LowdimPolicy, observed, seeded  # noqa: E402
@@ -364,15 +365,13 @@ def test_a_method_or_a_scheduler_patched_on_its_class_is_noticed(
 @families
 def test_a_scheduler_that_scales_its_states_is_refused(family: str) -> None:
     """The loop does not scale them, nor its start, so its distribution is another than the scheduler's."""
-    make, plan = FAMILIES[family]
-    policy = make()
+    policy = FAMILIES[family][0]()
     model = getattr(policy, "diffusion", policy)
     model.noise_scheduler = diffusers.EulerAncestralDiscreteScheduler(num_train_timesteps=20)
-    with (
-        fs.accelerate(policy, window=5, trace=False),
-        pytest.raises(ValueError, match="EulerAncestralDiscreteScheduler needs both scaled: use DDPMScheduler"),
+    with pytest.raises(
+        ValueError, match="EulerAncestralDiscreteScheduler needs both scaled: use DDPMScheduler"
     ):
-        plan(policy, 2, seeded(0))
+        fs.accelerate(policy, window=5, trace=False)
 
 
 def test_a_captured_network_is_captured_again_when_its_modules_hold_other_values() -> None:
@@ -500,6 +499,7 @@ def test_a_warm_policy_takes_a_prior_longer_than_its_window(family: str) -> None
     fitting = fs.accelerate(policy, window=5, pilots=2)
     for seed in range(3):
         plan(policy, 2, seeded(seed))
+    assert isinstance(fitting, AcceleratedPolicy)
     found = fitting.prior
     fs.restore(policy)
     assert found is not None
@@ -535,5 +535,9 @@ def test_a_window_is_chosen_once_for_each_kind_of_plan(
         assert measured == [3]
         plan(policy, 2, seeded(0))
         assert measured == [3, 2]
+        report = policy.foresample_report
         if found is not None:
-            assert policy.foresample_report.look_calls > 0  # engines ask again, whoever chose their window
+            assert report.look_calls > 0  # engines ask again, whoever chose their window
+        else:
+            assert report.method == "sequential, because no window was faster"
+            assert (report.count, report.calls_mean) == (2, report.steps)

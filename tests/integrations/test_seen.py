@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.integrations.diffusers.pipelines import AcceleratedPipeline
+from foresample.engine.tuning import Trial, Tuning
+from foresample.integrations.diffusers.pipelines import AcceleratedPipeline, accelerate_pipeline
 from foresample.integrations.refusal import Refused
+from foresample.settings import Settings
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -25,6 +28,7 @@ from tests.integrations.forced import walk  # noqa: E402
 from tests.support.pipelines import EXACT, PROMPTS, Case, generators, stable_diffusion, unconditional, unet  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+TRIALS = [Trial(5, 24, 1.0, 1.0, 6.0, 2.0)]
 
 
 @pytest.fixture
@@ -298,15 +302,16 @@ def test_rounding_is_no_dependence(pipe: Any) -> None:
 # ------------------------------------------------------------------ window="auto"
 
 
+@pytest.mark.slow
 def test_a_window_is_chosen_once_for_each_configuration(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest of those tried; the clock is ours here."""
     seconds = {2: 3.0, 4: 2.0, 8: 1.0, 16: 1.2, 32: 9.0}
     drawn: list[int] = []
     original = AcceleratedPipeline._draw
 
-    def clocked(self: Any, bound: Any, window: int, callback: Any, key: Any) -> Any:
+    def clocked(self: Any, bound: Any, window: int, callback: Any, known: Any) -> Any:
         drawn.append(window)
-        result = original(self, bound, window, callback, key)
+        result = original(self, bound, window, callback, known)
         self.pipe.foresample_report.seconds = seconds[window]
         return result
 
@@ -339,10 +344,31 @@ def test_where_no_window_gains_the_pipeline_draws_by_itself(pipe: Any, monkeypat
         assert torch.equal(draw(pipe), before)
 
 
+def test_a_tuning_is_a_window(pipe: Any) -> None:
+    """Of as many steps and images as it was measured with: it is refused for others, however the prompts are given."""
+    tuning = Tuning(steps=12, slots=4, step_seconds=1.0, trials=TRIALS, window=5, achieved=2.0)
+    alone = replace(tuning, window=None, achieved=None)
+    before = draw(pipe)
+    with accelerate_pipeline(pipe, Settings(window=5), trace=True) as _:
+        ours = draw(pipe)
+    with accelerate_pipeline(pipe, Settings(window=tuning), trace=False) as _:
+        assert torch.equal(draw(pipe), ours)
+        assert pipe.foresample_report.window == 5
+        with pytest.raises(
+            ValueError, match="12 steps with 4 samples at a time, not of 12 with 2: measure again"
+        ):
+            draw(pipe, prompt=["a cat"], negative_prompt=["x"])
+        with pytest.raises(ValueError, match="not of 6 with 4"):
+            draw(pipe, num_inference_steps=6)
+    with accelerate_pipeline(pipe, Settings(window=alone), trace=True) as _:
+        assert torch.equal(draw(pipe), before)
+        assert pipe.foresample_report.window == 0
+
+
 @pytest.mark.law
 def test_a_chosen_window_is_exact(pipe: Any) -> None:
     """False alarm 1e-4. Choosing looks at the clock and at other noise than the images'."""
     with fs.accelerate(pipe, window="auto"):
         draw(pipe)
-        chosen = pipe._foresample.windows.values()
-    walk(pipe, PROMPTS, window=next(iter(chosen)) or 4).require_exact()
+        (known,) = pipe._foresample.known.values()
+    walk(pipe, PROMPTS, window=known.windows[0] or 4).require_exact()

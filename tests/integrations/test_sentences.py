@@ -141,6 +141,7 @@ def test_tensors_that_no_callback_can_have_are_refused_as_without(pipe: Any) -> 
 # ------------------------------------------------------------------ window="auto"
 
 
+@pytest.mark.slow
 def test_where_no_window_gains_the_callback_is_called_by_the_pipeline(
     pipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

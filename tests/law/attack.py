@@ -304,7 +304,7 @@ class Case:
             chain, window=self.window, slots=slots, drafter=drafter, block=self.block, recycle=self.recycle
         )
         if self.padded:
-            made.how = replace(made.how, layout=Padded())
+            made.speculation = replace(made.speculation, layout=Padded())
         return made
 
     def draw(self, count: int, seed: int, slots: int = 4_000) -> np.ndarray:

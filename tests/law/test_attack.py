@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from foresample.core import round as rounds
-from foresample.core.noise import Normal
-from foresample.core.round import Rows
+from foresample.core.round import Rows, Speculation
 from tests.law.attack import CASES, CHAINS, LEVEL, Case, attack, smallest, walk
 from tests.support import reference
 
@@ -55,8 +54,8 @@ def test_noise_of_the_round_before_instead_of_fresh_noise_is_found(monkeypatch: 
     assert attack(Case("pulled", "1 std off", recycle=False), 50_000)[0] < BAR
 
 
-def redrawn_before(rows: Rows, step: torch.Tensor, normal: Normal) -> torch.Tensor:
-    return rounds._stream(normal, rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round)
+def redrawn_before(rows: Rows, step: torch.Tensor, speculation: Speculation) -> torch.Tensor:
+    return rounds._stream(speculation, rows.seed, step, rows.noise, draw=rows.round)
 
 
 def test_a_correction_over_any_distance_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ def _compiled_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESAMPLE_PLAIN", "0")
     honest = round_for
 
-    def compiled(target: fs.Target, how: Speculation) -> Round:
-        chosen = honest(target, how)
+    def compiled(target: fs.Target, speculation: Speculation) -> Round:
+        chosen = honest(target, speculation)
         assert chosen.propose.__module__ == "foresample.backends.numba.round"
         return chosen
 
@@ -67,9 +67,9 @@ def test_rounds_of_another_chain_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
     """Verification that takes the gap between the means for a fifth smaller than it is."""
     honest = round_for
 
-    def lax(target: ChainTarget, how: Speculation) -> Round:
+    def lax(target: ChainTarget, speculation: Speculation) -> Round:
         chain = replace(target.chain, prediction_weight=0.8 * target.chain.prediction_weight)
-        wrong, (propose, settle) = replace(target, chain=chain), honest(target, how)
+        wrong, (propose, settle) = replace(target, chain=chain), honest(target, speculation)
         return Round(propose, lambda _, *more: settle(wrong, *more))
 
     monkeypatch.setattr(engine_slots, "round_for", lax)

@@ -27,7 +27,7 @@ from foresample.contracts import earlier_predictions
 from foresample.core import noise
 from foresample.core import round as rounds
 from foresample.core.noise import seeds_of
-from foresample.core.round import Rows
+from foresample.core.round import Rows, Speculation
 from foresample.core.verify import verify
 from tests.support import reference
 from tests.support.small_chains import (
@@ -243,8 +243,8 @@ def test_extra_noise_that_is_fresh_in_the_verification_is_caught(monkeypatch: py
 def test_noise_of_the_round_before_instead_of_fresh_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a first window that is the noise just examined; drafters that begin with a bare call would never show it."""
 
-    def redrawn(rows: Rows, step: Tensor, normal: noise.Normal) -> Tensor:
-        return rounds._stream(normal, rows.seed, step, rows.noise.shape[2:], rows.noise.dtype, draw=rows.round)
+    def redrawn(rows: Rows, step: Tensor, speculation: Speculation) -> Tensor:
+        return rounds._stream(speculation, rows.seed, step, rows.noise, draw=rows.round)
 
     monkeypatch.setattr(rounds, "_redrawn", redrawn)
     p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)

@@ -111,6 +111,7 @@ def test_minutes_set_a_length_that_is_kept(tmp_path: Path, monkeypatch: pytest.M
     assert all(learning_rate(k, same) == learning_rate(k, unplanned) for k in range(TINY.warmup))
 
 
+@pytest.mark.slow
 def test_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
     train(TINY, tiny_split(), tmp_path, steps=2, quiet=True)
     with pytest.raises(TrainingError, match="another --out"):

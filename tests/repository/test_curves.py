@@ -69,6 +69,7 @@ def test_no_call_has_more_states_than_the_batch_and_some_have_as_many(method: st
             assert target.most == states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_wider_than_the_chain_is_cut(method: str) -> None:
     target = Watched(flow("x0"))
@@ -92,6 +93,7 @@ def test_a_point_says_what_its_samples_cost() -> None:
     assert measure("sequential", 1, target, "x0", None, 4, 7, part=4).calls == 16
 
 
+@pytest.mark.slow
 def test_pilots_choose_what_is_better() -> None:
     """Between a good prediction to reuse and a useless one, the good one; and a tree of the candidates."""
     grid = torch.linspace(0.02, 0.98, 14, dtype=torch.float64)

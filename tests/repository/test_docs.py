@@ -23,7 +23,7 @@ import torch
 import foresample as fs
 from benchmarks.tables import FIGURES, filled
 from tests import supported
-from tests.support.browser import Browser, in_a_browser
+from tests.support.browser import Tab, chromium, in_a_browser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -287,27 +287,26 @@ class Quiet(SimpleHTTPRequestHandler):
 @in_a_browser
 def test_pages_fit_a_desk_and_a_phone_and_can_be_searched(site: Path) -> None:
     """Served on the loopback; nothing else is asked for anything."""
-    server, browser = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)), Browser()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site))
     home = f"http://127.0.0.1:{server.server_port}/"
     Thread(target=server.serve_forever, daemon=True).start()
     try:
-        for width in (1280, 390):
-            browser.size(width, 900, mobile=width < 500)
-            for page in sorted((ROOT / "docs").glob("*.md")):
-                browser.send("Page.navigate", url=f"{home}{page.stem}.html")
-                browser.wait("Page.loadEventFired")
-                assert browser.run("document.documentElement.scrollWidth") <= width, (page.name, width)
-        browser.run(
-            "(async () => { document.querySelector('[data-md-toggle=search]').checked = true;"
-            "const box = document.querySelector('.md-search__input'); box.focus();"
-            "const wait = () => new Promise(done => requestAnimationFrame(done));"
-            "while (!document.querySelector('.md-search-result__item')) {"  # once the index is there
-            "  box.value = 'recycling'; box.dispatchEvent(new Event('keyup', {bubbles: true})); await wait(); } })()"
-        )
-        assert browser.problems == []
-        assert [address for address in browser.requests if not address.startswith(home)] == []
+        with chromium() as browser:
+            for width in (1280, 390):
+                tab = Tab(browser, width, 900, is_mobile=width < 500)
+                for page in sorted((ROOT / "docs").glob("*.md")):
+                    tab.page.goto(f"{home}{page.stem}.html")
+                    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, (
+                        page.name,
+                        width,
+                    )
+                if width == 1280:
+                    tab.page.locator(".md-search__input").click()
+                    tab.page.keyboard.type("recycling")
+                    tab.page.locator(".md-search-result__item").first.wait_for()
+                assert tab.problems == []
+                assert [address for address in tab.requests if not address.startswith(home)] == []
     finally:
-        browser.close()
         server.shutdown()
         server.server_close()
 

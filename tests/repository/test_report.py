@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,7 +23,10 @@ from benchmarks.result_files import ResultError, Results, parse_result
 from benchmarks.results import KINDS, LABELS, RESULTS, GpuTests, read
 from tests.law import test_law
 from tests.support import reference
-from tests.support.browser import Browser, data_of, in_a_browser, plots_of, values
+from tests.support.browser import Tab, chromium, data_of, in_a_browser, plots_of, values
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 WRONG: list[Any] = [None, "text", [], {}, 0, -1, True, 1e99, 1e-99]
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
@@ -341,178 +344,175 @@ def test_contrast_is_good(scheme: str) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    browser = Browser()
-    yield browser
-    browser.close()
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
-def tab(browser: Browser, page: Path) -> Browser:
+def tab(browser: Browser, page: Path) -> Iterator[Tab]:
     """The page as a reader with a wide screen, who wants no motion, opens it."""
-    browser.media(prefers_reduced_motion="reduce")
-    browser.size(1280)
-    browser.open(page)
-    return browser
-
-
-def middle(tab: Browser, selector: str) -> tuple[float, float]:
-    """Where an element is on the screen, having scrolled to it."""
-    x, y = tab.run(
-        f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
-        " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-    )
-    return x, y
+    tab = Tab(browser, reduced_motion="reduce")
+    tab.page.goto(page.resolve().as_uri())
+    yield tab
+    tab.page.close()
 
 
 @in_a_browser
-def test_the_page_loads_without_errors_or_requests(tab: Browser, page: Path) -> None:
+def test_what_goes_wrong_in_a_page_and_what_it_fetches_is_seen(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(
+        "<img src='lost.png'><script>console.warn('careful'); throw new Error('broken')</script>"
+    )
+    tab, uri = Tab(browser), tmp_path.resolve().as_uri()
+    tab.page.goto(f"{uri}/page.html")
+    assert tab.requests == [f"{uri}/page.html", f"{uri}/lost.png"]
+    assert {"careful", "broken"} < set(tab.problems)
+    assert any("ERR_FILE_NOT_FOUND" in problem for problem in tab.problems)
+
+
+@in_a_browser
+def test_the_page_loads_without_errors_or_requests(tab: Tab, page: Path) -> None:
     assert tab.problems == []
     assert tab.requests == [page.resolve().as_uri()]
-    assert tab.run("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
-    assert tab.run("[...document.images].every(i => i.alt.length > 10)")
-    heads = tab.run("[...document.querySelectorAll('h1, h2, h3')].map(h => Number(h.tagName[1]))")
+    assert tab.page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert tab.page.evaluate("[...document.images].every(i => i.alt.length > 10)")
+    heads = tab.page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(h => Number(h.tagName[1]))")
     assert heads[0] == 1
     assert all(b - a <= 1 for a, b in pairwise(heads))
 
 
 @in_a_browser
-def test_every_plot_is_drawn_with_all_its_series_and_points(tab: Browser, page: Path) -> None:
+def test_every_plot_is_drawn_with_all_its_series_and_points(tab: Tab, page: Path) -> None:
     plots = plots_of(page.read_text())
     assert len(plots) > 12
     assert tab.drawn() == {name: len(plot["series"]) for name, plot in plots.items()}
     for name, plot in plots.items():
-        buttons, marks = tab.run(
-            f"(() => {{ const f = document.getElementById({name!r}); return ['.legend button',"
-            " '.canvas .mark, .canvas rect.bar'].map(s => f.querySelectorAll(s).length); })()"
-        )
-        assert buttons == len(plot["series"]), name
-        assert marks == sum(len(s["points"]) for s in plot["series"] if s["role"] != "reference"), name
+        figure = tab.page.locator(f"#{name}")
+        assert figure.locator(".legend button").count() == len(plot["series"]), name
+        marks = sum(len(s["points"]) for s in plot["series"] if s["role"] != "reference")
+        assert figure.locator(".canvas .mark, .canvas rect.bar").count() == marks, name
 
 
 @in_a_browser
-def test_a_click_in_the_legend_hides_a_series_and_another_brings_it_back(tab: Browser) -> None:
-    figure = "#plot-cifar10-calls-w50"
-    state = (
-        f"(() => {{ const f = document.querySelector('{figure}'),"
-        " g = f.querySelector('[data-series=\"default, x0 reused\"]'),"
-        " b = [...f.querySelectorAll('.legend button')].find(b => b.textContent === 'default, x0 reused');"
-        " return [getComputedStyle(g).display, b.getAttribute('aria-pressed'),"
-        " f.querySelectorAll('[data-series]:not(.off)').length]; })()"
-    )
-    assert tab.run(state) == ["inline", "true", 5]
-    tab.click(*middle(tab, f"{figure} .legend button:nth-child(2)"))
-    assert tab.run(state) == ["none", "false", 4]
-    tab.run(f"document.querySelector('{figure} .legend button:nth-child(2)').focus()")
-    tab.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r")
-    assert tab.run(state) == ["inline", "true", 5]
+def test_a_click_in_the_legend_hides_a_series_and_another_brings_it_back(tab: Tab) -> None:
+    figure = tab.page.locator("#plot-cifar10-calls-w50")
+    series = figure.locator('[data-series="default, x0 reused"]')
+    button = figure.get_by_role("button", name="default, x0 reused")
+
+    def state() -> list[Any]:
+        display = series.evaluate("g => getComputedStyle(g).display")
+        return [
+            display,
+            button.get_attribute("aria-pressed"),
+            figure.locator("[data-series]:not(.off)").count(),
+        ]
+
+    assert state() == ["inline", "true", 5]
+    button.click()
+    assert state() == ["none", "false", 4]
+    button.press("Enter")
+    assert state() == ["inline", "true", 5]
 
 
 @in_a_browser
-def test_hover_shows_values_with_standard_errors(tab: Browser) -> None:
-    figure = "#plot-cifar10-calls-w50"
-    tip = f"(t => t.hidden ? null : t.innerText)(document.querySelector('{figure} .tip'))"
-    assert tab.run(tip) is None
-    tab.move_mouse(*middle(tab, f'{figure} [data-series="default, x0 reused"] .mark:nth-last-of-type(1)'))
-    shown = tab.run(tip)
+def test_hover_shows_values_with_standard_errors(tab: Tab) -> None:
+    figure = tab.page.locator("#plot-cifar10-calls-w50")
+    tip = figure.locator(".tip")
+    assert tip.is_hidden()
+    figure.locator('[data-series="default, x0 reused"] .mark').last.hover(force=True)
+    shown = tip.inner_text()
     assert "steps of the chain: 1000" in shown
     assert "28.08 ± 0.21" in shown
     assert "11.97 ± 0.14" in shown
-    tab.move_mouse(1, 1)
-    assert tab.run(tip) is None
-    tab.run(f"document.querySelector('{figure} .canvas').focus()")
-    tab.press("ArrowRight")
-    assert "steps of the chain: 100" in tab.run(tip)
-    tab.press("Escape")
-    assert tab.run(tip) is None
+    tab.page.mouse.move(1, 1)
+    assert tip.is_hidden()
+    figure.locator(".canvas").press("ArrowRight")
+    assert "steps of the chain: 100" in tip.inner_text()
+    tab.page.keyboard.press("Escape")
+    assert tip.is_hidden()
 
 
 @in_a_browser
 @pytest.mark.parametrize("width", [360, 390, 768])
 def test_nothing_scrolls_sideways(browser: Browser, page: Path, width: int) -> None:
-    browser.size(width, mobile=True)
-    browser.open(page)
-    assert browser.problems == []
-    assert browser.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
-    outside = browser.run(
+    tab = Tab(browser, width, is_mobile=True)
+    tab.page.goto(page.resolve().as_uri())
+    assert tab.problems == []
+    assert tab.page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+    outside = tab.page.evaluate(
         "[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll') && !e.closest('.skip') &&"
         f" e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
     )
     assert outside == []
     plots = "[...document.querySelectorAll('.canvas > svg')].map(s => s.getBoundingClientRect().width)"
-    assert min(browser.run(plots)) >= 260
+    assert min(tab.page.evaluate(plots)) >= 260
 
 
 @in_a_browser
-def test_the_printed_page(tab: Browser) -> None:
-    paper = tab.pdf()
+def test_the_printed_page(tab: Tab) -> None:
+    paper = tab.page.pdf(format="A4", print_background=True)
     assert paper.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", paper)) >= 5
-    tab.send(
-        "Emulation.setEmulatedMedia",
-        media="print",
-        features=[{"name": "prefers-color-scheme", "value": "dark"}],
-    )
-    shown = "(s => getComputedStyle(document.querySelector(s)).display !== 'none')"
-    assert tab.run(f"{shown}('.still-figure')")
-    assert not tab.run(f"{shown}('.stage')")
-    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    tab.send("Emulation.setEmulatedMedia", media="", features=[])
+    tab.page.emulate_media(media="print", color_scheme="dark")
+    assert tab.page.locator(".still-figure").is_visible()
+    assert tab.page.locator(".stage").is_hidden()
+    assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
 @in_a_browser
-def test_the_run_can_be_stepped_through(tab: Browser, page: Path) -> None:
+def test_the_run_can_be_stepped_through(tab: Tab, page: Path) -> None:
     rounds = data_of(page.read_text())["recording"]["rounds"]
-    story = "document.querySelector('.story b').textContent"
-    label = "document.querySelector('#stage svg').getAttribute('aria-label')"
-    button = '#stage [data-do="{}"]'.format
-    assert tab.run("document.querySelector('#stage').hidden") is False
-    tab.click(*middle(tab, button("first")))
-    assert tab.run(story) == "Round 1, one call."
-    seen = [tab.run(story)]
+    stage = tab.page.locator("#stage")
+
+    def button(name: str) -> Any:
+        return stage.locator(f'[data-do="{name}"]')
+
+    def story() -> str:
+        return tab.page.locator(".story b").text_content() or ""
+
+    assert stage.is_visible()
+    button("first").click()
+    assert story() == "Round 1, one call."
+    seen = [story()]
     for _ in range(2 + 4 * (len(rounds) - 1)):
-        tab.run(f"document.querySelector({button('next')!r}).click()")
-        seen.append(tab.run(story))
+        button("next").click()
+        seen.append(story())
     assert seen[1:6] == [
         "Round 1, commit.",
         *(f"Round 2, {what}." for what in ("draft", "one call", "verify", "commit")),
     ]
     assert seen[-1] == "Done."
-    assert tab.run(label) == f"{len(rounds)} calls made, 24 of 24 steps committed"
-    tab.click(*middle(tab, button("back")))
-    assert tab.run(story) == seen[-2]
-    tab.click(*middle(tab, button("play")))
-    assert tab.run(f"document.querySelector({button('play')!r}).textContent") == "Pause"
-    tab.click(*middle(tab, button("play")))
-    assert tab.run(f"document.querySelector({button('play')!r}).textContent") == "Play"
+    label = stage.locator("svg").get_attribute("aria-label")
+    assert label == f"{len(rounds)} calls made, 24 of 24 steps committed"
+    button("back").click()
+    assert story() == seen[-2]
+    button("play").click()
+    assert button("play").text_content() == "Pause"
+    button("play").click()
+    assert button("play").text_content() == "Play"
     assert tab.problems == []
 
 
 @in_a_browser
-def test_it_plays_by_itself_only_where_motion_is_welcome(tab: Browser, page: Path) -> None:
-    play = "document.querySelector('#stage [data-do=\"play\"]').textContent"
-    screen = "document.querySelector('.screen')"
-    middle(tab, ".screen")
+def test_it_plays_by_itself_only_where_motion_is_welcome(tab: Tab, page: Path) -> None:
+    play, screen = tab.page.locator('#stage [data-do="play"]'), tab.page.locator(".screen")
+    screen.scroll_into_view_if_needed()
     # An observer that begins later is called no earlier than the page's own.
-    tab.run(f"new Promise(seen => new IntersectionObserver(seen).observe({screen})).then(() => true)")
-    assert tab.run(play) == "Play"
-    tab.media(prefers_reduced_motion="no-preference")
-    tab.open(page)
-    assert tab.run(play) == "Play"
-    middle(tab, ".screen")
-    look = f"{play} === 'Pause' ? done(true) : requestAnimationFrame(look)"
-    assert tab.run(f"new Promise(done => {{ const look = () => {look}; look(); }})")
+    screen.evaluate("e => new Promise(seen => new IntersectionObserver(seen).observe(e)).then(() => true)")
+    assert play.text_content() == "Play"
+    tab.page.emulate_media(reduced_motion="no-preference")
+    tab.page.goto(page.resolve().as_uri())
+    assert play.text_content() == "Play"
+    screen.scroll_into_view_if_needed()
+    tab.page.locator('#stage [data-do="play"]', has_text="Pause").wait_for()
     assert tab.problems == []
 
 
 @in_a_browser
 def test_without_scripts_the_page_still_tells_its_story(browser: Browser, page: Path) -> None:
-    browser.send("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        browser.size(1280)
-        browser.send("Page.navigate", url=page.resolve().as_uri())
-        browser.wait("Page.loadEventFired")
-        assert browser.run("document.querySelector('.still-figure').getBoundingClientRect().height") > 200
-        assert "does not run here" in browser.run("document.body.innerText")
-        assert browser.run("document.querySelectorAll('.values tbody tr').length") > 100
-    finally:
-        browser.send("Emulation.setScriptExecutionDisabled", value=False)
+    tab = Tab(browser, java_script_enabled=False)
+    tab.page.goto(page.resolve().as_uri())
+    box = tab.page.locator(".still-figure").bounding_box()
+    assert box
+    assert box["height"] > 200
+    assert "does not run here" in tab.page.inner_text("body")
+    assert tab.page.locator(".values tbody tr").count() > 100

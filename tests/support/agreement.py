@@ -61,11 +61,11 @@ class Settled:
         return (self.commit.committed - 1).clamp(min=0)
 
 
-def plain_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
-    draft = plain.propose(target, rows, how)
+def plain_round(target: fs.Target, rows: Rows, speculation: Speculation) -> Settled:
+    draft = plain.propose(target, rows, speculation)
     call = draft.call
     predictions = target.predict(call.x, call.step, call.row)
-    after, commit = plain.settle(target, rows, draft, predictions, how)
+    after, commit = plain.settle(target, rows, draft, predictions, speculation)
     spread = call.spread(predictions, draft.states)
     means = plain._target_means(target, draft, spread, plain._history(target, rows, spread))
     width = draft.mean.shape[1]
@@ -74,30 +74,30 @@ def plain_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
     )
 
 
-def fused_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
+def fused_round(target: fs.Target, rows: Rows, speculation: Speculation) -> Settled:
     """On a GPU; the rows given stay as they are."""
     from foresample.backends.triton import round as fused
 
     mine = rows.map(lambda value: value.clone())
-    draft = fused.propose(target, mine, how)
+    draft = fused.propose(target, mine, speculation)
     call = draft.call
     predictions = target.predict(call.x, call.step, call.row)
-    after, commit = fused.settle(target, mine, draft, predictions, how)
+    after, commit = fused.settle(target, mine, draft, predictions, speculation)
     difference = call.spread(predictions, draft.states)[:, :-1] - draft.guesses
     step = draft.step[:, :-1]
     gap = _gap(target, difference, step)
     return Settled(rows, after, commit, gap, draft.spent[:, : draft.guesses.shape[1]], target.std[step])
 
 
-def compiled_round(target: fs.Target, rows: Rows, how: Speculation) -> Settled:
+def compiled_round(target: fs.Target, rows: Rows, speculation: Speculation) -> Settled:
     """On a CPU; the rows given stay as they are."""
     from foresample.backends.numba import round as compiled
 
     mine = rows.map(lambda value: value.clone())
-    draft = compiled.propose(target, mine, how)
+    draft = compiled.propose(target, mine, speculation)
     call = draft.call
     predictions = target.predict(call.x, call.step, call.row)
-    after, commit = compiled.settle(target, mine, draft, predictions, how)
+    after, commit = compiled.settle(target, mine, draft, predictions, speculation)
     difference = call.spread(predictions, draft.states)[:, :-1] - draft.guesses
     width, steps = difference.shape[1], len(target.std)
     step = (rows.step.unsqueeze(1) + torch.arange(width)).clamp(max=steps - 1)

@@ -448,14 +448,14 @@ class CompiledDraft:
     """[R]: where a row's states begin in the call."""
 
 
-def serves(target: Target, how: Speculation) -> bool:
+def serves(target: Target, speculation: Speculation) -> bool:
     """Whether this round is that of `core.round`, for this target and these settings."""
-    chain, drafter, size = affine_chain(target), how.drafter, target.shape.numel()
+    chain, drafter, size = affine_chain(target), speculation.drafter, target.shape.numel()
     if chain is None or target.std.dtype not in (torch.float32, torch.float64):
         return False
     if not is_replay(drafter) or not drafter.secant:
         return False
-    if not how.recycle or not isinstance(how.layout, Packed):
+    if not speculation.recycle or not isinstance(speculation.layout, Packed):
         return False
     jacobian = None if drafter.prior is None else drafter.prior.jacobian
     like = target.std
@@ -465,12 +465,12 @@ def serves(target: Target, how: Speculation) -> bool:
     )
 
 
-def propose(target: Target, rows: Rows, how: Speculation) -> CompiledDraft:
+def propose(target: Target, rows: Rows, speculation: Speculation) -> CompiledDraft:
     """See `core.round.propose`."""
     memory, shape = ReplayMemory.of(rows.memory), target.shape
     length, offset = torch.empty_like(rows.step), torch.empty_like(rows.step)
-    ready, last = memory.ready.numpy(), how.last.numpy()
-    drafts, total = _lengths(rows.step.numpy(), ready, last, how.window, length.numpy(), offset.numpy())
+    ready, last = memory.ready.numpy(), speculation.last.numpy()
+    drafts, total = _lengths(rows.step.numpy(), ready, last, speculation.window, length.numpy(), offset.numpy())
     states = rows.x.new_zeros((len(rows.x), drafts + 1, *shape))
     guesses = rows.x.new_empty((len(rows.x), drafts, *shape))
     x = rows.x.new_empty((total, *shape))
@@ -478,15 +478,15 @@ def propose(target: Target, rows: Rows, how: Speculation) -> CompiledDraft:
     _draft(
         *_flat(1, rows.x, rows.previous), *_flat(2, rows.noise), *_arrays(rows.step, rows.sample),
         *_arrays(memory.horizon, memory.slope, memory.response),
-        *_flat(2, memory.states, memory.predictions), *_coefficients(target, how), length.numpy(),
+        *_flat(2, memory.states, memory.predictions), *_coefficients(target, speculation), length.numpy(),
         *_flat(2, states, guesses), *_flat(1, x), step.numpy(), row.numpy(),
     )  # fmt: skip
-    needed = how.layout.needed(length, drafts)
+    needed = speculation.layout.needed(length, drafts)
     return CompiledDraft(Call(x, step, row, needed), states, guesses, length, offset)
 
 
 def settle(
-    target: Target, rows: Rows, draft: CompiledDraft, predictions: Tensor, how: Speculation
+    target: Target, rows: Rows, draft: CompiledDraft, predictions: Tensor, speculation: Speculation
 ) -> tuple[Rows, Commit]:
     """See `core.round.settle`; in place."""
     memory = ReplayMemory.of(rows.memory)
@@ -497,8 +497,8 @@ def settle(
         *_arrays(draft.offset, draft.length, rows.seed, rows.step, rows.round, rows.evaluations, rows.fault),
         *_flat(1, rows.previous), *_flat(2, rows.noise),
         *_arrays(memory.visited, memory.horizon, memory.slope, memory.response, memory.ready),
-        *_flat(2, memory.states, memory.predictions), *_coefficients(target, how),
-        how.block or how.window, verify.FAR, torch.finfo(x.dtype).eps,
+        *_flat(2, memory.states, memory.predictions), *_coefficients(target, speculation),
+        speculation.block or speculation.window, verify.FAR, torch.finfo(x.dtype).eps,
         *_flat(1, x), *_arrays(step, committed, mismatch),
     )  # fmt: skip
     commit = Commit(rows.sample, rows.step, committed, draft.states, x, mismatch, draft.length)
@@ -513,16 +513,16 @@ def prepare(dtype: torch.dtype) -> None:
         affine=True, std=ones, state_weight=ones, prediction_weight=ones, previous_weight=None
     )
     target = cast(Target, SimpleNamespace(chain=chain, std=ones, shape=shape, start=lambda noise, row: noise))
-    how = Speculation(Replay(), 1, None, True, last_draftable(ones), Packed(), normal)
-    rows = begin(target, how, torch.zeros(1, dtype=torch.int64))
-    draft = propose(target, rows, how)
-    _, commit = settle(target, rows, draft, draft.call.x, how)
-    Tally(how.window, len(ones), ones.device, count).count(commit)
+    speculation = Speculation(Replay(), 1, None, True, last_draftable(ones), Packed(), normal)
+    rows = begin(target, speculation, torch.zeros(1, dtype=torch.int64))
+    draft = propose(target, rows, speculation)
+    _, commit = settle(target, rows, draft, draft.call.x, speculation)
+    Tally(speculation.window, len(ones), ones.device, count).count(commit)
 
 
-def _coefficients(target: Target, how: Speculation) -> tuple[Any, ...]:
+def _coefficients(target: Target, speculation: Speculation) -> tuple[Any, ...]:
     """The prior's J, std, and the weights of state, prediction and previous prediction; empty where there is none."""
-    chain, prior = cast(AffineChain, affine_chain(target)), cast(Replay, how.drafter).prior
+    chain, prior = cast(AffineChain, affine_chain(target)), cast(Replay, speculation.drafter).prior
     none = chain.std.new_empty(0)
     jacobian = None if prior is None else prior.jacobian
     previous = none if chain.previous_weight is None else chain.previous_weight

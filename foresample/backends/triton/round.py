@@ -563,20 +563,20 @@ class FusedDraft:
     length: Tensor
 
 
-def serves(target: Target, how: Speculation) -> bool:
+def serves(target: Target, speculation: Speculation) -> bool:
     """Whether this round is that of `core.round`, for this target and these settings."""
-    drafter = how.drafter
-    if affine_chain(target) is None or not how.recycle or not is_replay(drafter) or not drafter.secant:
+    drafter = speculation.drafter
+    if affine_chain(target) is None or not speculation.recycle or not is_replay(drafter) or not drafter.secant:
         return False
     jacobian = None if drafter.prior is None else drafter.prior.jacobian
     return jacobian is None or is_diagonal(jacobian) or target.shape.numel() <= MOST_ELEMENTS
 
 
-def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
+def propose(target: Target, rows: Rows, speculation: Speculation) -> FusedDraft:
     """See `core.round.propose`."""
     chain = cast(AffineChain, affine_chain(target))
-    count, memory, jacobian = len(rows.x), ReplayMemory.of(rows.memory), _Jacobian.of(how, target)
-    sizes = _sizes(target, how)
+    count, memory, jacobian = len(rows.x), ReplayMemory.of(rows.memory), _Jacobian.of(speculation, target)
+    sizes = _sizes(target, speculation)
     drafts, size = sizes["drafts"], sizes["size"]
     std, state_weight, *weights = coefficients(chain)
     states, asked = (rows.x.new_empty((count, drafts + 1, *target.shape)) for _ in range(2))
@@ -586,16 +586,16 @@ def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
     length = torch.empty_like(rows.step)
     part = triton.next_power_of_2(size) if jacobian.is_matrix else _BLOCK
     with torch.cuda.device_of(states):
-        _draft[(count, triton.cdiv(size, part), 1 + triton.cdiv(how.window + 1 - drafts, _TILE.value))](
+        _draft[(count, triton.cdiv(size, part), 1 + triton.cdiv(speculation.window + 1 - drafts, _TILE.value))](
             rows.x, rows.previous, rows.noise, rows.step, rows.sample, memory.ready, memory.horizon,
             memory.slope, memory.response, memory.states, memory.predictions,
-            jacobian.values, std, state_weight, *weights, how.last,
+            jacobian.values, std, state_weight, *weights, speculation.last,
             states, asked, guesses, spent, length, step, sample,
             **sizes, MULTISTEP=chain.previous_weight is not None, **jacobian.kind, BLOCK=part,
             LANES=triton.next_power_of_2(drafts + 1), STAGES=2 if jacobian.is_matrix else 4,
             enable_fp_fusion=not jacobian.is_matrix,
         )
-    needed = how.layout.needed(length, drafts)
+    needed = speculation.layout.needed(length, drafts)
     if needed is None:
         call = Call(asked.flatten(0, 1), step.flatten(), sample.flatten(), None)
     else:
@@ -604,14 +604,14 @@ def propose(target: Target, rows: Rows, how: Speculation) -> FusedDraft:
 
 
 def settle(
-    target: Target, rows: Rows, draft: FusedDraft, predictions: Tensor, how: Speculation
+    target: Target, rows: Rows, draft: FusedDraft, predictions: Tensor, speculation: Speculation
 ) -> tuple[Rows, Commit]:
     """See `core.round.settle`; in place."""
     chain = cast(AffineChain, affine_chain(target))
-    count, memory, jacobian = len(rows.x), ReplayMemory.of(rows.memory), _Jacobian.of(how, target)
+    count, memory, jacobian = len(rows.x), ReplayMemory.of(rows.memory), _Jacobian.of(speculation, target)
     states, guesses, spent, step, length = draft.states, draft.guesses, draft.spent, draft.step, draft.length
     std, state_weight, *weights = coefficients(chain)
-    sizes, multistep = _sizes(target, how), chain.previous_weight is not None
+    sizes, multistep = _sizes(target, speculation), chain.previous_weight is not None
     window, drafts, size = (sizes[name] for name in ("window", "drafts", "size"))
     predictions = draft.call.spread(predictions, states).contiguous()
     accepted, committed = (torch.empty_like(rows.step) for _ in range(2))
@@ -628,8 +628,8 @@ def settle(
             sums, rows.seed, rows.round, rows.evaluations, rows.step, rows.fault, length, memory.visited,
             memory.horizon, memory.slope, memory.response, memory.ready, std,
             *quadrature(states.device), accepted, committed, push, mismatch,
-            sizes["steps"], window, drafts, how.block or window, torch.finfo(states.dtype).eps,
-            PADDED=isinstance(how.layout, Padded), LANES=triton.next_power_of_2(window + 1), num_warps=8,
+            sizes["steps"], window, drafts, speculation.block or window, torch.finfo(states.dtype).eps,
+            PADDED=isinstance(speculation.layout, Padded), LANES=triton.next_power_of_2(window + 1), num_warps=8,
             enable_fp_fusion=False,
         )
         _commit[(count * (window + 1), triton.cdiv(size, _BLOCK))](
@@ -640,10 +640,10 @@ def settle(
     return rows, Commit(rows.sample, step[:, 0], committed, states, rows.x, mismatch, length)
 
 
-def _sizes(target: Target, how: Speculation) -> dict[str, int]:
+def _sizes(target: Target, speculation: Speculation) -> dict[str, int]:
     """What the kernels share."""
-    drafts = how.layout.drafts(how.window)
-    return {"steps": len(target.std), "window": how.window, "drafts": drafts, "size": math.prod(target.shape)}
+    drafts = speculation.layout.drafts(speculation.window)
+    return {"steps": len(target.std), "window": speculation.window, "drafts": drafts, "size": math.prod(target.shape)}
 
 
 @dataclass(frozen=True)
@@ -655,8 +655,8 @@ class _Jacobian:
     kind: dict[str, bool]
 
     @staticmethod
-    def of(how: Speculation, target: Target) -> _Jacobian:
-        prior = cast(Replay, how.drafter).prior
+    def of(speculation: Speculation, target: Target) -> _Jacobian:
+        prior = cast(Replay, speculation.drafter).prior
         if prior is None or prior.jacobian is None:
             return _Jacobian(target.std, {"JACOBIAN": False, "DIAGONAL": True})
         values = prior.jacobian.to(target.std).contiguous()

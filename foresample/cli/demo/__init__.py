@@ -10,54 +10,39 @@ from __future__ import annotations
 import json
 from html import escape
 from importlib.resources import files
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from foresample.cli import options
-from foresample.cli.console import echo, require_file, require_modules, wait_line
-from foresample.cli.demo.clock import Times, duration, verdict
+from foresample.cli.console import echo, wait_line
+from foresample.cli.demo import drawing
+from foresample.cli.demo.clock import Times, verdict
+from foresample.cli.options import Demo
 from foresample.provenance import __version__
 
-OUT = Path("out/demo.html")
 
-
-def demo_command(
-    out: Annotated[Path, typer.Option(help="The page to write.")] = OUT, seed: options.Seed = 0
-) -> None:
-    """Draw with a robot's pen and draw a picture, sequentially and speculatively, and write one page that shows both.
-
-    Needs no GPU and takes less than a minute. Exit status 1 if the exactness check fails.
-    """
-    require_file(out)
-    require_modules("diffusers", "safetensors", "PIL")
-    from foresample.cli.demo.drawing import check_plans, draw_picture, draw_with_pens
-
+def run(options: Demo) -> None:
+    out, seed = options.out, options.seed
     with wait_line(quiet=False) as say:
         say("two pens draw a shape")
-        pens = draw_with_pens(seed)
+        pens = drawing.draw_with_pens(seed)
         say("one picture, drawn both ways in turns")
-        picture = draw_picture(seed)
+        picture = drawing.draw_picture(seed)
         say("many plans both ways, to compare their distributions")
-        law = check_plans(pens, seed)
+        law = drawing.check_plans(pens, seed)
     counted = f"{law.sequential} sequential and {law.samples} speculative plans"
     limit = f"smallest p {law.smallest_p:.2g}, the limit is {law.level / law.tests:.2g}"
     found = "passed, no difference" if law.passed else "FAILED, there is a difference"
+    times = {"pen": (pens[0].times, pens[1].times), "picture": picture.times}
     lines = {
-        "robot": compared(pens.plain, pens.ours, " a plan"),
-        "picture": compared(picture.plain, picture.ours, ""),
+        "robot": compared(*times["pen"], " a plan"),
+        "picture": compared(*times["picture"], ""),
         "check": f"{found} between {counted} ({law.tests} tests, {limit})",
     }
-    fields = {
-        **{name: escape(line) for name, line in lines.items()},
-        "pen-sequential": facts(pens.plain),
-        "pen-speculative": facts(pens.ours),
-        "picture-sequential": facts(picture.plain),
-        "picture-speculative": facts(picture.ours),
-        "version": escape(__version__),
-        "data": json.dumps({"pens": pens.shown(), "picture": picture.shown()}).replace("<", "\\u003c"),
-    }
+    fields = {name: escape(line) for name, line in lines.items()}
+    for name, both in times.items():
+        fields |= {f"{name}-sequential": facts(both[0]), f"{name}-speculative": facts(both[1])}
+    data = {"pens": drawing.shown(pens), "picture": picture.shown()}
+    fields |= {"version": escape(__version__), "data": json.dumps(data).replace("<", "\\u003c")}
     page = (files(__name__) / "page.html").read_text("utf-8")
     for name, text in fields.items():
         page = page.replace("{{" + name + "}}", text)
@@ -71,15 +56,11 @@ def demo_command(
 
 def compared(plain: Times, ours: Times, each: str) -> str:
     """The line about two samplers: times, verdict, calls."""
-    times = f"{duration(ours.median)}{each} instead of {duration(plain.median)}"
-    return f"{times}, {verdict(plain, ours)} ({ours.calls_mean:.3g} network calls instead of {plain.calls_mean:.3g})"
+    (before, _, calls), (now, _, fewer) = plain.medians, ours.medians
+    return f"{now}{each} instead of {before}, {verdict(plain, ours)} ({fewer} network calls instead of {calls})"
 
 
 def facts(times: Times) -> str:
     """What one sampler took, as entries of a list."""
-    told = {
-        "time": duration(times.median),
-        "in the network": duration(times.network_median),
-        "network calls": f"{times.calls_mean:.3g}",
-    }
-    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in told.items())
+    named = zip(("time", "in the network", "network calls"), times.medians, strict=True)
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in named)

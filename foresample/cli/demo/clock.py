@@ -12,11 +12,10 @@ _TAIL = 0.025  # probability that the true median lies above, or below, the inte
 
 @dataclass
 class Times:
-    """What one sampler took, turn by turn."""
+    """Seconds that one sampler took turn by turn, those of them inside the network, and its network calls."""
 
     seconds: list[float] = field(default_factory=list)
     network: list[float] = field(default_factory=list)
-    """Seconds inside the network, of those."""
     calls: list[int] = field(default_factory=list)
 
     def add(self, seconds: float, network: float, calls: int) -> None:
@@ -25,16 +24,9 @@ class Times:
         self.calls.append(calls)
 
     @property
-    def median(self) -> float:
-        return median(self.seconds)
-
-    @property
-    def network_median(self) -> float:
-        return median(self.network)
-
-    @property
-    def calls_mean(self) -> float:
-        return fmean(self.calls)
+    def medians(self) -> tuple[str, str, str]:
+        """Durations in all and inside the network, and the mean number of calls."""
+        return duration(median(self.seconds)), duration(median(self.network)), f"{fmean(self.calls):.3g}"
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -53,13 +45,13 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def verdict(plain: Times, ours: Times) -> str:
     """Which sampler is sooner, in words; a tie within the measured error; where the time went if ours is slower."""
-    ratio = plain.median / ours.median
+    ratio = median(plain.seconds) / median(ours.seconds)
     low, high = median_interval([p / o for p, o in zip(plain.seconds, ours.seconds, strict=True)])
     if low <= 1 <= high or f"{ratio:.2f}" == "1.00":
         return f"a tie on this machine (the ratio is between {low:.2f} and {high:.2f}), the same distribution"
     if low > 1:
         return f"{ratio:.2f}× sooner on this machine, the same distribution"
-    network = f"the network took {duration(ours.network_median)} instead of {duration(plain.network_median)}"
+    network = f"the network took {ours.medians[1]} instead of {plain.medians[1]}"
     rest = [median(s - n for s, n in zip(t.seconds, t.network, strict=True)) for t in (ours, plain)]
     overhead = f"everything else {duration(rest[0])} instead of {duration(rest[1])}"
     return f"{1 / ratio:.2f}× slower on this machine ({network}, {overhead}), the same distribution"

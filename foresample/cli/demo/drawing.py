@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 from typing import Any, cast
 
@@ -36,9 +35,7 @@ class Pen:
 
     def __init__(self, *, speculative: bool) -> None:
         self.policy, self.speculative = handwriting.load(), speculative
-        self.marks: list[
-            float
-        ] = []  # the clock before (negative) and after each network call of the plain sampler
+        self.marks: list[float] = []  # the clock before (negative) and after each call of the plain network
         if speculative:
             fs.accelerate(self.policy, window=PLAN_WINDOW)
         else:
@@ -73,22 +70,12 @@ class Pen:
         self.position, self.velocity = path[-1:], actions[:, -1]
 
 
-class Pens:
-    """Two pens that drew the same shape."""
-
-    def __init__(self, plain: Pen, ours: Pen) -> None:
-        self.pens, self.plain, self.ours = (plain, ours), plain.times, ours.times
-
-    def shown(self) -> dict[str, Any]:
-        """The page's data: where the pens begin, each plan's points and milliseconds."""
-        sides = [{"paths": p.paths, "ms": [1000 * s for s in p.times.seconds]} for p in self.pens]
-        return {"start": handwriting.STARTS[SHAPE], "sides": sides}
-
-
-def draw_with_pens(seed: int) -> Pens:
+def draw_with_pens(seed: int) -> tuple[Pen, Pen]:
     """Draw the shape with both pens, plan by plan in turns."""
     pens = Pen(speculative=False), Pen(speculative=True)
-    with one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a network as small as the policy's is fastest so, most of all sequentially
+    try:
         for pen in pens:
             pen.begin(seed + 1)
             for _ in range(3):  # compiles, traces, and checks the network
@@ -97,25 +84,22 @@ def draw_with_pens(seed: int) -> Pens:
         for _ in range(PLANS):
             for pen in pens:
                 pen.move()
-    return Pens(*pens)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: a network as small as the policy's is fastest so, most of all sequentially."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
     finally:
         torch.set_num_threads(threads)
+    return pens
 
 
-def check_plans(pens: Pens, seed: int) -> SamplesLaw:
+def shown(pens: tuple[Pen, Pen]) -> dict[str, Any]:
+    """The page's data: where the pens begin, each plan's points and milliseconds."""
+    sides = [{"paths": pen.paths, "ms": [1000 * s for s in pen.times.seconds]} for pen in pens]
+    return {"start": handwriting.STARTS[SHAPE], "sides": sides}
+
+
+def check_plans(pens: tuple[Pen, Pen], seed: int) -> SamplesLaw:
     """Compare the distributions of both pens' plans, from a moment in the middle of what they drew."""
-    before, here = torch.tensor(pens.pens[0].paths[PLANS // 2 - 1])[-2:]
+    before, here = torch.tensor(pens[0].paths[PLANS // 2 - 1])[-2:]
     drawn = []
-    for k, pen in enumerate(pens.pens):
+    for k, pen in enumerate(pens):
         pen.generator = torch.Generator().manual_seed(seed + 2 + k)
         drawn.append(pen.plans(here.expand(CHECKED, 2), (here - before).expand(CHECKED, 2)))
     return samples_law(drawn[0], drawn[1:])
@@ -125,8 +109,7 @@ def check_plans(pens: Pens, seed: int) -> SamplesLaw:
 class Picture:
     """One picture drawn both ways, with every round of either sampler."""
 
-    plain: Times = field(default_factory=Times)
-    ours: Times = field(default_factory=Times)
+    times: tuple[Times, Times] = field(default_factory=lambda: (Times(), Times()))
     frames: list[list[str]] = field(default_factory=list)
     """For each sampler the picture after every round, as addresses of PNG images."""
     rounds: list[tuple[int, int, int]] = field(default_factory=list)
@@ -134,7 +117,7 @@ class Picture:
 
     def shown(self) -> dict[str, Any]:
         """The page's data."""
-        ms = [1000 * times.median for times in (self.plain, self.ours)]
+        ms = [1000 * median(times.seconds) for times in self.times]
         return {"steps": STEPS, "ms": ms, "frames": self.frames, "rounds": self.rounds}
 
 
@@ -157,7 +140,7 @@ def draw_picture(seed: int) -> Picture:
         sampler.sample(seeds, watch)
         picture.frames.append(frames)
     for _ in range(TURNS):
-        for sampler, times in zip(samplers, (picture.plain, picture.ours), strict=True):
+        for sampler, times in zip(samplers, picture.times, strict=True):
             report = sampler.sample(seeds).report
             times.add(report.seconds, report.target_seconds, report.rounds)
     return picture

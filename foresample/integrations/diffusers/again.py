@@ -26,63 +26,57 @@ from foresample.integrations.diffusers.trees import Path, at, plain, rebuilt, te
 from foresample.integrations.diffusers.witnesses import Batch
 from foresample.integrations.refusal import REMEDY, Refused
 
+Answered = tuple[Tensor, dict[Path, Tensor]]
+"""The states and the answers of a network's first call in the untouched loop."""
+
 
 @dataclass
 class Kept:
-    """One state of a network call, to be asked for again in the next."""
+    """One state of a network call, to be asked for again in the next.
+
+    It was state `number` of those drafted in a turn, and the one at `place` among the `rows` states of the call that
+    answered it: of two networks that share a turn's states, each has a call of its own.
+    """
 
     turn: int
     number: int
-    """Which of the turn's drafted states it was."""
     states: Tensor
     """[copies, 1, …]: the network's input, with a copy for each row that guidance makes of a state."""
     step: Tensor
-    """[1]"""
     image: Tensor
     """[1]: whose prompt and other arguments it has."""
     rows: int
-    """States in the call that answered it."""
     place: int
-    """Which of them it was: of two networks that share a turn's states, each has a call of its own."""
     side: dict[Path, Tensor] = field(default_factory=dict)
     """Arguments that another network made of this state, [copies, 1, 1, …]."""
     answers: dict[Path, Tensor] = field(default_factory=dict)
     """[copies, 1, …], for each tensor returned."""
 
-
-@dataclass(frozen=True)
-class Answered:
-    """A network call that the untouched loop made, copied: loops may write into what they get."""
-
-    states: Tensor
-    answers: dict[Path, Tensor]
-
-    @classmethod
-    def of(cls, states: Tensor, output: Any) -> Answered:
-        return cls(states, {path: answer.clone() for path, answer in _rows(output, len(states)).items()})
+    def argument(self, recorded: Recorded, path: Path, frames: int) -> Tensor:
+        """The rows of an argument that this state had, [copies, 1, frames, …]."""
+        if path in self.side:
+            return self.side[path]
+        rows = _apart(recorded, at(recorded.arguments, path), frames)
+        return rows[:, self.image.to(rows.device)]
 
 
 class AskAgain:
     """Keeps one state of each turn of a session, and asks for it again in the next."""
 
-    def __init__(self, networks: Networks, rounding: dict[str, float], new: bool) -> None:
+    def __init__(
+        self, networks: Networks, rounding: dict[str, float], new: bool, watched: dict[str, Answered]
+    ) -> None:
         """`rounding`: the difference allowed for each network, from earlier runs of this configuration. `new`: there
-        were none."""
+        were none. `watched`: the calls of the untouched loop, if it was watched for this run."""
         self.networks, self.clock, self.rounding, self.new = networks, networks.clock, rounding, new
-        self.evidence, self.calls = Evidence(), 0
+        self.watched, self.evidence, self.calls = watched, Evidence(), 0
         self._shift: Shift
-        self._since_watched: dict[str, float] = {}
         self._kept: dict[Recorded, Kept] = {}
         """A state of each call's last turn, to ask for again."""
         self._first: dict[tuple[Recorded, str], Kept] = {}
         """The first state kept of each call of the loop, and of each network that serves it."""
         self._latest: dict[Recorded, tuple[Tensor, Tensor]] = {}
         """The states of each call's last turn, [copies, n, …], and their steps."""
-
-    def as_watched(self, name: str, watched: Answered, states: Tensor, output: Any) -> None:
-        """The untouched loop was watched from the same noise: its first call is this run's first once more."""
-        if watched.states.shape == states.shape and torch.equal(watched.states, states):
-            self._since_watched[name] = _largest_change(watched.answers, _rows(output, len(states)))
 
     def keep_first(self, recorded: Recorded, shift: Shift) -> None:
         """Keep the first image's state of turn 0."""
@@ -94,12 +88,9 @@ class AskAgain:
             -states,
             step,
         )  # noise of the other sign is as likely; drafted states come later
+        self._keep_answers(recorded, kept, recorded.output)
         self._kept[recorded] = kept
-        self._keep(recorded, kept, recorded.output)
-        found = self._since_watched.pop(recorded.name, 0.0)
-        if found > DIFFERS:
-            self._require_row_by_row(recorded, kept)
-            raise self._changed(recorded, kept, "in three steps of the untouched loop", found)
+        self._require_as_watched(recorded, kept)
 
     def evaluate(self, recorded: Recorded, batch: Batch, states: Tensor, arguments: dict[str, Any]) -> Any:
         """A call on drafted states, [copies, drafted, …], and on the one kept from the call before, the last.
@@ -118,11 +109,10 @@ class AskAgain:
             return Kept(self.clock.turn, number, *own, rows, place, side)
 
         def along(path: Path, value: Any) -> Any:
-            old = at(recorded.arguments, path)
-            frames = recorded.frames(path, old) if isinstance(old, Tensor) else 0
+            frames = recorded.frames(path, at(recorded.arguments, path))
             if not frames:
                 return value
-            again = _had(recorded, asked, path, frames)
+            again = asked.argument(recorded, path, frames)
             return torch.cat([_apart(recorded, value, frames), again], 1).flatten(0, 2)
 
         # Another place in each turn, spread over the window; and a state that the other of two networks answers.
@@ -133,7 +123,7 @@ class AskAgain:
         together = torch.cat([states, asked.states], 1)
         output = self.networks.evaluate(recorded, together, rebuilt(along, arguments), step)
         for one in chosen:
-            self._keep(recorded, one, output)
+            self._keep_answers(recorded, one, output)
         self._require_alike(recorded, asked, _answers(recorded, output, -1))
         return output
 
@@ -147,28 +137,33 @@ class AskAgain:
             for (recorded, _), kept in self._first.items():
                 self._require_alike(recorded, kept, self._once_more(recorded, kept, 1, 0))
 
-    def _keep(self, recorded: Recorded, kept: Kept, output: Any) -> None:
+    def _keep_answers(self, recorded: Recorded, kept: Kept, output: Any) -> None:
         kept.answers = _answers(recorded, output, kept.number)
         self._first.setdefault((recorded, self.networks.serving(recorded.name, kept.step)), kept)
 
-    def _require_alike(self, recorded: Recorded, kept: Kept, now: dict[Path, Tensor]) -> None:
-        found = _largest_change(kept.answers, now)
-        self.evidence.asked_again += 1
-        if found > max(DIFFERS, self.rounding.get(recorded.name, 0.0)):
-            self._require_rounding(recorded, kept, found)
-            self.rounding[recorded.name] = 2 * found
-        self.evidence.largest_change = max(self.evidence.largest_change, found)
+    def _require_as_watched(self, recorded: Recorded, kept: Kept) -> None:
+        """The untouched loop was watched from the same noise: its first call is this run's first once more."""
+        states, answers = self.watched.pop(recorded.name, (recorded.states[:0], {}))
+        if torch.equal(states, recorded.states):
+            found = _largest_change(answers, rows_of(recorded.output, len(states)))
+            if found > DIFFERS:
+                self._require_row_by_row(recorded, kept)
+                raise self._changed(recorded, kept, "in three steps of the untouched loop", found)
 
-    def _require_rounding(self, recorded: Recorded, kept: Kept, found: float) -> None:
-        """Refuse unless it was the size of the call that made the difference."""
-        again = self._once_more(recorded, kept, kept.rows, kept.place)
-        same = _largest_change(kept.answers, again) <= DIFFERS
-        if same and recorded.name in self.rounding:  # each row is by itself: that was found before
-            return
-        self._require_row_by_row(recorded, kept)
-        if not same:
-            between = f"between step {kept.turn} and step {self.clock.turn} of its loop"
-            raise self._changed(recorded, kept, between, found)
+    def _require_alike(self, recorded: Recorded, kept: Kept, now: dict[Path, Tensor]) -> None:
+        """Refuse other answers than before, unless it was the size of the call that made the difference."""
+        found, name = _largest_change(kept.answers, now), recorded.name
+        self.evidence.asked_again += 1
+        if found > max(DIFFERS, self.rounding.get(name, 0.0)):
+            again = self._once_more(recorded, kept, kept.rows, kept.place)
+            rounding = _largest_change(kept.answers, again) <= DIFFERS
+            if not rounding or name not in self.rounding:
+                self._require_row_by_row(recorded, kept)
+            if not rounding:
+                between = f"between step {kept.turn} and step {self.clock.turn} of its loop"
+                raise self._changed(recorded, kept, between, found)
+            self.rounding[name] = 2 * found
+        self.evidence.largest_change = max(self.evidence.largest_change, found)
 
     def _require_row_by_row(self, recorded: Recorded, kept: Kept) -> None:
         """Refuse a network that draws random numbers, mixes rows or keeps state between calls: two calls."""
@@ -199,10 +194,10 @@ class AskAgain:
         self.calls += 1
 
         def repeated(path: Path, old: Any) -> Any:
-            frames = recorded.frames(path, old) if isinstance(old, Tensor) else 0
+            frames = recorded.frames(path, old)
             if not frames:
                 return old.clone() if isinstance(old, Tensor) else old
-            own = _had(recorded, kept, path, frames)
+            own = kept.argument(recorded, path, frames)
             return own.repeat(1, rows, *[1] * (own.ndim - 2)).flatten(0, 2)
 
         states, step = self._latest[recorded]
@@ -220,28 +215,20 @@ class AskAgain:
         return _answers(recorded, output, place)
 
 
+def rows_of(output: Any, batch: int) -> dict[Path, Tensor]:
+    """The tensors of a network's answer that have `batch` rows."""
+    return {p: plain(v) for p, v in tensors(output).items() if v.ndim > 0 and len(v) == batch}
+
+
 def _apart(recorded: Recorded, value: Tensor, frames: int) -> Tensor:
     """The rows of an argument, [copies, n, frames, …]."""
     return value.unflatten(0, (recorded.copies, -1, frames))
 
 
-def _had(recorded: Recorded, kept: Kept, path: Path, frames: int) -> Tensor:
-    """The rows of an argument that a kept state had, [copies, 1, frames, …]."""
-    if path in kept.side:
-        return kept.side[path]
-    old = at(recorded.arguments, path)
-    return _apart(recorded, old, frames)[:, kept.image.to(old.device)]
-
-
 def _answers(recorded: Recorded, output: Any, number: int) -> dict[Path, Tensor]:
     """One state's answers, [copies, 1, …]."""
-    paths = _rows(recorded.output, recorded.copies * recorded.images)
+    paths = rows_of(recorded.output, recorded.copies * recorded.images)
     return {p: plain(at(output, p)).unflatten(0, (recorded.copies, -1))[:, [number]] for p in paths}
-
-
-def _rows(output: Any, batch: int) -> dict[Path, Tensor]:
-    """The tensors of a network's answer that have `batch` rows."""
-    return {p: plain(v) for p, v in tensors(output).items() if v.ndim > 0 and len(v) == batch}
 
 
 def _largest_change(before: dict[Path, Tensor], now: dict[Path, Tensor]) -> float:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from foresample.integrations.diffusers.clock import Clock
-from foresample.integrations.diffusers.trees import Path, at, close, equal, plain, rebuilt, same
+from foresample.integrations.diffusers.trees import Path, at, close, plain, rebuilt, same
 from foresample.integrations.diffusers.witnesses import Batch, heavy_tailed
-from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.refusal import REMEDY, Refused, require
 
 WITHOUT_ROWS = ("img_ids", "txt_ids", "image_rotary_emb")
 """Arguments whose first dimension is never the batch."""
@@ -23,27 +23,26 @@ WITHOUT_ROWS = ("img_ids", "txt_ids", "image_rotary_emb")
 
 @dataclass(eq=False)
 class Recorded:
-    """One network call of turn 0, to which those of later turns are compared."""
+    """One network call of turn 0, to which those of later turns are compared.
+
+    It was given `states` as the first argument, the time and `arguments` (copied), and returned `output`. Its input
+    has `copies` rows for each of the images, as with guidance; where it goes on with something else than latents, that
+    is in dimension `dim`, after `size` channels of latents.
+    """
 
     name: str
     names: tuple[str, str]
     """The names of the first argument, and of the one that tells the step."""
     states: Tensor
-    """The network's first argument."""
     arguments: dict[str, Any]
-    """The others, copied."""
     output: Any
-    """As returned."""
     clock: Clock
     wrap: type[Tensor]
     """The class of drafted states."""
     images: int = 0
     copies: int = 1
-    """Rows of the network for a state, as with guidance."""
     dim: int | None = None
-    """Where `states` goes on with something else than latents; None if it does not."""
     size: int = 0
-    """The latents' size in that dimension."""
     made_up: dict[Path, Tensor] = field(default_factory=dict)
     """Outputs of the witnesses, [copies, witnesses, …], for each tensor returned."""
     side: dict[Path, Tensor] = field(default_factory=dict)
@@ -61,11 +60,11 @@ class Recorded:
         if fits and apart:
             self.dim, self.size = apart[0], x.shape[apart[0]]
             fits = self.size < states.shape[self.dim]
-        if not fits:
-            raise Refused(
-                f"the pipeline gives its {self.name} something else than its latents (shape {tuple(states.shape)} "
-                f"for {tuple(x.shape)}), which foresample does not follow; {REMEDY}"
-            )
+        require(
+            fits,
+            f"the pipeline gives its {self.name} something else than its latents (shape {tuple(states.shape)} for "
+            f"{tuple(x.shape)}), which foresample does not follow",
+        )
         self.copies = len(states) // len(x)
         part, _ = self._parts(states)
         alike = (scale * x).to(part).repeat(self.copies, *[1] * (x.ndim - 1))
@@ -80,39 +79,33 @@ class Recorded:
         """The latents in the network's input, and the conditioning beside them."""
         if self.dim is None:
             return states, None
-        rest = states.shape[self.dim] - self.size
-        return states.narrow(self.dim, 0, self.size), states.narrow(self.dim, self.size, rest)
+        latents, rest = states.split([self.size, states.shape[self.dim] - self.size], self.dim)
+        return latents, rest
 
     def require_states(self, batch: Batch, states: Tensor) -> None:
         """Refuse an input that is not made as in turn 0: scaled latents, and beside them the image's conditioning."""
-        if len(states) != self.copies * len(batch):
-            raise Refused(
-                f"at step {self.clock.turn} the pipeline gives its {self.name} {len(states)} rows, where it was handed "
-                f"{len(batch)} states of which it makes {self.copies} rows each: its loop keeps latents of its own; "
-                f"{REMEDY}"
-            )
+        gives = f"at step {self.clock.turn} the pipeline gives its {self.name}"
+        require(
+            len(states) == self.copies * len(batch),
+            f"{gives} {len(states)} rows, where it was handed {len(batch)} states of which it makes {self.copies} rows "
+            "each: its loop keeps latents of its own",
+        )
         latents, rest = self._parts(states)
         old = self._parts(self.states)[1]
         index = batch.index(self.copies, states.device)
-        if rest is not None and old is not None and not torch.equal(rest, old[index]):
-            raise Refused(
-                f"at step {self.clock.turn} the pipeline gives its {self.name} another conditioning beside the "
-                f"latents than at step 0; {REMEDY}"
-            )
+        beside = rest is None or old is None or torch.equal(rest, old[index])
+        require(beside, f"{gives} another conditioning beside the latents than at step 0")
         one = latents.unflatten(0, (self.copies, len(batch)))
-        if not all(torch.equal(one[0], other) for other in one[1:]):
-            raise self._unlike()
         self.latents = one[0]  # compared with the latents when these come back
+        for other in one[1:]:
+            self.require_latents(other)
 
     def require_latents(self, scaled: Tensor) -> None:
         """Refuse a call of this turn that was given other latents than those that came back."""
-        if self.latents is None or not torch.equal(self.latents, scaled.to(self.latents.dtype)):
-            raise self._unlike()
-
-    def _unlike(self) -> Refused:
-        return Refused(
+        require(
+            self.latents is not None and torch.equal(self.latents, scaled.to(self.latents.dtype)),
             f"at step {self.clock.turn} the pipeline gives its {self.name} something else than the latents it was "
-            f"handed; {REMEDY}"
+            "handed",
         )
 
     # ------------------------------------------------------------ the other arguments
@@ -120,8 +113,7 @@ class Recorded:
     def for_drafted(self, batch: Batch, arguments: dict[str, Any]) -> dict[str, Any]:
         """Arguments as the loop gives them, which must be those of turn 0, with a row for each drafted state."""
         odd = set(arguments) ^ set(self.arguments)
-        if odd:
-            raise self._other(", ".join(sorted(odd)))
+        self._require_same(not odd, ", ".join(sorted(odd)))
         return {k: self._argument(batch, (k,), v, self.arguments[k]) for k, v in arguments.items()}
 
     def _argument(self, batch: Batch, path: Path, value: Any, old: Any) -> Any:
@@ -131,8 +123,7 @@ class Recorded:
             return type(value)(self._argument(batch, (*path, i), v, old[i]) for i, v in enumerate(value))
         if isinstance(value, Tensor) and isinstance(old, Tensor):
             return self._tensor(batch, path, value, old)
-        if not same(value, old):
-            raise self._other(path[0])
+        self._require_same(same(value, old), path[0])
         return value
 
     def _tensor(self, batch: Batch, path: Path, given: Tensor, old: Tensor) -> Tensor:
@@ -146,17 +137,15 @@ class Recorded:
                 before = self.side.setdefault(path, seen)
                 anchor = old.unflatten(0, (copies, self.images))[:, :1]
                 alike = close(seen, before) and close(seen[:, :1], anchor)
-            if not alike:
-                raise self._other(path[0])
+            self._require_same(alike, path[0])
             return value[drafted]
-        if not equal(value, old):
-            raise self._other(path[0])
+        self._require_same(torch.equal(value, old), path[0])
         return value.unflatten(0, (-1, frames))[index[drafted]].flatten(0, 1) if frames else value
 
-    def frames(self, path: Path, old: Tensor) -> int:
+    def frames(self, path: Path, old: Any) -> int:
         """Rows of an argument for each of the network's: 0 if it has none. Some video pipelines give one a frame."""
         rows = self.copies * self.images
-        if old.ndim == 0 or path[0] in WITHOUT_ROWS:
+        if not isinstance(old, Tensor) or old.ndim == 0 or path[0] in WITHOUT_ROWS:
             return 0
         if len(old) == rows:
             return 1
@@ -164,10 +153,11 @@ class Recorded:
         per_frame = old.ndim > 1 and self.states.ndim == 5 and frames in self.states.shape[1:3]
         return frames if per_frame and len(old) == rows * frames else 0
 
-    def _other(self, name: str) -> Refused:
-        return Refused(
+    def _require_same(self, holds: bool, name: str) -> None:
+        require(
+            holds,
             f"at step {self.clock.turn} the pipeline calls its {self.name} with another {name} than at step 0, while "
-            f"the states are of other steps; {REMEDY}"
+            "the states are of other steps",
         )
 
     # ------------------------------------------------------------ the answer

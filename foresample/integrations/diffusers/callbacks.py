@@ -13,7 +13,7 @@ from torch import Tensor
 from foresample.core.report import Commit
 from foresample.integrations.diffusers.networks import Networks
 from foresample.integrations.diffusers.trees import copied, same
-from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.refusal import REMEDY, Refused, require
 
 CALLBACK = "callback_on_step_end"
 TENSORS = "callback_on_step_end_tensor_inputs"
@@ -52,6 +52,8 @@ class InOrder:
         """`wrap`: the class of drafted states."""
         self.pipe, self.callback, self.wanted, self.wrap = pipe, callback, wanted, wrap
         self.networks, self.clock = networks, networks.clock
+        self.needs_loop = callback is not None and wanted != ["latents"]
+        """Whether the callback wants other tensors than latents, which the loop hands to a callback of its own."""
         self.calling = False
         """Whether the callback is running."""
         self.overwritten = False
@@ -61,12 +63,7 @@ class InOrder:
             None if self.needs_loop else {}
         )  # None: not yet known in this turn
         self._waiting: dict[int, Tensor] = {}
-        self._committed: Tensor | None = None
-
-    @property
-    def needs_loop(self) -> bool:
-        """Whether the callback wants other tensors than latents, which the loop hands to a callback of its own."""
-        return self.callback is not None and self.wanted != ["latents"]
+        self._committed = torch.empty(0)
 
     def begin(self, images: int) -> None:
         self._committed = torch.zeros(images, dtype=torch.int64)
@@ -75,7 +72,6 @@ class InOrder:
         """Keep the states of a round."""
         if self.callback is None:
             return
-        assert self._committed is not None
         shape = (len(self._committed), *commit.states.shape[2:])
         for r, image in enumerate(commit.sample.tolist()):
             first, count = int(commit.step[r]), int(commit.committed[r])
@@ -88,14 +84,13 @@ class InOrder:
 
     def end_of_turn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         """The loop's own callback, with its tensors: now the user's can be called for the steps committed."""
-        others = {name: value for name, value in tensors.items() if name != "latents"}
-        for name, value in others.items():
+        self._tensors = {name: value for name, value in tensors.items() if name != "latents"}
+        for name, value in self._tensors.items():
             if isinstance(value, self.wrap):
                 raise Refused(
                     f"{name} follows the drafted states, so {CALLBACK} cannot be given it: leave {name} out of "
                     f"{TENSORS}"
                 )
-        self._tensors = others
         self._call_back()
         self._tensors = None
         return {}
@@ -108,7 +103,7 @@ class InOrder:
             )
 
     def _call_back(self) -> None:
-        committed = 0 if self._committed is None else int(self._committed.min())
+        committed = int(self._committed.min()) if len(self._committed) else 0
         while self.next < min(committed, self.clock.steps):
             self.next += 1
             self._report(self.next - 1, self._waiting.pop(self.next - 1))
@@ -121,7 +116,7 @@ class InOrder:
                 f"{CALLBACK} would be handed latents whose known region is not yet overwritten: leave it out, or "
                 f"{REMEDY}"
             )
-        self.networks.require_unchanged()
+        self.networks.unchanged.require(self.clock.turn)
         tensors = {**(self._tensors or {}), "latents": latents.clone()}
         given = {name: tensors[name] for name in self.wanted}
         kept, before = copied(given), dict(vars(pipe))
@@ -130,38 +125,33 @@ class InOrder:
             answer = callback(pipe, step, self.clock.timesteps[step], dict(given)) or {}
         self.calling = False
         who = f"{CALLBACK} ({getattr(callback, '__name__', type(callback).__name__)})"
+        beyond = (
+            f"which an accelerated pipeline has already stepped beyond: leave the callback out, or {REMEDY}"
+        )
         for name in {**given, **answer}:  # what was not handed out may come back, and the loop would take it
             value = given.get(name)
             if name not in given or not (same(answer.get(name, value), kept[name]) and same(value, kept[name])):
-                raise Refused(
-                    f"{who} changed the {name} after step {step}, which an accelerated pipeline has already stepped "
-                    f"beyond: leave the callback out, or {REMEDY}"
-                )
+                raise Refused(f"{who} changed the {name} after step {step}, {beyond}")
         changed = self.networks.unchanged.change()
         if changed is not None:
-            raise Refused(
-                f"{who} changes the pipeline: {changed} at step {step}, which an accelerated pipeline has already "
-                f"stepped beyond; leave the callback out, or {REMEDY}"
-            )
+            raise Refused(f"{who} changes the pipeline: {changed} at step {step}, {beyond}")
         after = vars(pipe)
         other = [k for k in {*before, *after} if not same(before.get(k), after.get(k))]
-        if other:
-            raise Refused(
-                f"{who} changed pipe.{other[0]}, while an accelerated pipeline has already stepped beyond step {step}; "
-                f"{REMEDY}"
-            )
+        require(
+            not other,
+            f"{who} changed pipe.{''.join(other[:1])}, while an accelerated pipeline has already stepped beyond step "
+            f"{step}",
+        )
 
     @contextmanager
     def _index_after(self, step: int) -> Iterator[None]:
         """Inside, the scheduler's index is that of the untouched loop; otherwise it stays at the first step."""
         own, index = vars(self.pipe.scheduler), self.clock.start + step + 1
         before = own.get("_step_index")
-        if before is None:
-            yield
-            return
-        own["_step_index"] = index
+        if before is not None:
+            own["_step_index"] = index
         try:
             yield
         finally:
-            if own.get("_step_index") == index:  # else the callback changed it, and is refused
+            if before is not None and own.get("_step_index") == index:  # else the callback changed it: refused
                 own["_step_index"] = before

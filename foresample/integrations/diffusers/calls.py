@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,9 +61,12 @@ def _is_off(name: str, value: Any) -> bool:
 
 
 def configuration(
-    scheduler: Any, networks: dict[str, torch.nn.Module], arguments: dict[str, Any]
+    scheduler: Any, networks: dict[str, torch.nn.Module], arguments: dict[str, Any], counts: bool
 ) -> tuple[Any, ...]:
-    """What tells one use of a pipeline from another: numbers, shapes, precision, and which arguments are given."""
+    """What tells one use of a pipeline from another: numbers, shapes, precision, and which arguments are given.
+
+    `counts`: also how many prompts, pictures and the like are given.
+    """
 
     def told(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -74,40 +76,34 @@ def configuration(
         return type(value).__name__
 
     given = tuple((name, told(value)) for name, value in arguments.items() if name not in ("self", "prompt"))
-    precision = tuple(getattr(network, "dtype", None) for network in networks.values()), _autocast()
-    return type(scheduler).__name__, repr(sorted(scheduler.config.items(), key=str)), given, precision
-
-
-def _autocast() -> tuple[Any, ...]:
-    """The dtypes that autocast computes in now, on the processor and on the accelerator."""
-    return tuple(
-        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")
-    )
+    several = {name: value for name, value in arguments.items() if counts and isinstance(value, (list, Tensor))}
+    lengths = tuple((name, len(v)) for name, v in several.items() if not isinstance(v, Tensor) or v.ndim)
+    precision = tuple(getattr(network, "dtype", None) for network in networks.values())
+    autocast = tuple(torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in ("cpu", "cuda"))
+    config = repr(sorted(scheduler.config.items(), key=str))
+    return type(scheduler).__name__, config, given, lengths, precision, autocast
 
 
 def copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
     """The same arguments, of which some may be replaced."""
-    twin = copy.copy(bound)
-    twin.arguments = dict(bound.arguments)
-    return twin
+    return inspect.BoundArguments(bound.signature, dict(bound.arguments))
 
 
 @contextmanager
-def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.BoundArguments]:
-    """The same arguments with copies of the generators; numbers drawn inside are not missing afterwards."""
-    twin = copied_arguments(bound)
-    generator = twin.arguments.get("generator")
-    if isinstance(generator, Sequence):
-        twin.arguments["generator"] = [_copied_generator(g) for g in generator]
-    elif generator is not None:
-        twin.arguments["generator"] = _copied_generator(generator)
+def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[None]:
+    """Inside, no progress is shown; numbers drawn inside are not missing from the generators afterwards."""
+    given = bound.arguments.get("generator")
+    generators = given if isinstance(given, Sequence) else [given]
+    states = [(generator, generator.get_state()) for generator in generators if generator is not None]
     bars = getattr(pipe, "_progress_bar_config", None)
     pipe._progress_bar_config = {**(bars or {}), "disable": True}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     try:
         with torch.random.fork_rng(devices=devices):
-            yield twin
+            yield
     finally:
+        for generator, state in states:
+            generator.set_state(state)
         if bars is None:
             del pipe._progress_bar_config
         else:
@@ -117,12 +113,6 @@ def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[inspect.Bo
 def as_generator(value: Any) -> torch.Generator:
     """A generator as it is; a seed as a generator."""
     return value if isinstance(value, torch.Generator) else torch.Generator().manual_seed(int(value))
-
-
-def _copied_generator(source: torch.Generator) -> torch.Generator:
-    twin = torch.Generator(source.device)
-    twin.set_state(source.get_state())
-    return twin
 
 
 def stream_seeds(generator: Any) -> Callable[[int], Tensor]:

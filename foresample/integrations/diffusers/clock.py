@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.refusal import require
 
 
 class Clock:
-    """The timesteps that the loop goes through, and the turn it is in."""
+    """The timesteps that the loop goes through, and the turn it is in: −1 before the loop."""
 
     def __init__(self) -> None:
         self.turn = -1
-        """−1 before the loop."""
         self.start = 0
         """Where the loop begins in the scheduler's timesteps."""
         self.timesteps = torch.empty(0)
@@ -24,31 +23,20 @@ class Clock:
 
     def begin(self, timesteps: Tensor, everything: Tensor) -> None:
         """The loop is about to go through these of its scheduler's timesteps."""
-        if self.turn >= 0:
-            raise Refused(f"the pipeline goes through its timesteps more than once; {REMEDY}")
+        require(self.turn < 0, "the pipeline goes through its timesteps more than once")
         count = len(timesteps)
         starts = range(len(everything) - count + 1)
         self.start = next((k for k in starts if torch.equal(everything[k : k + count], timesteps)), -1)
-        if self.start < 0:
-            raise Refused(f"the pipeline does not take its scheduler's timesteps in their order; {REMEDY}")
+        require(self.start >= 0, "the pipeline does not take its scheduler's timesteps in their order")
         self.timesteps = timesteps
 
     @property
     def steps(self) -> int:
         return len(self.timesteps)
 
-    @property
-    def timestep(self) -> Tensor:
-        """The loop's own timestep in this turn."""
-        return self._of_turn(self.turn)
-
-    @property
-    def following(self) -> Tensor:
-        """The loop's own timestep in the next turn."""
-        return self._of_turn(self.turn + 1)
-
-    def _of_turn(self, turn: int) -> Tensor:
-        return self.timesteps[min(turn, self.steps - 1)]
+    def timestep(self, later: int = 0) -> Tensor:
+        """The loop's own timestep in this turn, or in a later one."""
+        return self.timesteps[min(self.turn + later, self.steps - 1)]
 
     def at(self, step: Tensor, device: torch.device | str) -> Tensor:
         """The timesteps of these steps."""
@@ -56,27 +44,26 @@ class Clock:
 
     def require_now(self, timestep: Any) -> None:
         """Refuse a scheduler's step at another timestep than the loop's own."""
-        if self.turn < 0 or not torch.equal(_scalar(timestep), _scalar(self.timestep)):
-            raise Refused(f"the pipeline stepped its scheduler outside of its loop over timesteps; {REMEDY}")
+        now = self.turn >= 0 and torch.equal(_scalar(timestep), _scalar(self.timestep()))
+        require(now, "the pipeline stepped its scheduler outside of its loop over timesteps")
 
     def require_told(self, name: str, received: Any, rows: int, dtype: torch.dtype) -> None:
         """Refuse a network that is told anything else than a known function of the loop's timestep."""
         value = received.as_subclass(Tensor) if isinstance(received, Tensor) else torch.tensor(received)
-        flat = value.flatten()
-        if value.ndim > 1 or len(flat) not in (1, rows) or not bool((flat == flat[0]).all()):
-            raise Refused(
-                f"the pipeline tells its {name} several timesteps for one state, which foresample does not follow; "
-                f"{REMEDY}"
-            )
+        flat, now = value.flatten(), self.timestep()
+        one = value.ndim <= 1 and len(flat) in (1, rows) and bool((flat == flat[0]).all())
+        require(
+            one,
+            f"the pipeline tells its {name} several timesteps for one state, which foresample does not follow",
+        )
         if self._ways is None:
-            self._ways = _ways_to_tell(value, self.timestep, dtype)
-        now = self.timestep[None].to(value.device)
-        self._ways = [way for way in self._ways if torch.equal(way(now), flat[:1])]
-        if not self._ways:
-            raise Refused(
-                f"at step {self.turn} the pipeline tells its {name} {float(flat[0]):g}, which is no known function of "
-                f"the timestep {float(self.timestep):g}; {REMEDY}"
-            )
+            self._ways = _ways_to_tell(value, now, dtype)
+        self._ways = [way for way in self._ways if torch.equal(way(now[None].to(value.device)), flat[:1])]
+        require(
+            bool(self._ways),
+            f"at step {self.turn} the pipeline tells its {name} {float(flat[0]):g}, which is no known function of the "
+            f"timestep {float(now):g}",
+        )
 
     def told(self, step: Tensor) -> Tensor:
         """What the networks are told for states at these steps, on the device of the states.

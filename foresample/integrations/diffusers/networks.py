@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +13,9 @@ from foresample.integrations.diffusers.arguments import Recorded
 from foresample.integrations.diffusers.clock import Clock
 from foresample.integrations.diffusers.trees import Path, at, mapped, rebuilt, select, tensors
 from foresample.integrations.diffusers.unchanged import Unchanged
-from foresample.integrations.refusal import REMEDY, Refused
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """Two networks share the steps: the later one serves below a timestep."""
 
     later: str
@@ -32,8 +29,14 @@ class Networks:
         self, pipe: Any, callers: dict[str, Callable[[dict[str, Any]], Any]], clock: Clock, counters: bool
     ) -> None:
         """`counters`: allow networks that count their calls."""
-        self.callers, self.clock, self.routes = callers, clock, _routes(pipe)
-        self.unchanged = Unchanged(pipe, counters)
+        self.callers, self.clock, self.unchanged = callers, clock, Unchanged(pipe, counters)
+        self.routes: dict[str, Route] = {}
+        ratio = pipe.config.get("boundary_ratio") if hasattr(pipe, "config") else None
+        if ratio is not None and all(
+            getattr(pipe, n, None) for n in ("transformer", "transformer_2")
+        ):  # Wan 2.2
+            boundary = ratio * pipe.scheduler.config.num_train_timesteps
+            self.routes["transformer"] = Route("transformer_2", boundary)
         self.evaluating = False
         self.straddled: set[int] = set()
         """Turns in which both networks of a route had to run."""
@@ -45,9 +48,7 @@ class Networks:
             output = self.callers[name](arguments)
         finally:
             self.evaluating = False
-        found = self.unchanged.accept({size for tensor in tensors(arguments).values() for size in tensor.shape})
-        if found is not None:
-            raise Refused(found)
+        self.unchanged.accept(tensors(arguments).values())
         return output
 
     def evaluate(self, recorded: Recorded, states: Tensor, arguments: dict[str, Any], step: Tensor) -> Any:
@@ -56,10 +57,8 @@ class Networks:
         first, time = recorded.names
         arguments = {**arguments, first: states.flatten(0, 1), time: self.clock.told(step)}
         later = self.later(name, step)
-        if not later.any():
-            return self.call(name, arguments)
-        if later.all():
-            return self.call(self.routes[name].later, arguments)
+        if later.all() or not later.any():
+            return self.call(self.serving(name, step[:1]), arguments)
         self.straddled.add(self.clock.turn)
         one, two = (
             self.call(network, mapped(partial(select, row=served, batch=len(served)), arguments))
@@ -80,35 +79,19 @@ class Networks:
         return self.clock.at(step, step.device) < self.routes[name].boundary
 
     def serving(self, name: str, step: Tensor) -> str:
-        """The network that serves this step."""
+        """The network that serves this step, [1]."""
         return self.routes[name].later if bool(self.later(name, step)) else name
 
     def first_of_route(self, name: str) -> str:
         """The first of two networks that share the steps, if the loop calls the one due at its own step."""
         for first, route in self.routes.items():
             if name in (first, route.later):
-                due = route.later if bool(self.clock.timestep < route.boundary) else first
+                due = route.later if bool(self.clock.timestep() < route.boundary) else first
                 return first if name == due else name
         return name
 
     def watch(self, name: str) -> None:
         """Refuse a network that the loop changed since its last call, and watch it from now on."""
         names = (name, self.routes[name].later) if name in self.routes else (name,)
-        self.require_unchanged(*names)
+        self.unchanged.require(self.clock.turn, *names)
         self.unchanged.watch(*names)
-
-    def require_unchanged(self, *names: str) -> None:
-        found = self.unchanged.change(*names)
-        if found is not None:
-            raise Refused(
-                f"at step {self.clock.turn} the pipeline's loop changes {found}, while the states are of other steps; "
-                f"{REMEDY}"
-            )
-
-
-def _routes(pipe: Any) -> dict[str, Route]:
-    """Wan 2.2: from high noise to low, `transformer` serves down to a boundary, then `transformer_2`."""
-    ratio = pipe.config.get("boundary_ratio") if hasattr(pipe, "config") else None
-    if ratio is None or any(getattr(pipe, name, None) is None for name in ("transformer", "transformer_2")):
-        return {}
-    return {"transformer": Route("transformer_2", ratio * pipe.scheduler.config.num_train_timesteps)}

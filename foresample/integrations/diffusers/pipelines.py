@@ -22,8 +22,8 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,6 @@ from torch import Tensor
 from foresample.chains import scheduler_chain
 from foresample.core.look import DIFFERS
 from foresample.integrations.diffusers.again import Answered
-from foresample.integrations.diffusers.caches import require_no_cache
 from foresample.integrations.diffusers.callbacks import CALLBACK, take_callback, wanted_tensors
 from foresample.integrations.diffusers.calls import (
     as_generator,
@@ -44,27 +43,25 @@ from foresample.integrations.diffusers.calls import (
     to_drop,
     undisturbed,
 )
-from foresample.integrations.diffusers.sequential import Untouched
 from foresample.integrations.diffusers.session import Session
 from foresample.integrations.diffusers.stand_ins import (
     SENTENCES,
     Guard,
     disguised,
     one_line,
-    overridden,
     reclassed,
     settings_kept,
     states_class,
     taken,
     timesteps_class,
 )
-from foresample.integrations.diffusers.unchanged import alike, values_of
-from foresample.integrations.diffusers.watch import Enough, Trace, Watch, replay_scheduler
+from foresample.integrations.diffusers.trees import same
+from foresample.integrations.diffusers.unchanged import require_no_cache, values_of
+from foresample.integrations.diffusers.watch import Enough, Trace, Untouched, Watch, replay_scheduler
 from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.replaced import Replaced
 from foresample.settings import Settings
 
-_PATCHED = ("step", "set_timesteps", "scale_model_input", "add_noise", "scale_noise")
-"""Methods of the scheduler that are overridden while the pipeline draws."""
 _ATTRIBUTES = ("_foresample", "foresample_report", "foresample_trace")
 """Attributes that are put on the pipeline's instance."""
 WINDOWS = (2, 4, 8, 16, 32)
@@ -79,11 +76,13 @@ def is_pipeline(served: Any) -> bool:
 
 
 def accelerate_pipeline(pipe: Any, settings: Settings, trace: bool) -> AcceleratedPipeline:
-    """See `foresample.accelerate`."""
-    _require_supported(pipe.scheduler)
+    """See `foresample.accelerate`; a scheduler without an exact coupling is refused before a prompt is encoded."""
+    trial = copy.deepcopy(pipe.scheduler)
+    dynamic = {"mu": 1.0} if trial.config.get("use_dynamic_shifting", False) else {}
+    trial.set_timesteps(4, **dynamic)
+    scheduler_chain(trial, eta=1.0)
     restore_pipeline(pipe)
-    handle = AcceleratedPipeline(pipe, settings, trace)
-    pipe._foresample = handle
+    pipe._foresample = handle = AcceleratedPipeline(pipe, settings, trace)
     return handle
 
 
@@ -91,7 +90,21 @@ def restore_pipeline(pipe: Any) -> None:
     """Undo `accelerate`; does nothing to a pipeline that was not accelerated."""
     handle = vars(pipe).get("_foresample")
     if handle is not None:
-        handle._remove()
+        pipe.__class__ = handle.pipeline_class
+        _forget(pipe, _ATTRIBUTES)
+
+
+@dataclass
+class Known:
+    """What earlier calls of one configuration found."""
+
+    trace: Trace | None = None
+    rounding: dict[str, float] | None = None
+    """How far the answers of its networks may differ; None before its first run."""
+    replayed: list[Any] | None = None
+    """The scheduler whose `step` was replayed: values, code, and what `step` was given."""
+    windows: list[int | None] = field(default_factory=list)
+    """What `window="auto"` chose, if it did; None: no window is faster than the pipeline itself."""
 
 
 class AcceleratedPipeline:
@@ -105,17 +118,9 @@ class AcceleratedPipeline:
         self.pipe, self.scheduler, self.networks = pipe, pipe.scheduler, _networks(pipe)
         self.settings, self.trace = settings, trace
         self.session: Session | Watch | Untouched | None = None
-        self.traces: dict[Any, Trace] = {}
-        """What was watched, for each configuration."""
-        self.rounding: dict[Any, dict[str, float]] = {}
-        """For each configuration that was drawn before: how far the answers of its networks may differ."""
-        self.replayed: dict[Any, list[dict[str, Any]]] = {}
-        """For each configuration, the scheduler whose `step` was replayed: values, code, and what `step` was given."""
+        self.known: dict[Any, Known] = {}
+        """By configuration."""
         self._answered: dict[str, Answered] = {}  # by the networks while they were watched, for the next run
-        self.doubled: dict[Any, int] = {}
-        """How many copies of an image the pipeline's latents hold, for each configuration."""
-        self.windows: dict[Any, int | None] = {}
-        """What `window="auto"` found, for each configuration; None: no window is faster than the pipeline itself."""
         self._timesteps_class = timesteps_class(lambda timesteps: self._turns(timesteps))
         self._states_class = states_class(self._among_states)
         self._watched: dict[tuple[str, type], type] = {}
@@ -123,8 +128,14 @@ class AcceleratedPipeline:
         self._code: dict[str, Any] = {}  # the same, and everything else of its class
         self._positional = 0  # arguments by position in the loop's call of a network under way
         self._drawing, self._thread, self._guard = threading.Lock(), 0, Guard()
-        self._pipeline_class = type(pipe)
-        self._install()
+        self.pipeline_class = type(pipe)
+        original = self.pipeline_class.__call__
+
+        @functools.wraps(original)
+        def __call__(pipe: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._run(inspect.signature(original).bind(pipe, *args, **kwargs))
+
+        pipe.__class__ = disguised(self.pipeline_class, __call__, _ATTRIBUTES)
 
     def __enter__(self) -> Any:
         return self.pipe
@@ -134,27 +145,10 @@ class AcceleratedPipeline:
 
     # ------------------------------------------------------------ putting in place and taking away
 
-    def _install(self) -> None:
-        handle, original = self, self._pipeline_class.__call__
-
-        @functools.wraps(original)
-        def __call__(pipe: Any, *args: Any, **kwargs: Any) -> Any:
-            return handle._run(inspect.signature(original).bind(pipe, *args, **kwargs))
-
-        self.pipe.__class__ = disguised(self._pipeline_class, {"__call__": __call__}, _ATTRIBUTES)
-
-    def _remove(self) -> None:
-        self.pipe.__class__ = self._pipeline_class
-        for name in _ATTRIBUTES:
-            vars(self.pipe).pop(name, None)
-
     @contextmanager
     def _serving(self, session: Session | Watch | Untouched) -> Iterator[None]:
         """Stand-ins are in place for one run of the loop, whatever ends it."""
-        scheduler, self._thread = self.scheduler, threading.get_ident()
-        originals = {name: getattr(scheduler, name) for name in _PATCHED if hasattr(scheduler, name)}
-        self._code = {**_code_of(type(scheduler)), **originals}
-        self._methods = {name: self._guard.theirs("scheduler", m) for name, m in originals.items()}
+        scheduler, self._thread, replaced = self.scheduler, threading.get_ident(), Replaced()
         replacements: dict[str, Callable[..., Any]] = {
             "step": self._step,
             "set_timesteps": self._set_timesteps,
@@ -162,13 +156,18 @@ class AcceleratedPipeline:
             "add_noise": functools.partial(self._add_noise, "add_noise"),
             "scale_noise": functools.partial(self._add_noise, "scale_noise"),
         }
+        originals = {name: getattr(scheduler, name) for name in replacements if hasattr(scheduler, name)}
+        everything = [vars(base) for base in reversed(type(scheduler).__mro__)]  # which somebody may patch
+        self._code = {**{k: v for names in everything for k, v in names.items()}, **originals}
+        self._methods = {name: self._guard.theirs("scheduler", m) for name, m in originals.items()}
         with ExitStack() as stack:
             stack.enter_context(settings_kept(self.networks.values()))
             # A network is watched at its call, outside of whatever hooks or compilers do to its `forward`.
             for name, network in self.networks.items():
                 stack.enter_context(reclassed(network, self._watched_class(name, type(network))))
-            methods = {name: self._stand_in(m, replacements[name]) for name, m in originals.items()}
-            stack.enter_context(overridden(scheduler, methods))
+            stack.callback(replaced.remove)
+            for name, method in originals.items():
+                replaced.put(scheduler, name, self._stand_in(method, replacements[name]))
             self.session = session
             try:
                 yield
@@ -181,14 +180,11 @@ class AcceleratedPipeline:
         """A network's class, but for its call; made once, so that a compiled network stays compiled."""
         if (name, kind) not in self._watched:
 
-            def __call__(network: Any, *args: Any, **kwargs: Any) -> Any:
-                if not self._serves():
-                    return kind.__call__(network, *args, **kwargs)
+            def evaluate(network: Any, *args: Any, **kwargs: Any) -> Any:
                 call = self._guard.theirs(name, functools.partial(kind.__call__, network))
-                with self._guard.ours(self.session):
-                    return self._evaluate(name, network, call, args, kwargs)
+                return self._evaluate(name, network, call, args, kwargs)
 
-            self._watched[name, kind] = disguised(kind, {"__call__": __call__})
+            self._watched[name, kind] = disguised(kind, self._stand_in(kind.__call__, evaluate))
         return self._watched[name, kind]
 
     def _stand_in(self, original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,16 +209,17 @@ class AcceleratedPipeline:
 
     def _require_same_parts(self) -> None:
         """The parts that were accelerated, or compiled since."""
-        if self.pipe.scheduler is not self.scheduler:
-            raise RuntimeError("the pipeline's scheduler was replaced: call foresample.accelerate(pipe) again")
+        replaced = ["scheduler"] if self.pipe.scheduler is not self.scheduler else []
         for name, network in _networks(self.pipe).items():
             known = self.networks.get(name)
             if known is not None and getattr(network, "_orig_mod", None) is known:
                 self.networks[name] = network
             elif known is not network:
-                raise RuntimeError(
-                    f"the pipeline's {name} was replaced: call foresample.accelerate(pipe) again"
-                )
+                replaced.append(name)
+        if replaced:
+            raise RuntimeError(
+                f"the pipeline's {replaced[0]} was replaced: call foresample.accelerate(pipe) again"
+            )
 
     # ------------------------------------------------------------ one call of the pipeline
 
@@ -233,22 +230,18 @@ class AcceleratedPipeline:
                 "wait until that call returns, or give each thread a pipeline of its own (copy.deepcopy(pipe))"
             )
         try:
-            self._forget_reports()  # of an earlier call
+            _forget(self.pipe, _ATTRIBUTES[1:])  # of an earlier call
             self._require_same_parts()
             require_no_cache(self.networks)
             with taken({"scheduler": self.scheduler, **self.networks}):
                 return self._drawn(bound)
         except BaseException as error:
-            self._forget_reports()  # of trials
+            _forget(self.pipe, _ATTRIBUTES[1:])  # of trials
             if isinstance(error, Refused):
                 error.args = (f"{error}{to_drop(bound)}",)
             raise
         finally:
             self._drawing.release()
-
-    def _forget_reports(self) -> None:
-        for name in ("foresample_report", "foresample_trace"):
-            vars(self.pipe).pop(name, None)
 
     def _drawn(self, bound: inspect.BoundArguments) -> Any:
         arguments = bound.arguments
@@ -256,36 +249,38 @@ class AcceleratedPipeline:
             scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
         generator = arguments.get("generator")
         if isinstance(generator, Sequence):
-            generator = [as_generator(g) for g in generator]
-            arguments["generator"] = generator
+            arguments["generator"] = [as_generator(g) for g in generator]
         whole = copied_arguments(bound)
         callback = take_callback(bound)
-        key = configuration(self.scheduler, self.networks, arguments)
-        if self.trace and key not in self.traces:
-            self.traces[key] = self._watch(bound)
         asked = self.settings.window
-        window = asked if isinstance(asked, int) else self._fastest(key, bound)
+        tuned = not isinstance(asked, (int, str))  # for one number of images
+        key = configuration(self.scheduler, self.networks, arguments, counts=tuned)
+        known = self.known.setdefault(key, Known())
+        if known.trace is None and (self.trace or not isinstance(asked, int)):
+            known.trace = self._watch(bound)
+        window = asked if isinstance(asked, int) else self._chosen(known, bound)
         if window is None:
-            return self._sequential(whole, key)
-        return self._draw(bound, window, callback, key)
+            return self._sequential(whole, known)
+        return self._draw(bound, window, callback, known)
 
     def _draw(
-        self, bound: inspect.BoundArguments, window: int, callback: Callable[..., Any] | None, key: Any
+        self, bound: inspect.BoundArguments, window: int, callback: Callable[..., Any] | None, known: Known
     ) -> Any:
-        seeds = stream_seeds(bound.arguments.get("generator"))
-        new, rounding = key not in self.rounding, dict(self.rounding.get(key, {}))
+        seeds, settings = stream_seeds(bound.arguments.get("generator")), replace(self.settings, window=window)
+        new, rounding = known.rounding is None, dict(known.rounding or {})
         callers = {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
-        settings, heard = replace(self.settings, window=window), (callback, wanted_tensors(bound))
-        session = Session(self.pipe, settings, seeds, heard, self._states_class, callers, rounding, new)
-        session.watched, self._answered = self._answered, {}
+        heard, answered, self._answered = (callback, wanted_tensors(bound)), self._answered, {}
+        session = Session(
+            self.pipe, settings, seeds, heard, self._states_class, callers, rounding, new, answered
+        )
         if self.trace:
-            session.explain = functools.partial(self._explain, session, key)
+            session.explain = functools.partial(self._explain, session, known)
         if session.in_order.needs_loop:
             bound = copied_arguments(bound)
             bound.arguments[CALLBACK] = session.in_order.end_of_turn
         try:
             with self._serving(session):
-                result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
+                result = self.pipeline_class.__call__(*bound.args, **bound.kwargs)
                 with self._guard.ours(session):
                     session.close()
         except SENTENCES:
@@ -298,53 +293,48 @@ class AcceleratedPipeline:
                 f"at step {session.turn} the pipeline's {whose} cannot take a batch of drafted states "
                 f"({type(error).__name__}: {one_line(error)}); {REMEDY}"
             ) from error
-        self.rounding[key] = rounding
-        self.doubled[key] = session.double
-        self._tell(session, key)
-        self.pipe.foresample_report = session.report
-        if key in self.traces:
-            self.pipe.foresample_trace = self.traces[key]
+        known.rounding = rounding
+        self._tell(session, known)
         return result
 
     def _watch(self, bound: inspect.BoundArguments) -> Trace:
-        """Three steps of the untouched loop, with copies of the generators."""
+        """Three steps of the untouched loop; the generators are as before afterwards."""
         watch = Watch(self.pipe, self.settings.look)
-        with undisturbed(self.pipe, bound) as arguments:
-            try:
-                with self._serving(watch):
-                    self._pipeline_class.__call__(*arguments.args, **arguments.kwargs)
-            except Enough:
-                pass
+        with undisturbed(self.pipe, bound), suppress(Enough), self._serving(watch):
+            self.pipeline_class.__call__(*bound.args, **bound.kwargs)
         with self._guard.ours(watch):
             trace = watch.conclude()
         self._answered = watch.answered
         return trace
 
-    def _sequential(self, bound: inspect.BoundArguments, key: Any) -> Any:
+    def _sequential(self, bound: inspect.BoundArguments, known: Known) -> Any:
         """The pipeline's own loop, because no window is faster, and a report that says so."""
-        untouched = Untouched()
+        untouched, trace = Untouched(), known.trace
+        assert trace is not None
         with self._serving(untouched):
-            result = self._pipeline_class.__call__(*bound.args, **bound.kwargs)
-        self.pipe.foresample_report = untouched.report(self.doubled[key])
-        self.pipe.foresample_trace = self.traces[key]
+            result = self.pipeline_class.__call__(*bound.args, **bound.kwargs)
+        self.pipe.foresample_report, self.pipe.foresample_trace = untouched.report(trace.copies), trace
         return result
 
-    def _fastest(self, key: Any, bound: inspect.BoundArguments) -> int | None:
-        """`window="auto"`: the pipeline itself is drawn with each window, once for this configuration."""
-        if key not in self.windows:
-            if key not in self.traces:
-                self.traces[key] = self._watch(bound)
-            best, fastest = None, self.traces[key].loop_seconds
+    def _chosen(self, known: Known, bound: inspect.BoundArguments) -> int | None:
+        """The window of a tuning; for "auto" the pipeline is drawn with each window, once for this configuration."""
+        asked, trace = self.settings.window, known.trace
+        assert trace is not None
+        assert not isinstance(asked, int)
+        if asked != "auto":
+            return asked.window_for(trace.loop_steps, trace.images)
+        if not known.windows:
+            best, fastest = None, trace.loop_seconds
             for window in WINDOWS:
-                with undisturbed(self.pipe, bound) as arguments:
-                    self._draw(arguments, window, None, key)
+                with undisturbed(self.pipe, bound):
+                    self._draw(bound, window, None, known)
                 seconds = self.pipe.foresample_report.seconds
                 if seconds < fastest:
                     best, fastest = window, seconds
                 elif best is not None and seconds > 1.4 * fastest:
                     break
-            self.windows[key] = best
-        return self.windows[key]
+            known.windows = [best]
+        return known.windows[0]
 
     # ------------------------------------------------------------ what stands in
 
@@ -363,10 +353,8 @@ class AcceleratedPipeline:
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         session, bound = self.session, by_name(self.scheduler, "step", args, kwargs)
-        if isinstance(session, (Untouched, Watch)):
-            return session.step(self._methods["step"], bound)
         assert session is not None
-        return session.answer(bound)
+        return session.step(self._methods["step"], bound)
 
     def _scale(self, sample: Tensor, timestep: Any = None) -> Tensor:
         if not isinstance(self.session, Session) or self.session.turn < 1 or self.session.over:
@@ -410,27 +398,35 @@ class AcceleratedPipeline:
                 args, kwargs = session.aligned((args, kwargs))
         return Tensor.__torch_function__.__func__(kind, func, types, args, kwargs)  # type: ignore[attr-defined]
 
-    def _tell(self, session: Session, key: Any) -> None:
-        """What the run checked, and what it took on trust."""
-        evidence = session.report.evidence
-        if key in self.traces:
-            evidence.steps_replayed = self.traces[key].steps + self.trace * session.clock.steps
-        trusted = [
-            name for name, on in (("look=False", self.settings.look), ("trace=False", self.trace)) if not on
-        ]
-        if evidence.largest_change > DIFFERS:
-            trusted.append("differences of the network's rounding")
-        evidence.trusted = [*trusted, "answers at states that were not asked again"]
+    def _tell(self, session: Session, known: Known) -> None:
+        """The report of a run: what it checked, and what it took on trust."""
+        report, trace = session.report, known.trace
+        on = {"look=False": self.settings.look, "trace=False": self.trace}
+        on["differences of the network's rounding"] = not report.evidence.largest_change > DIFFERS
+        on["answers at states that were not asked again"] = False
+        report.evidence.trusted = [name for name, checked in on.items() if not checked]
+        self.pipe.foresample_report = report
+        if trace is not None:
+            report.evidence.steps_replayed = trace.steps + self.trace * session.clock.steps
+            self.pipe.foresample_trace = trace
 
-    def _explain(self, session: Session, key: Any, chain: Any, x: Tensor, arguments: dict[str, Any]) -> None:
+    def _explain(
+        self, session: Session, known: Known, chain: Any, x: Tensor, arguments: dict[str, Any]
+    ) -> None:
         """The scheduler's own `step` at all steps, unless this very scheduler was replayed before."""
         told = {name: value for name, value in arguments.items() if name != "generator"}
-        now = [values_of(self.scheduler), self._code, told]
-        if key in self.replayed and alike(self.replayed[key], now):
-            return
-        clock, names = session.clock, session.step_names
-        replay_scheduler(self.scheduler, self._methods, chain, clock.timesteps, x, told, clock.start, names)
-        self.replayed[key] = now
+        ours = {*self._methods, "__getstate__"}
+        values = {name: v for name, v in values_of(self.scheduler).items() if name not in ours}
+        now = [values, self._code, told]
+        if not same(known.replayed, now):
+            clock, names = session.clock, session.step_names
+            replay_scheduler(self.scheduler, self._methods, chain, clock.timesteps, x, told, clock.start, names)
+            known.replayed = now
+
+
+def _forget(pipe: Any, names: Sequence[str]) -> None:
+    for name in names:
+        vars(pipe).pop(name, None)
 
 
 def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
@@ -438,19 +434,6 @@ def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
 
 
-def _code_of(kind: type) -> dict[str, Any]:
-    """Everything that instances of a class have from it: somebody may patch it between two runs."""
-    return {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
-
-
 def _signature(network: Any) -> inspect.Signature:
     """Of its `forward`, also where it is compiled."""
     return signature_of(getattr(network, "_orig_mod", network), "forward")
-
-
-def _require_supported(scheduler: Any) -> None:
-    """Refuse a scheduler without an exact coupling at once, and not after a prompt has been encoded."""
-    trial = copy.deepcopy(scheduler)
-    dynamic = {"mu": 1.0} if trial.config.get("use_dynamic_shifting", False) else {}
-    trial.set_timesteps(4, **dynamic)
-    scheduler_chain(trial, eta=1.0)

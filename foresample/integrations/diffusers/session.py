@@ -39,20 +39,13 @@ from foresample.integrations.diffusers.networks import Networks
 from foresample.integrations.diffusers.rounds import Rounds
 from foresample.integrations.diffusers.trees import copied, plain, same, select, tensors, twins
 from foresample.integrations.diffusers.witnesses import Batch, Witnesses
-from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.refusal import REMEDY, Refused, require
 from foresample.settings import Settings
 
 TIMES = ("timestep", "timesteps", "t")
 """What networks call the argument that tells them the step."""
-OWN = (
-    "model_output",
-    "timestep",
-    "sample",
-    "prev_timestep",
-    "timestep_back",
-    "old_pred_original_sample",
-    "return_dict",
-)
+FOLLOWING = ("prev_timestep", "timestep_back", "old_pred_original_sample")
+OWN = ("model_output", "timestep", "sample", *FOLLOWING, "return_dict")
 """Arguments of `step` that follow the loop; the others must stay the same."""
 
 
@@ -75,21 +68,19 @@ class Session:
         wrap: type[Tensor],
         callers: dict[str, Callable[[dict[str, Any]], Any]],
         rounding: dict[str, float],
-        new: bool = True,
+        new: bool,
+        watched: dict[str, Answered],
     ) -> None:
-        """`callback`: the user's, and the tensors it wants. `rounding`: how far each network's answers may differ,
-        learned in earlier runs. `new`: no run before this one had its configuration."""
+        """`callback`: the user's, and the tensors it wants. `rounding`, `new`, `watched`: see `AskAgain`."""
         self.scheduler, self.settings, self.seeds, self.wrap = pipe.scheduler, settings, seeds, wrap
         self.clock = Clock()
         self.networks = Networks(pipe, callers, self.clock, counters=not settings.look)
-        self.again = AskAgain(self.networks, rounding, new) if settings.look else None
+        self.again = AskAgain(self.networks, rounding, new, watched) if settings.look else None
         self.in_order = InOrder(pipe, *callback, self.networks, wrap)
-        self.watched: dict[str, Answered] = {}
-        """Calls of the untouched loop, before this run."""
         self.explain: Callable[[Chain, Tensor, dict[str, Any]], None] | None = None
         self.over = self.answered = False
-        self.double = 1
-        """2 if the pipeline keeps each image twice."""
+        self.copies = 1
+        """Rows of the latents for an image: 2 if the pipeline keeps each twice."""
         self.step_arguments: dict[str, Any] = {}
         self.step_names: set[str] = set()
         self.batch: Batch | None = None
@@ -135,16 +126,16 @@ class Session:
         clock.begin(timesteps, self.scheduler.timesteps.as_subclass(Tensor))
         while turn < clock.steps or not self.done:
             clock.turn, self._called, self.answered = turn, 0, False
-            yield clock.timestep
-            if not self.answered:
-                if turn == 0 and not self._recorded:  # not the loop: `denoising_end` counts timesteps
-                    clock.turn = -1
-                    yield from timesteps[1:].unbind()
-                    return
-                raise Refused(
-                    f"the pipeline skipped step {turn} of its loop (pipe.interrupt was set?), while other states are "
-                    f"of that step; {REMEDY}"
-                )
+            yield clock.timestep()
+            if not self.answered and turn == 0 and not self._recorded:
+                clock.turn = -1  # not the loop: `denoising_end` counts timesteps
+                yield from timesteps[1:].unbind()
+                return
+            require(
+                self.answered,
+                f"the pipeline skipped step {turn} of its loop (pipe.interrupt was set?), while other states are of "
+                "that step",
+            )
             turn += 1
         if self.again is not None:
             self.again.at_the_end(callback=self.in_order.callback is not None)
@@ -152,21 +143,20 @@ class Session:
 
     def close(self) -> None:
         """The pipeline has returned: was its loop whole?"""
-        if self.turn < 0 or not self.done:
-            raise Refused(f"the pipeline did not go through its scheduler's timesteps; {REMEDY}")
-        if self.turn < self.clock.steps - 1:
-            raise Refused(f"the pipeline left its loop at step {self.turn}, before its end; {REMEDY}")
+        require(self.turn >= 0 and self.done, "the pipeline did not go through its scheduler's timesteps")
+        whole = self.turn >= self.clock.steps - 1
+        require(whole, f"the pipeline left its loop at step {self.turn}, before its end")
         self.in_order.require_all()
         if self.again is not None:
             self.report.evidence, self.report.look_calls = self.again.evidence, self.again.calls
 
     # ------------------------------------------------------------ the scheduler's step
 
-    def answer(self, bound: dict[str, Any]) -> Step:
-        """`scheduler.step`: take the guided network output, hand out the next states to evaluate."""
+    def step(self, original: Callable[..., Any], bound: dict[str, Any]) -> Step:
+        """Instead of `scheduler.step`: take the guided network output, hand out the next states to evaluate."""
         started = perf_counter()
-        if self.answered or self.over:
-            raise Refused(f"the pipeline stepped its scheduler twice at step {self.turn}; {REMEDY}")
+        once = not self.answered and not self.over
+        require(once, f"the pipeline stepped its scheduler twice at step {self.turn}")
         self.answered = True
         self.clock.require_now(bound["timestep"])
         output, sample = plain(bound["model_output"]), plain(bound["sample"])
@@ -175,7 +165,7 @@ class Session:
                 self.networks.unchanged.watch("scheduler")
                 self._first(output, sample, bound)
             else:
-                self.networks.require_unchanged("scheduler")
+                self.networks.unchanged.require(self.turn, "scheduler")
                 self._require_same_step(bound)
                 self._next(output, sample)
             states = self._hand_out()
@@ -183,13 +173,16 @@ class Session:
         return states
 
     def _first(self, output: Tensor, sample: Tensor, bound: dict[str, Any]) -> None:
-        if not self._recorded:
-            raise Refused(f"the pipeline stepped its scheduler without calling a network of its own; {REMEDY}")
-        self.double = 2 if self._doubled(output, sample) else 1
-        images = len(sample) // self.double
+        require(bool(self._recorded), "the pipeline stepped its scheduler without calling a network of its own")
+        answers = [plain(v) for recorded in self._recorded for v in tensors(recorded.output).values()]
+        self.copies = copies_of_each(answers, output, sample)
+        images = len(sample) // self.copies
         self.step_arguments, self.step_names = {k: v for k, v in bound.items() if k not in OWN}, set(bound)
         first, first_output = sample[:images], output[:images]
-        self.chain = self._read(bound).to(first.device, torch.float32)
+        chain = read_chain(self.scheduler, bound, self.clock.start)
+        # A loop may end early; and what was made of the patched timesteps must not go out to users as such.
+        values = {k: plain(v)[: self.clock.steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
+        self.chain = replace(chain, **values).to(first.device, torch.float32)
         require_shape(self.chain, output, sample)
         if self.explain is not None:
             self.explain(self.chain, first[:1].float(), self.step_arguments)
@@ -210,38 +203,17 @@ class Session:
         if len(call.x) == images:  # else a drafter that needs no warm-up: its drafts come first
             self._settle(call.x, first_output)
 
-    def _doubled(self, output: Tensor, sample: Tensor) -> bool:
-        """Whether the pipeline keeps each image twice, for guidance: two answers, and one output made of both.
-
-        Images that are alike (generators of one seed, the same `latents`) have the same answers instead.
-        """
-        answers = [plain(v) for recorded in self._recorded for v in tensors(recorded.output).values()]
-        apart = any(v.ndim and len(v) == len(sample) and not twins(v) for v in answers)
-        return apart and twins(sample) and twins(output)
-
-    def _read(self, bound: dict[str, Any]) -> Chain:
-        """The scheduler's chain, cut to the loop's steps: a loop may end early."""
-        eta, clipped = bound.get("eta") or 0.0, bool(bound.get("use_clipped_model_output"))
-        chain = read_chain(self.scheduler, eta=eta, use_clipped=clipped, start=self.clock.start)
-        # What was made of the patched timesteps must not go out to users as such.
-        values = {k: plain(v)[: self.clock.steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
-        return replace(chain, **values)
-
     def _next(self, output: Tensor, sample: Tensor) -> None:
         batch = self.batch
         assert batch is not None
-        if self._called < len(self._recorded):
-            missing = self._recorded[self._called].name
-            raise Refused(
-                f"the pipeline does not call its {missing} at step {self.turn} as at step 0; {REMEDY}"
-            )
-        rows = len(batch)
-        if len(output) != self.double * rows or len(sample) != self.double * rows:
-            raise Refused(f"the pipeline changes the number of rows inside of its loop; {REMEDY}")
-        if self.double == 2:
-            if not (twins(output) and twins(sample)):
-                raise Refused(f"the pipeline keeps each image twice, but not alike; {REMEDY}")
-            output, sample = output[:rows], sample[:rows]
+        missing, rows = self._recorded[self._called :], self.copies * len(batch)
+        names = "".join(recorded.name for recorded in missing[:1])
+        require(not missing, f"the pipeline does not call its {names} at step {self.turn} as at step 0")
+        whole = len(output) == rows == len(sample)
+        require(whole, "the pipeline changes the number of rows inside of its loop")
+        if self.copies == 2:
+            require(twins(output) and twins(sample), "the pipeline keeps each image twice, but not alike")
+            output, sample = output[: len(batch)], sample[: len(batch)]
         self.witnesses.require_same_latents(batch, sample)
         scaled = batch.scaled(self.chain, sample)
         for recorded in self._recorded:
@@ -253,8 +225,8 @@ class Session:
         if call is not None:
             x = call.x
             if known is not None:
-                if (call.step == 0).any():
-                    raise Refused(f"this drafter cannot serve a pipeline that overwrites latents; {REMEDY}")
+                late = not (call.step == 0).any()
+                require(late, "this drafter cannot serve a pipeline that overwrites latents")
                 x = torch.where(known[call.row], sample[: batch.drafted].to(x.dtype), x)
             self._settle(x, output[: batch.drafted])
 
@@ -268,17 +240,17 @@ class Session:
         """The next states and the witnesses; in the last turn the images."""
         if self.finished:
             images = self.rounds.images(self.witnesses.known).to(self.witnesses.first.dtype)
-            images = torch.cat([images] * self.double)
+            images = torch.cat([images] * self.copies)
             return Step(images, images)
         self.batch = self.witnesses.beside(self.rounds.call)
-        return Step(torch.cat([self.batch.states] * self.double).as_subclass(self.wrap), None)
+        return Step(torch.cat([self.batch.states] * self.copies).as_subclass(self.wrap), None)
 
     def _require_same_step(self, bound: dict[str, Any]) -> None:
         for name, value in bound.items():
-            if name not in OWN and not same(value, self.step_arguments.get(name)):
-                raise Refused(
-                    f"the pipeline gives its scheduler another {name} at step {self.turn} than at step 0; {REMEDY}"
-                )
+            require(
+                name in OWN or same(value, self.step_arguments.get(name)),
+                f"the pipeline gives its scheduler another {name} at step {self.turn} than at step 0",
+            )
 
     # ------------------------------------------------------------ what else the loop calls
 
@@ -299,10 +271,10 @@ class Session:
         assert batch is not None
         name = next(k for k in ("timesteps", "timestep") if k in bound)
         asked = bound[name]
-        if not bool((plain(asked).cpu() == self.clock.following.cpu()).all()):
-            raise Refused(
-                f"the pipeline adds noise of another level than its next step's inside of its loop; {REMEDY}"
-            )
+        require(
+            bool((plain(asked).cpu() == self.clock.timestep(1).cpu()).all()),
+            "the pipeline adds noise of another level than its next step's inside of its loop",
+        )
         told = {k: select(plain(v), batch.row, batch.images) for k, v in bound.items() if k != name}
         times = self.clock.at(batch.step, asked.device)
         # With an index, the schedulers would take the level of the loop's own step for all.
@@ -322,10 +294,10 @@ class Session:
             raise Refused(
                 f"the pipeline calls its {called} inside of its loop, which foresample does not follow; {REMEDY}"
             )
-        if self.answered:
-            raise Refused(
-                f"the pipeline calls its {called} after the scheduler's step {self.turn}, before the next; {REMEDY}"
-            )
+        require(
+            not self.answered,
+            f"the pipeline calls its {called} after the scheduler's step {self.turn}, before the next",
+        )
         self.clock.require_told(called, bound[time], len(states), states.dtype)
         name = self.networks.first_of_route(called)
         self.networks.watch(name)
@@ -336,15 +308,14 @@ class Session:
             # Copied before the call: some networks empty the lists they are given.
             rest, given = copied(rest), states.clone()
             output = self.networks.call(called, bound)
-            if self.again is not None and called in self.watched:
-                self.again.as_watched(name, self.watched.pop(called), given, output)
             self._recorded.append(Recorded(name, (first, time), given, rest, output, self.clock, self.wrap))
             return output
-        if number >= len(self._recorded) or self._recorded[number].name != name:
-            expected = f"its {self._recorded[number].name}" if number < len(self._recorded) else "the scheduler"
-            raise Refused(
-                f"at step {self.turn} the pipeline calls its {name} where at step 0 it called {expected}; {REMEDY}"
-            )
+        expected = [recorded.name for recorded in self._recorded[number : number + 1]]
+        require(
+            expected == [name],
+            f"at step {self.turn} the pipeline calls its {name} where at step 0 it called "
+            f"{f'its {expected[0]}' if expected else 'the scheduler'}",
+        )
         return self._answered(self._recorded[number], plain(states), rest)
 
     def _answered(self, recorded: Recorded, states: Tensor, rest: dict[str, Any]) -> Any:
@@ -362,12 +333,22 @@ class Session:
         return recorded.with_witnesses(output, batch.drafted)
 
 
-def read_chain(scheduler: Any, **options: Any) -> Chain:
-    """The scheduler's chain; a scheduler or argument of `step` that has none is refused by the chain's own sentence."""
+def read_chain(scheduler: Any, arguments: dict[str, Any], start: int) -> Chain:
+    """The chain of a scheduler and of the arguments of its `step`; one that has none is refused by its own sentence."""
+    eta, clipped = arguments.get("eta") or 0.0, bool(arguments.get("use_clipped_model_output"))
     try:
-        return scheduler_chain(scheduler, **options)
+        return scheduler_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
     except ValueError as error:
         raise Refused(str(error)) from error
+
+
+def copies_of_each(answers: list[Tensor], output: Tensor, sample: Tensor) -> int:
+    """2 if the pipeline keeps each image twice, for guidance: two answers, and one output made of both. Otherwise 1.
+
+    Images that are alike (generators of one seed, the same `latents`) have the same answers instead.
+    """
+    apart = any(v.ndim and len(v) == len(sample) and not twins(v) for v in answers)
+    return 2 if apart and twins(sample) and twins(output) else 1
 
 
 def require_shape(chain: Chain, output: Tensor, sample: Tensor) -> None:

@@ -22,7 +22,6 @@ from foresample.integrations.refusal import REMEDY, Refused
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
 """Exceptions that already say what they mean."""
-_MISSING = object()
 _taken: dict[int, int] = {}  # id of a pipeline's part: the thread that draws with it
 _taking = threading.Lock()
 
@@ -30,41 +29,33 @@ _taking = threading.Lock()
 # ------------------------------------------------------------------ classes
 
 
-def disguised(kind: Any, own: dict[str, Any], hidden: Collection[str] = ()) -> type:
-    """A subclass under its parent's name, with methods of its own; copies and pickles are of the parent class.
+def disguised(kind: Any, call: Callable[..., Any], hidden: Collection[str] = ()) -> type:
+    """A subclass under its parent's name with a `__call__` of its own; copies and pickles are of the parent class.
 
     `hidden`: attributes of the instance that a copy does not get.
     """
-    plain = _undisguised(kind)
+    plain = getattr(kind, "_foresample_plain", kind)
 
     def __reduce_ex__(thing: Any, protocol: Any) -> Any:
-        reduced = kind.__reduce_ex__(thing, protocol)
-        if isinstance(reduced, str):
-            return reduced
-        made, arguments, *rest = reduced
+        with reclassed(thing, plain):
+            made, arguments, *rest = thing.__reduce_ex__(protocol)
         if made is copyreg.__newobj__:  # type: ignore[attr-defined]
             # pickle wants the class of the instance there, which ours is not.
             made, arguments = copyreg._reconstructor, (plain, object, None)  # type: ignore[attr-defined]
         if rest and isinstance(rest[0], dict):
             rest[0] = {name: value for name, value in rest[0].items() if name not in hidden}
-        return (_undisguised(made), tuple(_undisguised(argument) for argument in arguments), *rest)
+        return (made, arguments, *rest)
 
-    methods = {"__reduce_ex__": __reduce_ex__, **own}
+    own = {"__call__": call, "__reduce_ex__": __reduce_ex__, "_foresample_plain": plain}
     if hasattr(kind, "__deepcopy__"):
 
         def __deepcopy__(thing: Any, memo: dict[int, Any]) -> Any:
-            twin = kind.__deepcopy__(thing, memo)
-            if type(twin) is not plain and _undisguised(type(twin)) is plain:
-                object.__setattr__(twin, "__class__", plain)
-            return twin
+            with reclassed(thing, plain):
+                return thing.__deepcopy__(memo)
 
-        methods["__deepcopy__"] = __deepcopy__
-    about = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
-    return type(plain.__name__, (kind,), {**about, **methods, "_foresample_plain": plain})
-
-
-def _undisguised(thing: Any) -> Any:
-    return getattr(thing, "_foresample_plain", thing) if isinstance(thing, type) else thing
+        own["__deepcopy__"] = __deepcopy__
+    about = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(plain.__name__, (kind,), about | own)
 
 
 def timesteps_class(turns: Callable[[Tensor], Iterator[Tensor]]) -> type[Tensor]:
@@ -89,17 +80,11 @@ def timesteps_class(turns: Callable[[Tensor], Iterator[Tensor]]) -> type[Tensor]
         )
         return result.as_subclass(kind) if alone else result
 
-    def __reduce_ex__(timesteps: Tensor, protocol: Any) -> Any:
-        return timesteps.as_subclass(Tensor).__reduce_ex__(protocol)
-
-    def __deepcopy__(timesteps: Tensor, memo: dict[int, Any]) -> Tensor:
-        return timesteps.as_subclass(Tensor).clone()
-
     own = {
         "__iter__": turns,
         "__torch_function__": classmethod(__torch_function__),
-        "__reduce_ex__": __reduce_ex__,
-        "__deepcopy__": __deepcopy__,
+        "__reduce_ex__": lambda timesteps, protocol: timesteps.as_subclass(Tensor).__reduce_ex__(protocol),
+        "__deepcopy__": lambda timesteps, memo: timesteps.as_subclass(Tensor).clone(),
     }
     return type("SpeculativeTimesteps", (Tensor,), own)
 
@@ -129,50 +114,26 @@ def reclassed(thing: Any, kind: type) -> Iterator[None]:
 
 
 @contextmanager
-def overridden(thing: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Override methods of an instance inside, on a class of its own, so that copies have the plain ones.
-
-    Those that somebody put on the instance itself are replaced there. What is put over ours in the meantime stays.
-    """
-    own = {name: vars(thing)[name] for name in methods if name in vars(thing)}
-    kind = disguised(type(thing), {name: staticmethod(method) for name, method in methods.items()})
-    vars(thing).update({name: methods[name] for name in own})
-    try:
-        with reclassed(thing, kind):
-            yield
-    finally:
-        for name, method in own.items():
-            if vars(thing).get(name) is methods[name]:
-                vars(thing)[name] = method
-
-
-@contextmanager
 def settings_kept(networks: Iterable[nn.Module]) -> Iterator[None]:
     """Put back what a loop that is cut short leaves changed in its networks: attention processors and switches.
 
-    A pipeline that sets them for its loop puts them back behind it, which an exception keeps it from.
+    A pipeline that sets them for its loop puts them back behind it, which an exception keeps it from. Private
+    attributes stay as they are: transformers notes there which hooks it has installed.
     """
+
+    def public(held: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in held.items() if name[0] != "_"}
+
     modules = [module for network in networks for module in network.modules()]
-    before = [_settings(module) for module in modules]
+    before = [(held, public(held)) for module in modules for held in (vars(module), module._modules)]
     try:
         yield
     except BaseException:
-        for module, settings in zip(modules, before, strict=True):
-            now = _settings(module)
-            for name in {*now, *settings}:
-                if now.get(name, _MISSING) is not settings.get(name, _MISSING):
-                    module._modules.pop(name, None)
-                    vars(module).pop(name, None)
-                    if name in settings:
-                        setattr(module, name, settings[name])
+        for held, then in before:
+            for name in public(held).keys() - then.keys():
+                del held[name]
+            held.update(then)
         raise
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """The public attributes of a module, and its attention processor."""
-    settings = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    processor = module._modules.get("processor")
-    return settings if processor is None else {**settings, "processor": processor}
 
 
 @contextmanager
@@ -202,11 +163,10 @@ def taken(parts: dict[str, Any]) -> Iterator[None]:
 class Guard:
     """Tells an exception of our own code from one of the code that we call: networks, schedulers, the user's."""
 
-    def __init__(self) -> None:
-        self.foreign: BaseException | None = None
-        """The last exception that came out of foreign code."""
-        self.whose = ""
-        """Which part raised it."""
+    foreign: BaseException | None = None
+    """The last exception that came out of foreign code."""
+    whose = ""
+    """Which part raised it."""
 
     def theirs(self, whose: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function; what it raises is not ours."""

@@ -1,4 +1,4 @@
-"""Has somebody changed a network or a scheduler while a loop goes on?
+"""Has somebody changed a network or a scheduler while a loop goes on? Does a network answer from a cache?
 
 Drafted states of many steps share a call, so a network must be the same in all turns of a pipeline's loop. A
 `Snapshot` remembers what decides a network's answers and can be read without calling it: every attribute of its
@@ -8,27 +8,27 @@ version of each tensor.
 An attribute that changes outside of the network's own call was changed by the loop or by a callback. A call may change
 some by itself: offloading moves weights. But a number that each call changes is a counter, and the answers may depend
 on it.
+
+Caches of diffusers (MagCache, TaylorSeer, FasterCache, …) are refused by name before any work is done. They sit in
+diffusers' hook registries and say there that they keep state. Hooks that do not (offloading, casting) are served.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import types
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from foresample.integrations.refusal import REMEDY
+from foresample.integrations.diffusers.trees import same
+from foresample.integrations.refusal import REMEDY, Refused, require
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, type)
-_NUMBERS = (int, float)
+_OWN = ("_parameters", "_buffers", "_modules")
 _UNSET = "unset"
-_HARMLESS = ("_diffusers_hook",)
-"""Attributes that decide nothing by themselves: a registry's hooks act by way of `forward`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Change:
     @property
     def counts(self) -> bool:
         """Whether a number became another."""
-        return type(self.before) in _NUMBERS and type(self.after) in _NUMBERS
+        return type(self.before) in (int, float) and type(self.after) in (int, float)
 
     def __str__(self) -> str:
         if isinstance(self.after, Tensor):
@@ -53,14 +53,12 @@ class Change:
 class _Part:
     """One module, or another object with attributes."""
 
-    __slots__ = ("before", "name", "now", "tensors")
-
     def __init__(self, name: str, thing: Any) -> None:
-        self.name, self.now = name, vars(thing)
+        self.prefix, self.now = f"{name}." if name else "", vars(thing)
         self.remember()
 
     def remember(self) -> None:
-        self.before = {name: _copied(value) for name, value in self.now.items()}
+        self.before = _copied(self.now)
         self.tensors = [(name, tensor, *_edition(tensor)) for name, tensor in _tensors(self.now)]
 
     def changes(self) -> Iterator[Change]:
@@ -68,29 +66,14 @@ class _Part:
             unlike = self.now != self.before  # identical objects are not compared any further
         except Exception:  # whether two tensors are equal is not one truth value
             unlike = True
-        if unlike:
-            for name in dict.fromkeys([*self.before, *self.now]):
-                if name in _HARMLESS:
-                    continue
-                before, after = self.before.get(name, _UNSET), self.now.get(name, _UNSET)
-                if not alike(before, after):
-                    yield from self._inside(name, before, after)
+        before, now = (dict(_flat(values)) if unlike else {} for values in (self.before, self.now))
+        for name in dict.fromkeys([*before, *now]):
+            one, two = before.get(name, _UNSET), now.get(name, _UNSET)
+            if not same(one, two):
+                yield Change(self.prefix + name, one, two)
         for name, tensor, address, version in self.tensors:
             if (address, version) != _edition(tensor):
-                yield Change(_joined(self.name, name), tensor, tensor)
-
-    def _inside(self, name: str, before: Any, after: Any) -> Iterator[Change]:
-        """A change of an attribute, or of one entry of it where it is a dictionary."""
-        if not isinstance(before, dict) or not isinstance(after, dict):
-            yield Change(_joined(self.name, name), before, after)
-            return
-        for key in dict.fromkeys([*before, *after]):
-            one, two = before.get(key, _UNSET), after.get(key, _UNSET)
-            if not alike(one, two):
-                where = (
-                    self.name if name in ("_parameters", "_buffers", "_modules") else _joined(self.name, name)
-                )
-                yield Change(_joined(where, str(key)), one, two)
+                yield Change(self.prefix + name, tensor, tensor)
 
 
 class Snapshot:
@@ -104,7 +87,7 @@ class Snapshot:
         """The first attribute found that is not what it was."""
         return next((change for part in self.parts for change in part.changes()), None)
 
-    def accept(self, sizes: Set[int]) -> Change | None:
+    def accept(self, sizes: set[int]) -> Change | None:
         """After a call: take everything as it is now; return a number that changed and is no size of that call."""
         counted = None
         for part in self.parts:
@@ -130,45 +113,55 @@ class Unchanged:
                 self.snapshots[name] = Snapshot(getattr(self.pipe, name))
 
     def change(self, *names: str) -> str | None:
-        """An attribute (of the parts with these names, or of all) that something else than a call changed, as a
-        phrase."""
-        for name, snapshot in self.snapshots.items():
-            found = None if names and name not in names else snapshot.change()
+        """What was changed in the parts with these names, or in any, by something else than a call."""
+        for name in names or self.snapshots:
+            found = self.snapshots[name].change() if name in self.snapshots else None
             if found is not None:
                 return f"its {name} ({found})"
         return None
 
-    def accept(self, sizes: Set[int]) -> str | None:
-        """A network was called with tensors of these sizes: take its own changes; a sentence if it counts."""
+    def require(self, turn: int, *names: str) -> None:
+        """Refuse a loop that changed one of these parts, or any."""
+        found = self.change(*names)
+        sentence = f"at step {turn} the pipeline's loop changes {found}, while the states are of other steps"
+        require(found is None, sentence)
+
+    def accept(self, arguments: Iterable[Tensor]) -> None:
+        """A network was called with these tensors: take its own changes; refuse one that counts."""
+        sizes = {size for tensor in arguments for size in tensor.shape}
         for name, snapshot in self.snapshots.items():
             found = None if name == "scheduler" else snapshot.accept(sizes)
             if found is not None and not self.counters:
-                return (
+                raise Refused(
                     f"the pipeline's {name} keeps a number between calls ({found}), on which its answers may depend; "
                     f"take it out of the network, or {REMEDY} (look=False draws with it all the same)"
                 )
-        return None
+
+
+def require_no_cache(networks: dict[str, Any]) -> None:
+    """Refuse networks that answer from a cache, with the call that disables it."""
+    for name, network in networks.items():
+        network = getattr(network, "_orig_mod", network)
+        registries = [vars(module).get("_diffusers_hook") for module in network.modules()]
+        hooks = [hook for registry in registries if registry is not None for hook in registry.hooks.items()]
+        found = [
+            (hook, f"_diffusers_hook.remove_hook({hook!r}, recurse=True)")
+            for hook, itself in hooks
+            if getattr(itself, "_is_stateful", False)
+        ]
+        config = getattr(network, "_cache_config", None)
+        if config is not None:
+            found = [(type(config).__name__.removesuffix("Config"), "disable_cache()")]
+        for kind, remedy in found:
+            raise ValueError(
+                f"the pipeline's {name} has a cache ({kind}), so its answers depend on earlier calls and cannot be "
+                f"drafted exactly: call pipe.{name}.{remedy} first"
+            )
 
 
 def values_of(thing: Any) -> dict[str, Any]:
     """The attributes of an object, its tensors copied."""
     return {k: v.clone() if isinstance(v, Tensor) else _copied(v) for k, v in vars(thing).items()}
-
-
-def _parts(name: str, thing: Any) -> Iterator[_Part]:
-    yield _Part(name, thing)
-    if isinstance(thing, nn.Module):
-        for attribute, value in vars(thing).items():
-            if (
-                attribute[0] != "_"
-                and hasattr(value, "__dict__")
-                and not isinstance(value, (Tensor, *_FUNCTIONS))
-            ):
-                yield _Part(_joined(name, attribute), value)
-
-
-def _joined(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
 
 
 def _copied(value: Any) -> Any:
@@ -178,6 +171,25 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict) and type(value).__module__ in ("builtins", "collections"):
         return {k: _copied(v) for k, v in value.items()} if value else {}
     return set(value) if type(value) is set else value
+
+
+def _parts(name: str, thing: Any) -> Iterator[_Part]:
+    """An object, and the public objects that it has if it is a module: an attention processor, say."""
+    yield _Part(name, thing)
+    for attribute, value in vars(thing).items() if isinstance(thing, nn.Module) else ():
+        if attribute[0] != "_" and hasattr(value, "__dict__") and not isinstance(value, (Tensor, *_FUNCTIONS)):
+            yield _Part(f"{name}.{attribute}" if name else attribute, value)
+
+
+def _flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Attributes by name, and the entries of dictionaries one by one."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from ((str(k) if name in _OWN else f"{name}.{k}", v) for k, v in value.items())
+        elif (
+            name != "_diffusers_hook"
+        ):  # a registry decides nothing by itself: its hooks act by way of `forward`
+            yield name, value
 
 
 def _tensors(values: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -199,27 +211,9 @@ def _edition(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
 
 
-def alike(one: Any, two: Any) -> bool:
-    """Whether two values are equal; numbers but for rounding, since a scale that was taken off and put on rounds."""
-    if one is two:
-        return True
-    if type(one) in _NUMBERS and type(two) in _NUMBERS:
-        return math.isclose(one, two, rel_tol=1e-6) or (one != one and two != two)
-    if isinstance(one, Tensor) or isinstance(two, Tensor):
-        return type(one) is type(two) and one.shape == two.shape and torch.equal(one, two)
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(alike(v, two[k]) for k, v in one.items())
-    if type(one) in (list, tuple) and type(one) is type(two):
-        return len(one) == len(two) and all(map(alike, one, two))
-    try:
-        return bool(one == two)
-    except Exception:
-        return False
-
-
 def _short(value: Any) -> str:
     """A number or a word as it is; of anything else its kind."""
-    if value is _UNSET or value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if type(value) in (list, tuple) and len(value) <= 4:
         return f"[{', '.join(map(_short, value))}]"

@@ -1,9 +1,9 @@
 """What a pipeline does when nobody touches it: three steps of its own loop, and its scheduler's `step` at all of them.
 
-Before a configuration is drawn speculatively for the first time, the untouched loop is watched for three steps, with
-copies of the generators: the latents, what the networks are given, what is given to `step`, and the noise it draws. The
-chain must explain every state seen to rounding (`explain`). Then the scheduler's own `step` is replayed once over the
-whole chain, on made-up outputs, which takes no network. What is not explained is refused, with the step and the size.
+Before a configuration is drawn speculatively for the first time, the untouched loop is watched for three steps: the
+latents, what the networks are given, what is given to `step`, and the noise it draws. The chain must explain every
+state seen to rounding (`explain`). Then the scheduler's own `step` is replayed once over the whole chain, on made-up
+outputs, which takes no network. What is not explained is refused, with the step and the size.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from foresample.chains import Chain
-from foresample.integrations.diffusers.again import Answered
+from foresample.core.report import Report
+from foresample.integrations.diffusers.again import Answered, rows_of
 from foresample.integrations.diffusers.calls import signature_of
-from foresample.integrations.diffusers.session import read_chain, require_shape
+from foresample.integrations.diffusers.session import copies_of_each, read_chain, require_shape
+from foresample.integrations.diffusers.trees import copied
 from foresample.integrations.diffusers.unchanged import Unchanged
+from foresample.integrations.diffusers.witnesses import latents_changed
 from foresample.integrations.explain import STEPS, ChainBeside, difference, made_up
-from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.refusal import require
+from foresample.integrations.untouched import untouched_report
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class Trace:
     """The largest difference from the chain, relative to the states."""
     loop_seconds: float
     """What the untouched loop takes, from its second and third step."""
+    loop_steps: int
+    images: int
+    copies: int
+    """Rows of the latents for an image: 2 if the pipeline keeps each twice."""
 
     def __str__(self) -> str:
         return (
@@ -47,12 +55,33 @@ class Trace:
         )
 
 
+class Untouched:
+    """Stands where a `Session` does, lets everything pass and counts the steps."""
+
+    def __init__(self) -> None:
+        self.turn = self.rows = 0
+        self.seconds = 0.0
+
+    def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
+        started = perf_counter()
+        yield from timesteps.unbind()
+        self.seconds = perf_counter() - started
+
+    def step(self, original: Callable[..., Any], bound: dict[str, Any]) -> Any:
+        """The scheduler's own step."""
+        self.turn, self.rows = self.turn + 1, len(bound["sample"])
+        return original(**bound)
+
+    def report(self, copies: int) -> Report:
+        """Every step is a call; `copies`: rows of the latents for an image."""
+        return untouched_report(self.turn, self.rows // copies, self.seconds)
+
+
 class Enough(Exception):
     """Leaves the pipeline when all has been seen."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """One step."""
 
     sample: Tensor
@@ -72,7 +101,7 @@ class Watch:
         self.timesteps = torch.empty(0)
         self.turning = False
         self.answered: dict[str, Answered] = {}
-        """The first call of each network."""
+        """The first call of each network, copied: loops may write into what they get."""
         self.clock: list[float] = []
 
     @property
@@ -84,14 +113,14 @@ class Watch:
         self.clock = []  # the last timesteps that are iterated over are the loop's
         for timestep in timesteps.unbind():
             self._tick()
-            before = len(self.seen)
+            before = self.turn
             yield timestep
-            if len(self.seen) > before + 1:
-                raise Refused(
-                    f"the pipeline stepped its scheduler {len(self.seen) - before} times at step {before}, of several "
-                    f"views or parts of its latents, while foresample follows one step; {REMEDY}"
-                )
-            if len(self.seen) >= STEPS:
+            require(
+                self.turn <= before + 1,
+                f"the pipeline stepped its scheduler {self.turn - before} times at step {before}, of several views or "
+                "parts of its latents, while foresample follows one step",
+            )
+            if self.turn >= STEPS:
                 self._tick()
                 raise Enough
         self.turning = False
@@ -104,20 +133,14 @@ class Watch:
     def evaluate(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A network of the pipeline is called by the loop, which must not have changed one since the last call."""
         self.calls += 1
-        found = self.unchanged.change()
-        if found is not None:
-            raise Refused(
-                f"at step {len(self.seen)} the pipeline's loop changes {found}, so its steps are not alike; {REMEDY}"
-            )
+        self.unchanged.require(self.turn)
         self.unchanged.watch(name)
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         states = tensors[0].clone() if tensors and name not in self.answered else None
         output = call(*args, **kwargs)
         if states is not None:
-            self.answered[name] = Answered.of(states, output)
-        found = self.unchanged.accept({size for tensor in tensors for size in tensor.shape})
-        if found is not None:
-            raise Refused(found)
+            self.answered[name] = states, copied(rows_of(output, len(states)))
+        self.unchanged.accept(tensors)
         return output
 
     def step(self, original: Callable[..., Any], bound: dict[str, Any]) -> Any:
@@ -131,31 +154,27 @@ class Watch:
 
     def conclude(self) -> Trace:
         """Does the chain explain what was seen?"""
-        if not self.seen:
-            raise Refused(f"the pipeline did not go through its scheduler's timesteps; {REMEDY}")
+        require(bool(self.seen), "the pipeline did not go through its scheduler's timesteps")
         scheduler, first = self.pipe.scheduler, self.seen[0]
         everything = scheduler.timesteps.as_subclass(Tensor)
         start = int((everything == self.timesteps[0]).nonzero().flatten()[0]) if len(self.timesteps) else 0
-        eta = first.arguments.get("eta") or 0.0
-        clipped = bool(first.arguments.get("use_clipped_model_output"))
-        chain = read_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
+        chain = read_chain(scheduler, first.arguments, start)
         beside, worst, before = ChainBeside(chain, first.sample), 0.0, first.sample
         for k, seen in enumerate(self.seen):
             require_shape(chain, seen.output, seen.sample)
             before = before.to(seen.sample.dtype)  # some loops round them
             if not (seen.sample == before).any():
-                size = float((seen.sample - before).abs().max() / before.abs().max())
-                raise Refused(
-                    f"the pipeline changes the latents between step {k - 1} and step {k} (by up to {size:.2g} of "
-                    f"their size), which the scheduler's chain does not contain; {REMEDY}"
-                )
+                raise latents_changed(k, float((seen.sample - before).abs().max() / before.abs().max()))
             ours = beside.after(k, seen.sample, seen.output, last_draw(seen.noise, seen.sample))
             error = difference(ours, seen.after)
             dtypes = (seen.sample.dtype, seen.output.dtype, seen.after.dtype)
             require_small(error, k, scheduler, dtypes)
             worst, before = max(worst, error), seen.after
-        each = [after - before for before, after in itertools.pairwise(self.clock)] or [0.0]
-        return Trace(self.calls, len(self.seen), worst, min(each) * len(self.timesteps))
+        answers = [answer for _, given in self.answered.values() for answer in given.values()]
+        copies = copies_of_each(answers, first.output, first.sample)
+        seconds = min([after - before for before, after in itertools.pairwise(self.clock)] or [0.0])
+        steps, images = len(self.timesteps), len(first.sample) // copies
+        return Trace(self.calls, self.turn, worst, seconds * steps, steps, images, copies)
 
 
 def replay_scheduler(
@@ -215,12 +234,11 @@ def require_small(
 ) -> None:
     """Refuse a difference from the chain that rounding in one of these dtypes does not explain."""
     precise = all(dtype in (torch.float32, torch.float64) for dtype in dtypes)
-    if not error <= (1e-3 if precise else 3e-2):
-        size = f"by {error:.2g} of their size" if error < float("inf") else "with other draws of noise"
-        raise Refused(
-            f"at step {k} the {type(scheduler).__name__} of this pipeline {what} than the chain read from it, "
-            f"{size}; {REMEDY}"
-        )
+    size = f"by {error:.2g} of their size" if error < float("inf") else "with other draws of noise"
+    require(
+        error <= (1e-3 if precise else 3e-2),
+        f"at step {k} the {type(scheduler).__name__} of this pipeline {what} than the chain read from it, {size}",
+    )
 
 
 @contextmanager

@@ -18,19 +18,17 @@ from foresample.chains.chain import per_row
 from foresample.core.round import Call
 from foresample.integrations.diffusers.clock import Clock
 from foresample.integrations.diffusers.trees import close, mapped, plain, tensors
-from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.refusal import REMEDY, Refused, require
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows in the loop's hands: drafted states, then the witnesses."""
+    """The rows in the loop's hands, [rows, *shape]: drafted states, then the witnesses."""
 
     states: Tensor
-    """[rows, *shape]"""
     row: Tensor
     """[rows]: the image of each."""
     step: Tensor
-    """[rows]"""
     drafted: int
     images: int
 
@@ -101,12 +99,11 @@ class Witnesses:
             self._given = given.clone()
             if not torch.equal(sample, batch.states):
                 self.known = self._overwritten(batch, sample, given, made_up)
-        elif not torch.equal(given, self._given):
-            if self.known is None:
-                raise self._changed(batch, sample)
-            raise Refused(
+        elif self.known is not None:
+            require(
+                torch.equal(given, self._given),
                 f"the pipeline overwrites latents with values of its own step {self.clock.turn}, while the states are "
-                f"of other steps; {REMEDY}"
+                "of other steps",
             )
         changed = sample != batch.states
         if self.known is not None:
@@ -120,11 +117,11 @@ class Witnesses:
         value, other = given.chunk(2)
         if known.all() or not torch.equal(value[known], other[known]):
             raise self._changed(batch, sample)
-        if torch.equal(value[known], self.first[known]):
-            raise Refused(
-                "the pipeline keeps a part of its latents as they were a step before (as DeepFloyd IF's inpainting "
-                f"does), while the states are of other steps; {REMEDY}"
-            )
+        require(
+            not torch.equal(value[known], self.first[known]),
+            "the pipeline keeps a part of its latents as they were a step before (as DeepFloyd IF's inpainting does), "
+            "while the states are of other steps",
+        )
         if self.chain.low_variance is not None:
             raise Refused(
                 "the pipeline overwrites latents, which is not served with a learned variance; use "
@@ -134,22 +131,26 @@ class Witnesses:
 
     def _changed(self, batch: Batch, sample: Tensor) -> Refused:
         size = float((sample - batch.states).abs().max() / batch.states.abs().max())
-        turn = self.clock.turn
-        return Refused(
-            f"the pipeline changes the latents between step {turn - 1} and step {turn} (by up to {size:.2g} of their "
-            f"size), which the scheduler's chain does not contain; {REMEDY}"
-        )
+        return latents_changed(self.clock.turn, size)
 
     def require_same_guidance(self, batch: Batch, output: Tensor) -> None:
         """Refuse guidance that makes something else of the witnesses' outputs than before."""
         seen = output[batch.drafted :]
         if self._made is None:
             self._made = seen[1:].clone()
-        if not (close(seen[:1], self.output[:1]) and close(seen[1:], self._made)):
-            raise Refused(
-                f"what the pipeline makes of its network's output (guidance) is another at step {self.clock.turn} than "
-                f"before, while the states are of other steps; {REMEDY}"
-            )
+        require(
+            close(seen[:1], self.output[:1]) and close(seen[1:], self._made),
+            f"what the pipeline makes of its network's output (guidance) is another at step {self.clock.turn} than "
+            "before, while the states are of other steps",
+        )
+
+
+def latents_changed(turn: int, size: float) -> Refused:
+    """The refusal of a loop that changes its latents before this step, by so much of their size."""
+    return Refused(
+        f"the pipeline changes the latents between step {turn - 1} and step {turn} (by up to {size:.2g} of their "
+        f"size), which the scheduler's chain does not contain; {REMEDY}"
+    )
 
 
 def heavy_tailed(shape: tuple[int, ...], seed: int) -> Tensor:

@@ -1,14 +1,8 @@
-"""Packages with a sampling loop of their own, drawn speculatively: denoising-diffusion-pytorch, MONAI, boltz.
+"""Packages with a sampling loop of their own, drawn speculatively; `loop` says how another one is served.
 
-    denoising-diffusion-pytorch   GaussianDiffusion, its 1-D twin and the one with learned variances: sample()
-    MONAI                         DiffusionInferer.sample() with a DDPMScheduler
-    boltz                         AtomDiffusion.sample() of either version, without steering
-
-`accelerate` puts another loop in the place of theirs, on that one instance. Nothing is imported from any: an object
-is known by the attributes it walks with. At every sample its loop, and each function of it that the loop calls, must be
-the package's own, neither overridden nor patched, and everything the loop reads is read again. GaussianDiffusion's own
-loop is also run, with a stand-in for its network, and compared with the chain read off it: at first, and again
-whenever the object holds other numbers.
+denoising-diffusion-pytorch   GaussianDiffusion, its 1-D twin and the one with learned variances: sample()
+MONAI                         DiffusionInferer.sample() with a DDPMScheduler
+boltz                         AtomDiffusion.sample() of either version, without steering
 """
 
 from __future__ import annotations
@@ -16,37 +10,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from foresample.integrations.packages.boltz import AtomSample, is_atom_diffusion
-from foresample.integrations.packages.gaussian import GaussianLoop, is_gaussian_diffusion, loop_name
-from foresample.integrations.packages.monai import InfererSample, is_inferer
-from foresample.integrations.packages.stand_in import StandIn
+from foresample.integrations.packages.boltz import AtomLoop
+from foresample.integrations.packages.gaussian import GaussianLoop
+from foresample.integrations.packages.loop import PackageLoop
+from foresample.integrations.packages.monai import InfererLoop
 from foresample.integrations.replaced import Replaced
 from foresample.settings import Settings
+
+PACKAGES: tuple[type[PackageLoop], ...] = (GaussianLoop, InfererLoop, AtomLoop)
+"""In this order an object is held against them."""
 
 
 def is_package(served: Any) -> bool:
     """Whether this is an object of a package known here."""
-    return is_gaussian_diffusion(served) or is_inferer(served) or is_atom_diffusion(served)
+    return any(kind.functions(served) for kind in PACKAGES)
 
 
 def accelerate_package(served: Any, settings: Settings) -> AcceleratedPackage:
     """See `foresample.accelerate`."""
     restore_package(served)
-    kind: type[StandIn] = GaussianLoop
-    if not is_gaussian_diffusion(served):
-        kind = InfererSample if is_inferer(served) else AtomSample
-    name = loop_name(served) if kind is GaussianLoop else "sample"
-    replaced = Replaced()
-    ours = kind(served, name, getattr(served, name), settings, replaced)
-    ours.refuse_early()
-    replaced.put(served, name, ours)
+    replaced, kind = Replaced(), next(kind for kind in PACKAGES if kind.functions(served))
+    loops = [kind(served, name, settings, replaced) for name in kind.functions(served)]
+    for loop in loops:
+        replaced.put(served, loop.name, loop)
     return AcceleratedPackage(served)
 
 
 def restore_package(served: Any) -> None:
     """Give it its own loop back."""
     for ours in list(vars(served).values()):
-        if isinstance(ours, StandIn):
+        if isinstance(ours, PackageLoop):
             ours.replaced.remove()
 
 

@@ -8,27 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.integrations.networks import require_fixed
-from foresample.integrations.packages.stand_in import StandIn
-from foresample.integrations.trusted import require_current
+from foresample.integrations.packages.loop import Drawing, PackageLoop
 from foresample.targets import structures
 
+_ATTRIBUTES = (
+    "sample_schedule",
+    "preconditioned_network_forward",
+    "gamma_0",
+    "noise_scale",
+    "alignment_reverse_diff",
+)
 
-class AtomSample(StandIn):
-    """Stands in for `AtomDiffusion.sample`, with its arguments and its distribution."""
 
-    def refuse_early(self) -> None:
-        self.require_own(
-            *(f"boltz.model.modules.{m}.AtomDiffusion.sample" for m in ("diffusion", "diffusionv2"))
+class AtomLoop(PackageLoop):
+    """Stands in for `AtomDiffusion.sample` of either version."""
+
+    package, kind = "boltz", "AtomDiffusion"
+    owners = tuple(f"boltz.model.modules.{module}.AtomDiffusion" for module in ("diffusion", "diffusionv2"))
+
+    @staticmethod
+    def functions(served: Any) -> tuple[str, ...]:
+        return ("sample",) if all(hasattr(served, name) for name in _ATTRIBUTES) else ()
+
+    def drawing(self, asked: dict[str, Any]) -> Drawing:
+        diffusion, atom_mask = self.served, asked.pop("atom_mask")
+        steps, count, at_most = (
+            asked.pop(n) for n in ("num_sampling_steps", "multiplicity", "max_parallel_samples")
         )
-
-    @torch.no_grad()
-    def __call__(self, atom_mask: Tensor, **asked: Any) -> dict[str, Any]:
-        diffusion = self.served
-        require_current(self.original, diffusion, self.name)
-        steps, count = asked.pop("num_sampling_steps", None), asked.pop("multiplicity", 1)
-        steering = asked.pop("steering_args", None) or {}
-        at_most = asked.pop("max_parallel_samples", None)
+        steering = asked.pop("steering_args") or {}
         asked.pop("train_accumulate_token_repr", None)
         guided = [name for name, given in steering.items() if name.endswith(("steering", "update")) and given]
         if guided:
@@ -39,7 +46,6 @@ class AtomSample(StandIn):
             raise ValueError(
                 f"give one structure at a time, in as many samples as you like, not {len(atom_mask)}"
             )
-        require_fixed(diffusion)
         if diffusion.training and getattr(diffusion, "step_scale_random", None) is not None:
             raise ValueError(
                 "step_scale_random draws a step scale in training mode: call eval() before sampling"
@@ -61,8 +67,11 @@ class AtomSample(StandIn):
             mask=atom_mask[0],
             device=diffusion.device,
         )
-        run = self.draw(target, count, ["boltz's own AtomDiffusion.sample"])
-        return {"sample_atom_coords": run.samples, "diff_token_repr": None}
+
+        def result(samples: Tensor) -> dict[str, Any]:
+            return {"sample_atom_coords": samples, "diff_token_repr": None}
+
+        return Drawing(target, count, diffusion, result)
 
     def _denoised(self, x: Tensor, sigma: Tensor, conditions: dict[str, Any]) -> Tensor:
         """The denoised positions of states at different levels; the first version also returns a representation."""
@@ -74,15 +83,3 @@ class AtomSample(StandIn):
         options = {"training": False} if "training" in inspect.signature(forward).parameters else {}
         output = forward(x, sigma, network_condition_kwargs=given, **options)
         return output[0] if isinstance(output, tuple) else output
-
-
-def is_atom_diffusion(served: Any) -> bool:
-    """Whether this has what boltz samples structures with."""
-    names = (
-        "sample_schedule",
-        "preconditioned_network_forward",
-        "gamma_0",
-        "noise_scale",
-        "alignment_reverse_diff",
-    )
-    return all(hasattr(served, name) for name in names)

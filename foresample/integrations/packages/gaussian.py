@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from typing import Any
@@ -16,11 +15,10 @@ from foresample.chains import Chain, Kind, vp
 from foresample.chains.chain import Clip, Levels, denoising_chain
 from foresample.chains.schedulers import LEARNED_BASE
 from foresample.core.report import Commit
-from foresample.integrations.explain import Rerun, Standard, require_explained
-from foresample.integrations.networks import for_rows, require_fixed
-from foresample.integrations.packages.stand_in import StandIn
+from foresample.integrations.networks import for_rows
+from foresample.integrations.packages.loop import Drawing, PackageLoop
 from foresample.integrations.replaced import standing_in
-from foresample.integrations.trusted import held, library_name
+from foresample.integrations.trusted import held
 from foresample.targets import ChainTarget, from_chain
 
 _OBJECTIVES: dict[str, Kind] = {"pred_noise": "eps", "pred_x0": "x0", "pred_v": "v"}
@@ -38,42 +36,32 @@ _STEPS = (
 """What the loops of denoising-diffusion-pytorch call, where a class has it."""
 
 
-@dataclass(eq=False)
-class GaussianLoop(StandIn):
-    """Stands in for `p_sample_loop` or `ddim_sample`, with their arguments and their distribution."""
+class GaussianLoop(PackageLoop):
+    """Stands in for `p_sample_loop` or `ddim_sample`, whichever `sample` takes."""
 
-    walked: tuple | None = None
-    """What the object held when its own loop was run."""
-    unreported: int = 0
-    """Steps that were compared, until a report says so."""
+    package, kind = "denoising-diffusion-pytorch", "GaussianDiffusion"
+    owners, steps = ("denoising_diffusion_pytorch",), _STEPS
 
-    def refuse_early(self) -> None:
+    @staticmethod
+    def functions(served: Any) -> tuple[str, ...]:
+        names = (
+            "p_sample_loop",
+            "p_mean_variance",
+            "posterior_mean_coef1",
+            "alphas_cumprod",
+            "objective",
+            "model",
+        )
+        return (_loop_name(served),) if all(hasattr(served, name) for name in names) else ()
+
+    def refuse(self) -> None:
         self.checked_chain()
 
     def checked_chain(self) -> Chain:
-        """The chain of its loop as it is now; walked again where anything it holds has changed."""
-        diffusion, package = self.served, "denoising_diffusion_pytorch"
-        if loop_name(diffusion) != self.name:
-            raise ValueError(f"{self.name} is not the loop that sample takes any more: accelerate it again")
-        for name in _STEPS:
-            method = self.original if name == self.name else getattr(diffusion, name, None)
-            own = library_name(method, diffusion)
-            if method is not None and (own is None or not own.startswith(f"{package}.")):
-                raise ValueError(
-                    f"{type(diffusion).__name__}.{name} is not {package}'s own function: it is overridden or patched, "
-                    "and may step in another way at any sample; make a target with foresample.targets"
-                )
-        chain = gaussian_chain(diffusion)
-        tables = tuple(tuple(table.tolist()) for _, table in diffusion.named_buffers(recurse=False))
-        now = (diffusion.__class__, held(diffusion), tables)
-        if now != self.walked:
-            self._require_its_steps(chain)
-            self.walked, self.unreported = now, len(chain.std)
-        return chain
-
-    def _require_its_steps(self, chain: Chain) -> None:
-        """Run its own loop once, with a stand-in for its network, and compare every step with the chain's."""
+        """The chain of its loop as it is now; its own loop is run again where anything it holds has changed."""
         diffusion, name = self.served, type(self.served).__name__
+        if _loop_name(diffusion) != self.name:
+            raise ValueError(f"{self.name} is not the loop that sample takes any more: accelerate it again")
         parameters = inspect.signature(diffusion.sample).parameters.values()
         needed = [p.name for p in parameters if p.default is p.empty]
         if needed:
@@ -84,35 +72,28 @@ class GaussianLoop(StandIn):
             with own, redirect_stderr(StringIO()):  # its progress bar
                 return diffusion.sample(batch_size=1)
 
-        sentence = (
-            f"{name} has steps of its own, which are not DDPM's or DDIM's with x0 clipped to ±1; make a target with "
-            "foresample.targets"
-        )
-        standard = Standard(sentence, rounding={}, coarse=1e-3, scale=lambda x: 1 + x.abs())
-        instead = partial(standing_in, diffusion, "model")
-        require_explained(Rerun(standard, run, instead, diffusion.betas.device), chain)
+        chain = gaussian_chain(diffusion)
+        tables = tuple(tuple(table.tolist()) for _, table in diffusion.named_buffers(recurse=False))
+        now = (diffusion.__class__, held(diffusion), tables)
+        self.compare(chain, now, run, partial(standing_in, diffusion, "model"), diffusion.betas.device)
+        return chain
 
-    @torch.inference_mode()
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
-        bound = self.arguments(*args, **kwargs)
-        diffusion, asked = self.served, bound.arguments
-        shape, every = asked["shape"], asked.get("return_all_timesteps", False)
-        known = {"shape", "return_all_timesteps", "return_noise", "model_forward_kwargs"}
-        others = [p for p in bound.signature.parameters.values() if p.name not in known]
-        unknown = [p.name for p in others if asked[p.name] is not p.default]
-        if unknown:
-            raise ValueError(f"an accelerated loop cannot take {', '.join(unknown)}: restore it first")
-        require_fixed(diffusion.model)
-        start = torch.randn(shape, device=diffusion.betas.device)
-        target = gaussian_target(diffusion, self.checked_chain(), start, asked.get("model_forward_kwargs", {}))
-        states = start.new_empty(shape[0], len(target.std) + 1, *shape[1:]) if every else None
-        if states is not None:
+    def drawing(self, asked: dict[str, Any]) -> Drawing:
+        self.refuse_others(asked, "shape", "return_all_timesteps", "return_noise", "model_forward_kwargs")
+        diffusion, shape = self.served, asked["shape"]
+        chain, start = self.checked_chain(), torch.randn(shape, device=self.served.betas.device)
+        target = gaussian_target(diffusion, chain, start, asked.get("model_forward_kwargs", {}))
+        states = None
+        if asked.get("return_all_timesteps", False):
+            states = start.new_empty(shape[0], len(target.std) + 1, *shape[1:])
             states[:, 0] = start
-        trusted = [f"denoising-diffusion-pytorch's own {self.name}"]
-        run = self.draw(target, shape[0], trusted, None if states is None else partial(_keep, states))
-        run.report.evidence.steps_replayed, self.unreported = self.unreported, 0
-        samples = diffusion.unnormalize(run.samples if states is None else states)
-        return (samples, start) if asked.get("return_noise", False) else samples
+
+        def result(samples: Tensor) -> Any:
+            samples = diffusion.unnormalize(samples if states is None else states)
+            return (samples, start) if asked.get("return_noise", False) else samples
+
+        observe = None if states is None else partial(_keep, states)
+        return Drawing(target, shape[0], diffusion.model, result, observe=observe)
 
 
 def _keep(states: Tensor, commit: Commit) -> None:
@@ -123,13 +104,7 @@ def _keep(states: Tensor, commit: Commit) -> None:
         states[image, first + 1 : first + 1 + count] = commit.states[r, :count]
 
 
-def is_gaussian_diffusion(served: Any) -> bool:
-    """Whether this has what denoising-diffusion-pytorch samples with."""
-    names = ("p_sample_loop", "p_mean_variance", "posterior_mean_coef1", "alphas_cumprod", "objective", "model")
-    return all(hasattr(served, name) for name in names)
-
-
-def loop_name(diffusion: Any) -> str:
+def _loop_name(diffusion: Any) -> str:
     """The loop that `sample` takes."""
     return "ddim_sample" if diffusion.is_ddim_sampling else "p_sample_loop"
 

@@ -11,38 +11,46 @@ from torch import Tensor
 
 from foresample.chains import Chain, Kind, vp
 from foresample.chains.chain import denoising_chain
-from foresample.integrations.networks import for_rows, require_fixed
-from foresample.integrations.packages.stand_in import StandIn
+from foresample.integrations.networks import for_rows
+from foresample.integrations.packages.loop import Drawing, PackageLoop
 from foresample.integrations.trusted import foreign_part
 from foresample.targets import from_chain
 
 _KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
 
 
-class InfererSample(StandIn):
-    """Stands in for `DiffusionInferer.sample`, with its arguments and its distribution."""
+class InfererLoop(PackageLoop):
+    """Stands in for `DiffusionInferer.sample`."""
 
-    def refuse_early(self) -> None:
-        self.require_own("monai.inferers.inferer.DiffusionInferer.sample")
+    package, kind = "MONAI", "DiffusionInferer"
+    owners = ("monai.inferers.inferer.DiffusionInferer",)
+
+    @staticmethod
+    def functions(served: Any) -> tuple[str, ...]:
+        method = getattr(served, "sample", None)
+        if getattr(served, "scheduler", None) is None or not callable(method):
+            return ()
+        known = {"input_noise", "diffusion_model", "scheduler"} <= set(inspect.signature(method).parameters)
+        return ("sample",) if known else ()
+
+    def refuse(self) -> None:
         _chain(self.served.scheduler)
 
-    @torch.no_grad()
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        asked = self.arguments(*args, **kwargs).arguments
+    def drawing(self, asked: dict[str, Any]) -> Drawing:
         if asked["save_intermediates"]:
             raise ValueError("an accelerated inferer keeps no intermediates: leave save_intermediates out")
-        if asked["mode"] not in ("crossattn", "concat") or (
-            asked["mode"] == "concat" and asked["conditioning"] is None
-        ):
-            return self.original(*args, **kwargs)  # which says what is wrong
+        if asked["mode"] != "crossattn" and (asked["mode"] != "concat" or asked["conditioning"] is None):
+            raise ValueError(f"mode={asked['mode']!r} is neither 'crossattn' nor 'concat' with a conditioning")
         noise, network = asked["input_noise"], asked["diffusion_model"]
-        require_fixed(network)
         chain = _chain(asked["scheduler"] or self.served.scheduler)
         denoiser = partial(_network, network, asked, len(noise))
         dtype = torch.promote_types(noise.dtype, torch.float32)
         target = from_chain(denoiser, chain, noise.shape[1:], start=noise, dtype=dtype, device=noise.device)
-        trusted = ["MONAI's own DiffusionInferer.sample", "MONAI's own DDPMScheduler"]
-        return self.draw(target, len(noise), trusted).samples.to(noise.dtype)
+
+        def result(samples: Tensor) -> Tensor:
+            return samples.to(noise.dtype)
+
+        return Drawing(target, len(noise), network, result, trusted=("MONAI's own DDPMScheduler",))
 
 
 def _network(network: Any, asked: dict[str, Any], count: int, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
@@ -62,15 +70,6 @@ def _network(network: Any, asked: dict[str, Any], count: int, x: Tensor, time: T
         return output
     without, with_condition = output.chunk(2)
     return without + asked["cfg"] * (with_condition - without)
-
-
-def is_inferer(served: Any) -> bool:
-    """Whether this has what MONAI's inferers walk with."""
-    method = getattr(served, "sample", None)
-    method = method.original if isinstance(method, InfererSample) else method
-    if getattr(served, "scheduler", None) is None or not callable(method):
-        return False
-    return {"input_noise", "diffusion_model", "scheduler"} <= set(inspect.signature(method).parameters)
 
 
 def _chain(scheduler: Any) -> Chain:

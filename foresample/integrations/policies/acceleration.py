@@ -1,13 +1,12 @@
 """Robot diffusion policies, drawn speculatively: LeRobot, `diffusion_policy`, robomimic, ManiSkill.
 
-`accelerate` puts another method in the place of the one that draws plans, on that one instance (`methods`, `loops`); it
+`accelerate` puts another method in the place of the one that draws plans, on that one instance (`loops`); it
 draws from the same distribution with fewer sequential network calls.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,69 +14,41 @@ from typing import Any
 
 import torch
 
-from foresample.chains import scheduler_chain
 from foresample.drafters import Prior
-from foresample.integrations.networks import require_fixed_variance
-from foresample.integrations.policies.loops import SpeculativeLoop, find_loop
-from foresample.integrations.policies.methods import (
-    SpeculativeMethod,
-    find_method,
-    find_model,
-    is_lerobot,
-    walks_with,
-)
-from foresample.integrations.policies.plans import Plans, PlanSettings, require_eval
+from foresample.integrations.policies.families import Loop, find_loop, lerobot_request
+from foresample.integrations.policies.loops import SpeculativeLoop
+from foresample.integrations.policies.plans import Plans, PlanSettings, policy_chain, require_eval
 from foresample.integrations.replaced import REPORT, Replaced
 from foresample.settings import Settings
 
 
 def is_policy(served: Any) -> bool:
     """Whether this is a policy of a family known here."""
-    return find_model(served) is not None or find_loop(served) is not None
-
-
-def misread_policy(served: Any) -> str | None:
-    """What is not understood of an object that has all of a policy but the arguments of its method."""
-    models: tuple[Any, Any] = (served, getattr(served, "diffusion", None))
-    for model in models:
-        if walks_with(model, "unet", "config") or walks_with(model, "model"):
-            signature = inspect.signature(model.conditional_sample)
-            return (
-                f"{type(model).__name__}.conditional_sample{signature} does not have the arguments foresample reads a "
-                "plan from: name them as LeRobot does (batch_size, global_cond, generator, noise) or as "
-                "diffusion_policy does (condition_data, condition_mask, …, generator), or make a target with "
-                "foresample.targets"
-            )
-    return None
+    return find_loop(served) is not None
 
 
 def accelerate_policy(policy: Any, settings: Settings, plan: PlanSettings) -> AcceleratedPolicy:
     """See `foresample.accelerate`."""
-    model, loop = find_model(policy), find_loop(policy)
-    walked = model if loop is None else loop.network
-    require_eval(walked)
-    weights = walked.parameters() if isinstance(walked, torch.nn.Module) else iter(())
+    loop = find_loop(policy)
+    assert loop is not None
+    owner = loop.owner
+    require_eval(loop.model)
+    weights = loop.model.parameters() if isinstance(loop.model, torch.nn.Module) else iter(())
     if settings.graph and next(weights, torch.empty(0)).device.type != "cuda":
         raise ValueError(
             "graph=True needs a policy on a CUDA device: move it there first, or leave graph=True out"
         )
     if plan.executed is None:
-        plan = replace(plan, executed=_executed(policy, model))
+        plan = replace(plan, executed=_executed(policy, owner if loop.read is not None else None))
     prior = Prior.load(plan.prior) if isinstance(plan.prior, (str, Path)) else plan.prior
-    plans = Plans(settings, plan, prior)
+    plans, replaced = Plans(settings, plan, prior), Replaced()
     restore_policy(policy)
-    replaced = Replaced()
-    if loop is None:
-        _refuse_early(model.noise_scheduler, model.num_inference_steps, model)
-        own = model.conditional_sample
-        ours: SpeculativeLoop = SpeculativeMethod(find_method(model), policy, own, plans, replaced)
-        replaced.put(model, "conditional_sample", ours)
-    else:
-        _refuse_early(loop.scheduler, None, None)
-        own = getattr(loop.owner, loop.method)
-        ours = SpeculativeLoop(loop, policy, own, plans, replaced)
-        for name in [loop.method, *(n for n, v in vars(loop.owner).items() if n != loop.method and v == own)]:
-            replaced.put(loop.owner, name, ours)
+    _refuse_early(loop)
+    own = getattr(owner, loop.method)
+    ours = SpeculativeLoop(owner, policy, own, plans, replaced)
+    names = [n for n, v in vars(owner).items() if n != loop.method and v == own] if loop.read is None else []
+    for name in [loop.method, *names]:
+        replaced.put(owner, name, ours)
     if callable(getattr(policy, "reset", None)):
         replaced.put(policy, "reset", ForgettingReset(plans, policy.reset))
     return AcceleratedPolicy(policy, plans)
@@ -86,10 +57,9 @@ def accelerate_policy(policy: Any, settings: Settings, plan: PlanSettings) -> Ac
 def restore_policy(policy: Any) -> None:
     """Give a policy its own methods back; nothing happens to one that was not accelerated."""
     loop = find_loop(policy)
-    owner, name = (find_model(policy), "conditional_sample") if loop is None else (loop.owner, loop.method)
-    if owner is None:
+    if loop is None:
         raise TypeError(f"{type(policy).__name__} is no diffusion policy foresample knows")
-    method = vars(owner).get(name)
+    method = vars(loop.owner).get(loop.method)
     if not isinstance(method, SpeculativeLoop):
         return
     method.replaced.remove()
@@ -133,26 +103,26 @@ class ForgettingReset:
         return self.original(*args, **kwargs)
 
 
-def _refuse_early(scheduler: Any, steps: int | None, model: Any) -> None:
+def _refuse_early(loop: Loop) -> None:
     """Read the scheduler once, on a copy, so that what cannot work is refused before the first plan."""
-    scheduler = copy.deepcopy(scheduler)
-    options = getattr(model, "kwargs", None) or {}
+    scheduler, known = copy.deepcopy(loop.scheduler), loop.read is not None
+    options = (getattr(loop.owner, "kwargs", None) if known else None) or {}
     if type(scheduler).__name__ == "DDIMScheduler" and not options.get("eta", 0.0) > 0:
         instead = "use DDPMScheduler"
-        if is_lerobot(model):
+        if loop.read is lerobot_request:
             instead = (
                 "set policy.diffusion.noise_scheduler = DDPMScheduler.from_config(policy.diffusion.noise_scheduler"
                 ".config)"
             )
-        elif model is not None:
+        elif known:
             instead += ", or give the policy eta=1.0 for scheduler.step"
         raise ValueError(
             "this policy runs DDIMScheduler with eta=0, which adds no noise, so there is nothing to speculate "
             f"on; {instead}"
         )
-    if steps is not None:
-        scheduler.set_timesteps(steps)
-    require_fixed_variance(scheduler_chain(scheduler, eta=options.get("eta", 0.0)))
+    if known:
+        scheduler.set_timesteps(loop.owner.num_inference_steps)
+    policy_chain(scheduler, options)
 
 
 def _executed(policy: Any, model: Any) -> int | None:

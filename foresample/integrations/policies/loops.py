@@ -1,17 +1,10 @@
-"""Policies whose own loop runs along with every plan.
+"""The method that stands in for a policy's own, in two ways.
 
-These are policies whose method does more than draw, ManiSkill's, robomimic's and LeRobot's multi-task DiT; and every
-method that looks like one of a family in `policies` and is not that library's own function.
-
-    ManiSkill                get_action, with noise_pred_net and noise_scheduler
-    robomimic                _get_action_trajectory, with nets["policy"]["noise_pred_net"], or its average, and
-                             noise_scheduler
-    LeRobot multi_task_dit   objective.conditional_sample, with noise_predictor and objective.noise_scheduler
-
-While such a method runs, its network and its scheduler's `step` are stood in for. The network's first call has the
-start and the conditions, and the whole plan is drawn there. From then on the method walks along the path of that plan:
-its network answers what it answered at each state of the path, and `step` returns the next state. No network call is
-added.
+A method whose arguments are known (`families`) and that is its library's own function is watched at the first plan of a
+kind, and does not run from then on. Every other method runs along with every plan: while it runs, its network and its
+scheduler's `step` are stood in for. The network's first call has the start and the conditions, and the whole plan is
+drawn there. From then on the method walks along the path of that plan: its network answers what it answered at each
+state of the path, and `step` returns the next state. No network call is added.
 
 That is the sequential distribution if the method does nothing else between its network and its scheduler. Every plan is
 held to it, on the very states and answers of that plan: the network must be shown what `step` returned, with the
@@ -21,10 +14,10 @@ and the same timestep; and there must be as many of both as the chain has transi
 
 from __future__ import annotations
 
+import functools
 import inspect
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -32,120 +25,93 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from foresample.chains import Chain
 from foresample.contracts import times_written
 from foresample.core.report import Report
-from foresample.drafters import Prior
+from foresample.integrations.explain import STEPS, Rerun, Standard, difference, largest, require_explained
+from foresample.integrations.policies.families import Loop, find_loop
 from foresample.integrations.policies.plans import (
-    NothingGains,
-    Planner,
     Plans,
-    PlanSettings,
     Request,
     kind_of,
-    policy_chain,
     require_eval,
-    require_fixed_network,
     require_own_scheduler,
 )
-from foresample.integrations.policies.watch import policy_standard, require_same_chain
 from foresample.integrations.replaced import REPORT, Replaced, standing_in
-from foresample.integrations.trusted import require_current
+from foresample.integrations.trusted import library_name, require_current
+from foresample.integrations.untouched import NothingGains, kept_random_state
+
+_TRUSTED = {
+    "lerobot.policies.diffusion.modeling_diffusion.DiffusionModel.conditional_sample": "LeRobot's own",
+    "lerobot.common.policies.diffusion.modeling_diffusion.DiffusionModel.conditional_sample": "LeRobot's own",
+    "foresample.pretrained.policy.DiffusionModel.conditional_sample": "foresample's own",
+}
+"""Loops that are known to be the same for every observation: watched once for each kind of plan, not at each plan."""
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A method that walks a scheduler with a network."""
+@dataclass(eq=False)
+class SpeculativeLoop:
+    """The method that stands in for a policy's own, with its arguments and its distribution."""
 
     owner: Any
-    """Whose method it is."""
-    method: str
-    network: Any
-    scheduler: Any
-    attribute: str = ""
-    """Where the owner has its network, for a network that is no module."""
-
-    @property
-    def name(self) -> str:
-        return f"{type(self.owner).__name__}.{self.method}"
-
-    def instead(self, network: Callable[..., Any], step: Callable[..., Any]) -> ExitStack:
-        """Other functions in place of the network's and the scheduler's, until the stack is closed.
-
-        Only this thread sees them: the network may be another policy's as well.
-        """
-        module = isinstance(self.network, nn.Module)
-        owner, name = (self.network, "forward") if module else (self.owner, self.attribute)
-        with ExitStack() as stack:
-            stack.enter_context(standing_in(owner, name, _here(network, getattr(owner, name))))
-            stack.enter_context(standing_in(self.scheduler, "step", _here(step, self.scheduler.step)))
-            return stack.pop_all()
-
-
-def _here(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """One function in this thread, another in all others."""
-    thread = threading.get_ident()
-    return lambda *args, **kwargs: (ours if threading.get_ident() == thread else own)(*args, **kwargs)
-
-
-def find_loop(policy: Any) -> Loop | None:
-    """The loop of a policy of these families, known by its attributes."""
-    owners: tuple[Any, Any] = (policy, getattr(policy, "policy", None))  # robomimic hands out a RolloutPolicy
-    for owner in owners:
-        objective = getattr(owner, "objective", None)
-        if hasattr(owner, "noise_predictor") and hasattr(objective, "conditional_sample"):
-            scheduler = getattr(objective, "noise_scheduler", None)
-            if scheduler is None:
-                raise ValueError(
-                    f"{type(objective).__name__} adds no noise, so there is nothing to speculate on; train with the "
-                    "diffusion objective and DDPM"
-                )
-            return Loop(objective, "conditional_sample", owner.noise_predictor, scheduler)
-        if not hasattr(owner, "noise_scheduler"):
-            continue
-        if hasattr(owner, "_get_action_trajectory") and hasattr(owner, "nets"):
-            nets = getattr(getattr(owner, "ema", None), "averaged_model", owner.nets)
-            return Loop(
-                owner, "_get_action_trajectory", nets["policy"]["noise_pred_net"], owner.noise_scheduler
-            )
-        if hasattr(owner, "noise_pred_net") and hasattr(owner, "get_action"):
-            return Loop(owner, "get_action", owner.noise_pred_net, owner.noise_scheduler)
-    return None
-
-
-@dataclass(frozen=True, eq=False)
-class SpeculativeLoop:
-    """The method that stands in for a policy's own, and runs it."""
-
-    loop: Loop
     policy: Any
     """What the user passed: the method's owner or what holds it."""
     original: Callable[..., Any]
     plans: Plans
     replaced: Replaced
 
-    @property
-    def owner(self) -> Any:
-        return self.loop.owner
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.plans.turn:
-            require_current(self.original, self.owner, self.loop.method)
+            loop = find_loop(self.policy)  # its network and its scheduler as they are now
+            if loop is None or loop.owner is not self.owner:
+                raise ValueError("the policy's parts were replaced: call foresample.accelerate again")
+            require_current(self.original, self.owner, loop.method)
             try:
-                result, report = self._plan(*args, **kwargs)
-            except NothingGains:
-                return self.original(*args, **kwargs)
+                result, report = self._plan(loop, inspect.signature(self.original).bind(*args, **kwargs))
+            except NothingGains as slower:
+                result, report = slower.run(self.original, *args, **kwargs)
             for owner in (self.owner, self.policy) if report is not None else ():
                 setattr(owner, REPORT, report)
             return result
 
-    def _plan(self, *args: Any, **kwargs: Any) -> tuple[Any, Report | None]:
+    def _plan(self, loop: Loop, bound: inspect.BoundArguments) -> tuple[Any, Report | None]:
         """What the method returns, and what it cost."""
-        require_eval(self.loop.network)
-        require_fixed_network(self.loop.network)
-        if self.plans.how.trace:
-            require_own_scheduler(self.loop.scheduler)
-        walk = Walk(self.loop, self.plans, lambda generator: self.original(*args, **kwargs))
-        return walk.run(), walk.report
+        plans, owner, trace, request = self.plans, self.owner, self.plans.options.trace, None
+        require_eval(loop.model, loop.network)
+        if loop.read is not None:
+            bound.apply_defaults()
+            request = loop.read(owner, bound.arguments)
+        if request is not None and not request.free.any():
+            return request.data.clone(), None
+        if trace:
+            require_own_scheduler(loop.scheduler)
+
+        def run(generator: torch.Generator | None) -> Any:
+            """The untouched method on the call at hand, with this generator where it takes one."""
+            given = dict(bound.arguments)
+            if request is not None and "generator" in given:
+                given["generator"] = generator
+            again = inspect.BoundArguments(bound.signature, given)
+            return self.original(*again.args, **again.kwargs)
+
+        own = _TRUSTED.get(library_name(self.original, owner) or "")
+        if request is None or (trace and not own):
+            walk = Walk(loop, plans, run, request)
+            return walk.run(), walk.report
+        loop.scheduler.set_timesteps(owner.num_inference_steps)  # as the method does
+        instead = partial(standing_in, owner, loop.attribute)
+        watch = partial(require_same_chain, loop.name, run, request.network, instead, request)
+        kind = kind_of(request, request.network, loop.scheduler, plans.settings.graph)
+        _, drawn, cost = plans.draw(kind, request, loop.scheduler, watch)
+        scheduler = f"diffusers' own {type(loop.scheduler).__name__}"
+        trusted = (
+            [f"{own} conditional_sample", scheduler] if trace else ["its loop and its scheduler (trace=False)"]
+        )
+        cost.report.evidence.trusted += trusted
+        return drawn, cost.report
 
 
 class Walk:
@@ -180,12 +146,14 @@ class Walk:
 
     def run(self) -> Any:
         """What the method returns."""
-        before = _random_state(self.generator) if not isinstance(self.plans.settings.window, int) else None
+        fixed = isinstance(self.plans.settings.window, int)
+        put_back = None if fixed else kept_random_state(self.generator)
         try:
             with torch.no_grad(), self.loop.instead(self._network, self._step):
                 result = self.original(self.generator)
         except NothingGains:
-            _set_random_state(self.generator, before)
+            assert put_back is not None
+            put_back()
             raise
         if self.report is None:
             self._refuse("it does not call its network")
@@ -199,7 +167,7 @@ class Walk:
         self.report.evidence.steps_replayed += transitions
         scheduler = f"diffusers' own {type(self.loop.scheduler).__name__}"
         self.report.evidence.trusted.append(
-            scheduler if self.plans.how.trace else "its scheduler (trace=False)"
+            scheduler if self.plans.options.trace else "its scheduler (trace=False)"
         )
         return result
 
@@ -287,24 +255,18 @@ class Walk:
         )
         call = (getattr(forward, "__func__", forward), tuple(names), repr(sorted(fixed.items())))
         kind = kind_of(request, loop.network, loop.scheduler, plans.settings.graph, *call)
-        planner, plan, run = plans.draw(kind, request, partial(self._make, request))
+        # Where it starts is watched as well, unless it was given.
+        watched = replace(request, noise=None) if given is None else replace(given, network=forward)
+
+        def instead(watch: nn.Module) -> ExitStack:
+            return loop.instead(watch.forward, self.own_step)
+
+        whole = given is not None
+        watch = partial(require_same_chain, loop.name, self.original, forward, instead, watched, whole=whole)
+        planner, plan, run = plans.draw(kind, request, loop.scheduler, watch, follow=True)
         self.states, self.answers = planner.path()
         self.states.append(plan)
         self.report = run.report
-
-    def _make(self, request: Request, how: PlanSettings, prior: Prior | None) -> Planner:
-        chain = policy_chain(self.loop.scheduler, request.step_options)
-        if how.trace:
-            # Where it starts is watched as well, unless it was given.
-            given = self.given
-            watched = replace(request, noise=None) if given is None else replace(given, network=request.network)
-
-            def instead(watch: nn.Module) -> ExitStack:
-                return self.loop.instead(watch.forward, self.own_step)
-
-            name, whole = self.loop.name, given is not None
-            require_same_chain(name, self.original, self.forward, instead, watched, chain, whole=whole)
-        return Planner(request, chain, self.plans.settings, how, prior, follow=True)
 
     def _named(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """The names of state and timestep among the network's arguments, and all of these; a number is a position."""
@@ -370,10 +332,57 @@ def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
     return alike and torch.equal(one, other)
 
 
-def _random_state(generator: torch.Generator | None) -> Tensor:
-    return torch.get_rng_state() if generator is None else generator.get_state()
+def policy_standard(name: str) -> Standard:
+    """What a method of this name is held to; half precision is rounded after every step."""
+    return Standard(
+        f"{name} is not the loop it looks like: {{what}}; plan with the policy as it is (foresample.restore), make a "
+        "target with foresample.targets, or give trace=False if you know that its distribution is the scheduler's",
+        rounding={torch.float64: 1e-6, torch.float32: 1e-3},
+        coarse=0.1,
+        scale=partial(largest, least=1.0),
+    )
 
 
-def _set_random_state(generator: torch.Generator | None, state: Tensor | None) -> None:
-    assert state is not None
-    torch.set_rng_state(state) if generator is None else generator.set_state(state)
+def require_same_chain(
+    name: str,
+    run: Callable[[torch.Generator], Any],
+    network: Callable[..., Tensor],
+    instead: Callable[[nn.Module], AbstractContextManager[Any]],
+    request: Request,
+    chain: Chain,
+    *,
+    whole: bool = True,
+) -> None:
+    """Refuse a method that does something else than the chain: it is run once, on the observation at hand.
+
+    A subclass may do something else behind known arguments (guidance, a temperature, another order). The network
+    answers at three steps, and then at a state of each together, as it will be called in rounds.
+    """
+    standard = policy_standard(name)
+    loop = Rerun(
+        standard,
+        run,
+        instead,
+        request.data.device,
+        network=network,
+        conditions=[v for v in request.conditions.values() if v is not None],
+        start=request.noise,
+        data=request.data,
+        free=request.free,
+        whole=whole,
+    )
+    seen = require_explained(loop, chain)[:STEPS]
+    if chain.time is None:
+        return
+    times = chain.time[: len(seen)].to(request.data.device)
+    conditions = {
+        n: v if v is None else v[:1].expand(len(seen), *v.shape[1:]) for n, v in request.conditions.items()
+    }
+    with torch.no_grad():
+        together = request.network(torch.cat([call.sample[:1] for call in seen]), times, **conditions)
+    for k, call in enumerate(seen):
+        size = difference(together[k], call.output[0], partial(largest, least=1e-6))
+        if not standard.explains(size, request.data.dtype):
+            standard.refuse(
+                f"where states of a call are at different steps its network's answer changes by {size:.2g}"
+            )

@@ -28,10 +28,10 @@ from foresample.contracts import at_least_one
 from foresample.core.report import Run
 from foresample.drafters import Prior, Replay
 from foresample.engine import Engine
-from foresample.engine.engine import chosen_window
 from foresample.engine.priors import RecordingTarget, prior_of_paths
-from foresample.integrations.networks import require_fixed, require_fixed_variance
+from foresample.integrations.networks import require_fixed
 from foresample.integrations.trusted import foreign_part, held
+from foresample.integrations.untouched import NothingGains, undisturbed_window
 from foresample.settings import Settings
 from foresample.targets import ChainTarget
 
@@ -115,14 +115,14 @@ class Planner:
         request: Request,
         chain: Chain,
         settings: Settings,
-        how: PlanSettings,
+        options: PlanSettings,
         prior: Prior | None,
         *,
         follow: bool = False,
     ) -> None:
         data, free = request.data, request.free
-        self.network, self.settings, self.how, self.follow = request.network, settings, how, follow
-        self.unreported = len(chain.std) if how.trace else 0
+        self.network, self.settings, self.options, self.follow = request.network, settings, options, follow
+        self.unreported = len(chain.std) if options.trace else 0
         """Steps of the original loop that were watched for this planner, until a report says so."""
         self.data, self.start = data.clone(), None
         self.conditions = {name: v if v is None else v.clone() for name, v in request.conditions.items()}
@@ -134,13 +134,15 @@ class Planner:
         self.target = ChainTarget(chain, torch.Size([int(free.sum())]), self._call, self.start)
         self.table = None if prior is None else _fitting(prior, self.target).to(data.device, dtype)
         self.window = self._window()
-        self.padded = len(data) * ((self.window or 0) + 1) if how.batch_pad is True else int(how.batch_pad)
+        self.padded = (
+            len(data) * ((self.window or 0) + 1) if options.batch_pad is True else int(options.batch_pad)
+        )
         self.recorded: RecordingTarget | None = None
         self.output = data
         """The network's answer to its last call."""
         self.last: Prior | None = None
         if self.window is not None:
-            self._shift = _shift(free, how.executed or 0)
+            self._shift = _shift(free, options.executed or 0)
             self.engine = self._engine(self.window)
 
     def plan(self, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
@@ -182,12 +184,6 @@ class Planner:
         """Let the engine go, and with it the memory of its captured rounds: at once, not when garbage is collected."""
         vars(self).pop("engine", None)
 
-    def paths(self) -> tuple[Tensor, Tensor]:
-        """States and predictions of the last plans at every step, [R, N, F] both, where pilots are asked for."""
-        assert self.recorded is not None
-        steps = self.recorded.steps
-        return self.recorded.states[:, :steps].clone(), self.recorded.predictions[:, :steps].clone()
-
     def path(self) -> tuple[list[Tensor], list[Tensor]]:
         """The states x_0 … x_{N−1} of the last plans and the network's answers to them, [R, *shape] each."""
         assert isinstance(self.recorded, _FollowedTarget)
@@ -200,16 +196,18 @@ class Planner:
         self.padded = 0
         if self.table is not None:
             settings = replace(settings, drafter=Replay(prior=self.table))
-        return chosen_window(replace(self.target, start_states=None), settings)
+        return undisturbed_window(replace(self.target, start_states=None), settings)
 
     def _engine(self, window: int) -> Engine:
-        target, how = self.target, self.how
+        target, options = self.target, self.options
         steps = min(window + 1, len(target.std))
         if self.follow:
             self.recorded = _FollowedTarget(self, len(target.std))
-        elif how.warm or how.pilots:
-            self.recorded = RecordingTarget(target, len(self.data), len(target.std) if how.pilots else steps)
-        if how.warm:
+        elif options.warm or options.pilots:
+            self.recorded = RecordingTarget(
+                target, len(self.data), len(target.std) if options.pilots else steps
+            )
+        if options.warm:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
             table, slope = self.table, None
             if table is not None and table.slope is not None:
@@ -286,16 +284,12 @@ def _captured(network: Any) -> tuple:
     return (*(tensor.data_ptr() for tensor in tensors), *values)
 
 
-class NothingGains(Exception):
-    """No window is faster than the sequential loop."""
-
-
 @dataclass(eq=False)
 class Plans:
     """What is kept between the plans of one policy."""
 
     settings: Settings
-    how: PlanSettings
+    options: PlanSettings
     prior: Prior | None
     """Given, or fitted on the first plans."""
     planners: dict[tuple, Planner] = field(default_factory=dict)
@@ -307,30 +301,43 @@ class Plans:
     turn: threading.RLock = field(default_factory=threading.RLock, repr=False)
     """Held while a plan is drawn, since planners keep its conditions: plans of several threads wait for one another."""
 
-    def planner(self, kind: tuple, make: Callable[[PlanSettings, Prior | None], Planner]) -> Planner:
-        """The planner of such requests, made when the first one comes; the one not used for longest makes room."""
+    def draw(
+        self,
+        kind: tuple,
+        request: Request,
+        scheduler: Any,
+        watch: Callable[[Chain], Any],
+        *,
+        follow: bool = False,
+    ) -> tuple[Planner, Tensor, Run]:
+        """Plans, what drew them and what they cost; once there are pilots enough, later plans have a prior.
+
+        A planner is made when the first request of its kind comes, after `watch` has compared the policy's method with
+        the chain; the one not used for longest makes room.
+        """
         planner = self.planners.pop(kind, None)
         if planner is None:
-            how = self.how if self.prior is None else replace(self.how, prior=None, pilots=None)
-            planner = make(replace(how, trace=False) if kind in self.known else how, self.prior)
+            options = self.options if self.prior is None else replace(self.options, prior=None, pilots=None)
+            options = replace(options, trace=options.trace and kind not in self.known)
+            chain = policy_chain(scheduler, request.step_options)
+            if options.trace:
+                watch(chain)
+            planner = Planner(request, chain, self.settings, options, self.prior, follow=follow)
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
         self.planners[kind] = planner
-        return planner
-
-    def draw(
-        self, kind: tuple, request: Request, make: Callable[[PlanSettings, Prior | None], Planner]
-    ) -> tuple[Planner, Tensor, Run]:
-        """Plans, what drew them and what they cost; once there are pilots enough, later plans have a prior."""
-        planner = self.planner(kind, make)
         if planner.window is None:
-            raise NothingGains
+            raise NothingGains(len(planner.target.std), len(request.data))
         plans, run = planner.plan(request, seeds_from(request.generator, len(request.data)))
         run.report.evidence.steps_replayed, planner.unreported = planner.unreported, 0
         self.known.add(kind)
-        if planner.how.pilots:
-            self.pilots.append(planner.paths())
-            if sum(len(states) for states, _ in self.pilots) >= planner.how.pilots:
+        if planner.options.pilots:
+            assert planner.recorded is not None
+            every = slice(planner.recorded.steps)
+            self.pilots.append(
+                (planner.recorded.states[:, every].clone(), planner.recorded.predictions[:, every].clone())
+            )
+            if sum(len(states) for states, _ in self.pilots) >= planner.options.pilots:
                 states, predictions = (torch.cat(parts) for parts in zip(*self.pilots, strict=True))
                 assert planner.window is not None
                 self.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
@@ -405,7 +412,11 @@ def policy_chain(scheduler: Any, options: dict[str, Any]) -> Chain:
     """
     clipped = options.get("use_clipped_model_output", False)
     chain = scheduler_chain(scheduler, eta=options.get("eta", 0.0), use_clipped=clipped)
-    require_fixed_variance(chain)
+    if chain.low_variance is not None:  # whose extra noise is no part of what policies are drawn with
+        raise ValueError(
+            "a learned variance (variance_type='learned_range') is not served in a policy; use "
+            "variance_type='fixed_small', or foresample.targets.from_scheduler with the network"
+        )
     if chain.scale is not None or chain.start_scale != 1.0:
         raise ValueError(
             f"a policy's loop starts from unit noise and shows its states as they are, and {type(scheduler).__name__} "
@@ -414,11 +425,8 @@ def policy_chain(scheduler: Any, options: dict[str, Any]) -> Chain:
     return chain
 
 
-def require_eval(model: Any) -> None:
+def require_eval(model: Any, network: Any = None) -> None:
+    """Refuse a policy in training mode, and a network that draws or mixes rows."""
     if getattr(model, "training", False):
         raise ValueError("the policy is in training mode; call policy.eval() before planning")
-
-
-def require_fixed_network(network: Any) -> None:
-    """Refuse a policy's network that draws or mixes rows."""
     require_fixed(network, "the policy's network", "; call policy.eval()")

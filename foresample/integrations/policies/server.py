@@ -21,8 +21,8 @@ _OPEN = (
 )
 
 
-def accelerated_server(server: Any, **how: Any) -> Any:
-    """A subclass of LeRobot's `PolicyServer` whose policies are accelerated; `how` goes to `foresample.accelerate`.
+def accelerated_server(server: Any, **options: Any) -> Any:
+    """A subclass of LeRobot's `PolicyServer` whose policies are accelerated; `options` goes to `foresample.accelerate`.
 
     A policy that cannot be is refused, and the client told why.
     """
@@ -36,7 +36,7 @@ def accelerated_server(server: Any, **how: Any) -> Any:
         def SendPolicyInstructions(self, request: Any, context: Any) -> Any:
             answer = super().SendPolicyInstructions(request, context)
             if self.policy is not None:
-                accelerate(self.policy, **how)
+                accelerate(self.policy, **options)
             return answer
 
         def _get_action_chunk(self, observation: dict[str, Any]) -> Any:

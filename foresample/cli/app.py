@@ -1,0 +1,50 @@
+"""The commands by their names. Torch is imported after a command's options have been checked."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from foresample.cli import interrupts, options
+from foresample.cli.console import Commands, echo
+from foresample.provenance import __version__
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
+
+
+def _add(name: str, options_of: type[options.Options]) -> None:
+    """Add a command whose options are the fields of a dataclass; the module of its name does the work."""
+
+    def command(**given: Any) -> None:
+        chosen = options_of(**given)
+        chosen.check()
+        work = import_module(f"foresample.cli.{name.replace('-', '_')}")
+        interrupts.expect()
+        work.run(chosen)
+
+    command.__doc__ = options_of.__doc__
+    command.__signature__ = inspect.signature(options_of)  # type: ignore[attr-defined]
+    app.command(name)(command)
+
+
+for _name, _options in options.COMMANDS.items():
+    _add(_name, _options)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        echo(f"foresample {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is."),
+    ] = False,
+) -> None:
+    """Exact speculative sampling for diffusion models."""

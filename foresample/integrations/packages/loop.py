@@ -1,0 +1,179 @@
+"""The seam for packages: what the file of a package says, and what all packages share.
+
+`accelerate` puts a `PackageLoop` in the place of a sampling function, on one object. To serve another package, write
+one file here with a subclass, and add that class to `PACKAGES` (`packages.acceleration`). The subclass says
+
+    package, kind       names for the reports and the sentences, "MONAI" and "DiffusionInferer" say
+    functions(served)   which objects are served: the names of their sampling functions; () for any other object
+    owners, steps       whose code is trusted: the classes the function may be of, or the whole package, and the names
+                        of the further functions that it calls
+    refuse()            what is refused before anything is replaced; may be left out
+    drawing(asked)      what one call draws: its chain and network, read off the object as it is now, and its arguments,
+                        of which those that cannot be served are refused
+
+Nothing is imported from a package: an object is known by its attributes. The rest is done here: at every call the
+functions must be the package's own, neither overridden nor patched; the network must be in eval mode; the window is
+chosen, the samples are drawn and reported. Where no window gains, the package's own function is called.
+A loop that may step in other ways than its tables say is also run once with made-up answers (`compare`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from foresample.chains import Chain
+from foresample.contracts import Target
+from foresample.core.report import Observer
+from foresample.engine import Engine
+from foresample.integrations.explain import Rerun, Standard, require_explained
+from foresample.integrations.networks import require_fixed
+from foresample.integrations.replaced import REPORT, Replaced
+from foresample.integrations.trusted import library_name, require_current
+from foresample.integrations.untouched import NothingGains, kept_random_state, undisturbed_window
+from foresample.settings import Settings
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What one call of a package's function draws.
+
+    `network` is refused in training mode if it has dropout or batch normalisation; `result` makes what the function
+    returns of the samples, [count, *shape]; `trusted` says what no check covers besides the function itself.
+    """
+
+    target: Target
+    count: int
+    network: Any
+    result: Callable[[Tensor], Any]
+    trusted: tuple[str, ...] = ()
+    observe: Observer | None = None
+
+
+class PackageLoop(ABC):
+    """Stands in for a sampling function of an object, with its arguments and its distribution; see the module."""
+
+    package: ClassVar[str]
+    kind: ClassVar[str]
+    owners: ClassVar[tuple[str, ...]]
+    steps: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, served: Any, name: str, settings: Settings, replaced: Replaced) -> None:
+        self.served, self.name, self.settings, self.replaced = served, name, settings, replaced
+        self.original: Callable[..., Any] = getattr(served, name)
+        functools.update_wrapper(self, self.original)
+        self._windows: dict[tuple, int | None] = {}  # for each kind of call
+        self._compared: Any = None  # what the object held when its own loop was run
+        self._unreported = 0  # steps compared, until a report says so
+        self._require_own()
+        self.refuse()
+
+    @staticmethod
+    @abstractmethod
+    def functions(served: Any) -> tuple[str, ...]:
+        """The sampling functions of an object that are replaced; () if it is none of this package."""
+
+    def refuse(self) -> None:  # noqa: B027
+        """Refuse, before anything is replaced, an object that cannot be served."""
+
+    @abstractmethod
+    def drawing(self, asked: dict[str, Any]) -> Drawing:
+        """What a call with these arguments, defaults included, draws; with gradients off."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        require_current(self.original, self.served, self.name)
+        self._require_own()
+        put_back = kept_random_state()
+        with torch.no_grad():
+            drawing = self.drawing(self._asked(args, kwargs))
+            require_fixed(drawing.network)
+            window = self._window(drawing)
+            if window is not None:
+                return drawing.result(self._draw(drawing, window))
+        put_back()
+        slower = NothingGains(len(drawing.target.std), drawing.count)
+        result, report = slower.run(self.original, *args, **kwargs)
+        setattr(self.served, REPORT, report)
+        return result
+
+    def _asked(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments of a call by their names."""
+        bound = inspect.signature(self.original).bind(*args, **kwargs)
+        bound.apply_defaults()
+        asked = dict(bound.arguments)
+        for parameter in bound.signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                asked |= asked.pop(parameter.name)
+        return asked
+
+    def _window(self, drawing: Drawing) -> int | None:
+        target, settings = drawing.target, self.settings.for_count(drawing.count)
+        call = (drawing.count, len(target.std), target.shape, target.std.dtype, target.std.device)
+        if call not in self._windows:
+            self._windows[call] = undisturbed_window(target, settings)
+        return self._windows[call]
+
+    def _draw(self, drawing: Drawing, window: int) -> Tensor:
+        """Samples with seeds of torch's generator."""
+        settings = replace(self.settings.for_count(drawing.count), window=window)
+        run = Engine(drawing.target, settings).sample(torch.randint(2**62, (drawing.count,)), drawing.observe)
+        own = f"{self.package}'s own {getattr(self, '__qualname__', self.name)}"
+        run.report.evidence.trusted += [own, *drawing.trusted]
+        run.report.evidence.steps_replayed, self._unreported = self._unreported, 0
+        setattr(self.served, REPORT, run.report)
+        return run.samples
+
+    # ------------------------------------------------------------ what is refused
+
+    def _require_own(self) -> None:
+        """Refuse a function that is not the package's own."""
+        for name in (self.name, *self.steps):
+            method = self.original if name == self.name else getattr(self.served, name, None)
+            own = library_name(method, self.served) or ""
+            if method is not None and not any(own.startswith(f"{owner}.") for owner in self.owners):
+                raise ValueError(
+                    f"{type(self.served).__name__}.{name} is not {self.owners[0]}'s own function: it is overridden or "
+                    "patched, and may do something else at any sample; use the package's own class, or make a target "
+                    "with foresample.targets"
+                )
+
+    def refuse_others(self, asked: dict[str, Any], *names: str) -> None:
+        """Refuse arguments besides these, unless they have their defaults."""
+        defaults = {p.name: p.default for p in inspect.signature(self.original).parameters.values()}
+        unknown = [
+            n
+            for n, value in asked.items()
+            if n not in names and (n not in defaults or value is not defaults[n])
+        ]
+        if unknown:
+            raise ValueError(f"an accelerated loop cannot take {', '.join(unknown)}: restore it first")
+
+    def compare(
+        self,
+        chain: Chain,
+        held: Any,
+        run: Callable[[torch.Generator], Any],
+        instead: Callable[[nn.Module], AbstractContextManager[Any]],
+        device: torch.device,
+    ) -> None:
+        """Run the package's own loop, and refuse it if it makes other states than the chain; once for what is `held`.
+
+        `run` runs it, with this generator where it takes one; `instead` puts another network in the place of its own.
+        """
+        if held == self._compared:
+            return
+        sentence = (
+            f"{type(self.served).__name__} has steps of its own, which are not those of the chain read off it: "
+            "{what}; make a target with foresample.targets"
+        )
+        standard = Standard(sentence, rounding={}, coarse=1e-3, scale=lambda x: 1 + x.abs())
+        require_explained(Rerun(standard, run, instead, device), chain)
+        self._compared, self._unreported = held, len(chain.std)

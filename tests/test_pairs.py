@@ -1,0 +1,425 @@
+"""Every way to draw together with every two settings: the samples are those of `fs.sample` with the same seeds.
+
+`ROWS` has every two values of two settings in some row, and each row is drawn in every way of `WAYS`. Each way has a
+chain of its own kind, and its samples are held to those that `fs.sample` draws from that chain, built by hand, with
+the same start states, conditions and seeds. A setting that a way does not have is refused by a sentence of `REFUSED`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foresample as fs
+from foresample.core.noise import seeds_of
+from foresample.engine.slots import in_order
+from foresample.engine.tuning import Trial
+from foresample.integrations.packages.gaussian import gaussian_chain
+from foresample.targets import ChainTarget
+from tests.support.small_chains import mixture
+
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+from tests.integrations.test_packages import gaussian  # noqa: E402
+from tests.support.pipelines import stable_diffusion  # noqa: E402
+from tests.support.policies import lerobot  # noqa: E402
+
+COUNT, WINDOW = 3, 3
+Settings = dict[str, Any]
+VALUES: dict[str, tuple[Any, ...]] = {
+    "window": (WINDOW, "auto", "tuning", "no gain"),
+    "drafter": ("replay", "no secant", "head", "parent", "nearest", "prior", "model"),
+    "block": (None, 1),
+    "recycle": (True, False),
+    "slots": (None, 2),
+    "look": (True, False),
+    "conditions": (False, True),
+    "callback": (False, True),
+}
+"""The settings and their values; the first is the default. `conditions` are the target's, one for each sample."""
+
+
+def every_two(values: dict[str, tuple[Any, ...]]) -> list[Settings]:
+    """Rows in which every value of a setting meets every value of each other one."""
+    chosen, generator = [], random.Random(0)
+    left = {
+        frozenset([(a, x), (b, y)])
+        for a, b in combinations(values, 2)
+        for x, y in product(range(len(values[a])), range(len(values[b])))
+    }
+    every = [dict(zip(values, one, strict=True)) for one in product(*(range(len(v)) for v in values.values()))]
+    while left:
+        rows = generator.sample(every, min(len(every), 300))
+        best = max(rows, key=lambda row: sum(pair <= set(row.items()) for pair in left))
+        left -= {pair for pair in left if pair <= set(best.items())}
+        chosen.append({name: values[name][at] for name, at in best.items()})
+    return chosen
+
+
+ROWS = every_two(VALUES)
+
+
+# ------------------------------------------------------------------ the ways: a chain and how it is drawn
+
+
+@dataclass(frozen=True)
+class Way:
+    """How samples of one kind of chain are drawn."""
+
+    chain: Callable[[bool], tuple[Any, ChainTarget]]
+    """With conditions or without: what is drawn from, and the same chain for `fs.sample`."""
+    draw: Callable[..., tuple[Tensor, Any]]
+    """(what is drawn from, target, settings, callback or none) -> samples, and the report if there is one."""
+    seeds: Callable[[], Tensor] = lambda: seeds_of(3, COUNT)
+    slots: int = COUNT
+    """Slots where none are given."""
+    lacks: tuple[str, ...] = ()
+    """Settings, or their values, that are refused."""
+    exact: bool = True
+    """Whether the samples are the same bits; else up to rounding of float32."""
+
+
+CONDITIONS = torch.linspace(-0.5, 0.5, COUNT, dtype=torch.float64)
+
+
+def shifts(conditions: bool) -> Tensor:
+    return CONDITIONS if conditions else torch.zeros_like(CONDITIONS)
+
+
+def flow(conditions: bool) -> tuple[None, ChainTarget]:
+    base, shift = mixture().flow(6, 1.0), shifts(conditions)
+    network = lambda x, time, row: base.network(x, time, row) + shift[row].unsqueeze(1)  # noqa: E731
+    return None, replace(base, network=network)
+
+
+class Seen:
+    """An observer that keeps the last state of every sample."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.last = steps, torch.full((COUNT, 2), torch.nan, dtype=torch.float64)
+
+    def __call__(self, commit: fs.Commit) -> None:
+        for r, sample in enumerate(commit.sample.tolist()):
+            count = int(commit.committed[r])
+            if int(commit.step[r]) + count == self.steps:
+                self.last[sample] = commit.states[r, count - 1]
+
+
+def drawn(_: None, target: ChainTarget, settings: Settings, callback: bool) -> tuple[Tensor, Any]:
+    seen = Seen(len(target.std)) if callback else None
+    run = fs.sample(target, seeds=seeds_of(3, COUNT), observe=seen, **settings)
+    assert seen is None or torch.equal(seen.last, run.samples)
+    return run.samples, run.report
+
+
+def by_engine(_: None, target: ChainTarget, settings: Settings, callback: bool) -> tuple[Tensor, Any]:
+    seen = Seen(len(target.std)) if callback else None
+    x = in_order(list(fs.Engine(target, **settings).draw(seeds_of(3, COUNT), seen))).x
+    assert seen is None or torch.equal(seen.last, x)
+    return x, None
+
+
+def streamed(_: None, target: ChainTarget, settings: Settings, callback: bool) -> tuple[Tensor, Any]:
+    return torch.stack([sample.x for sample in fs.stream(target, COUNT, seed=3, **settings)]), None
+
+
+def generated(_: None, target: ChainTarget, settings: Settings, callback: bool) -> tuple[Tensor, Any]:
+    said: list[Any] = []
+    with TemporaryDirectory() as out:
+        more: Settings = {"progress": said.append} if callback else {}
+        dataset = fs.generate(target, COUNT, out=Path(out), shard=2, seed=3, **more, **settings)
+        assert bool(said) == callback
+        return torch.cat(list(dataset.samples())), None
+
+
+SIGMAS = torch.cat([fs.chains.karras_sigmas(6, 0.1, 8.0), torch.zeros(1, dtype=torch.float64)])
+
+
+def denoise(x: Tensor, sigma: Tensor, shift: Tensor) -> Tensor:
+    return 0.9 * torch.tanh(1.5 * x / (1 + sigma.unsqueeze(1))) + shift.unsqueeze(1)
+
+
+def ancestral(conditions: bool) -> tuple[Settings, ChainTarget]:
+    x = 8 * torch.randn(COUNT, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    shift, chain = shifts(conditions), fs.chains.euler_ancestral_chain(SIGMAS)
+    network = lambda x, sigma, row: denoise(x, sigma, shift[row])  # noqa: E731
+    target = fs.targets.from_chain(network, chain, (2,), start=x, dtype=torch.float64)
+    return {"x": x, "extra_args": {"shift": shift}}, target
+
+
+def sampled(given: Settings, _: ChainTarget, settings: Settings, callback: bool) -> tuple[Tensor, Any]:
+    reports: list[fs.Report] = []
+    x = fs.samplers.sample_euler_ancestral(
+        denoise, sigmas=SIGMAS, seed=3, report=reports.append, **given, **settings
+    )
+    return x, reports[0]
+
+
+def scheduled(scheduler: Any, steps: int, network: Any, shape: tuple[int, ...]) -> ChainTarget:
+    scheduler.set_timesteps(steps)
+    return fs.targets.from_scheduler(scheduler, network, shape)
+
+
+def robot(conditions: bool) -> tuple[Any, ChainTarget]:
+    policy, condition = lerobot(), torch.tensor([[0.3, -0.5, 1.0]]).expand(COUNT, 3)
+    condition = condition + shifts(conditions).float().unsqueeze(1)
+    net, scheduler = deepcopy(policy.diffusion.unet), policy.diffusion.noise_scheduler
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:  # of a plan as one list of numbers
+        return net(x.view(-1, 4, 2), time, global_cond=condition[row]).flatten(1)
+
+    return SimpleNamespace(policy=policy, condition=condition), scheduled(scheduler, 20, network, (8,))
+
+
+def planned(given: Any, _: ChainTarget, settings: Settings | None, callback: bool) -> tuple[Tensor, Any]:
+    diffusion, generator = given.policy.diffusion, torch.Generator().manual_seed(1)
+    drafter = (settings or {}).get("drafter")
+    if settings and isinstance(drafter, fs.Replay) and drafter.prior is not None:
+        settings = settings | {"prior": drafter.prior, "drafter": None}
+    with accelerated(diffusion, settings), torch.no_grad():
+        plans = diffusion.conditional_sample(COUNT, global_cond=given.condition, generator=generator)
+        return plans.flatten(1), getattr(diffusion, "foresample_report", None)
+
+
+def accelerated(served: Any, settings: Settings | None) -> Any:
+    """Settings that are none leave it as it is."""
+    return nullcontext() if settings is None else fs.accelerate(served, **settings)
+
+
+def plan_seeds() -> Tensor:
+    return torch.randint(2**63 - 1, (COUNT,), generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def pipeline() -> Any:
+    with TemporaryDirectory() as folder:
+        return stable_diffusion(Path(folder))
+
+
+def generators() -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(COUNT)]
+
+
+def pictures(conditions: bool) -> tuple[Any, ChainTarget]:
+    pipe, embeds = pipeline(), torch.randn(COUNT, 5, 16, generator=torch.Generator().manual_seed(5))
+    embeds = embeds if conditions else embeds[:1].expand(COUNT, -1, -1)
+    start = torch.cat([torch.randn(1, 4, 4, 4, generator=one) for one in generators()])
+    unet = deepcopy(pipe.unet)
+    network = lambda x, time, row: unet(x, time, encoder_hidden_states=embeds[row]).sample  # noqa: E731
+    return (pipe, embeds), replace(scheduled(pipe.scheduler, 8, network, (4, 4, 4)), start_states=start)
+
+
+def painted(given: Any, _: ChainTarget, settings: Settings | None, callback: bool) -> tuple[Tensor, Any]:
+    (pipe, embeds), latents = given, []
+
+    def keep(pipe: Any, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        latents.append(tensors["latents"].clone())
+        return tensors
+
+    more = {"callback_on_step_end": keep} if callback else {}
+    with accelerated(pipe, settings):
+        images = pipe(
+            prompt_embeds=embeds,
+            num_inference_steps=8,
+            guidance_scale=1.0,
+            height=8,
+            width=8,
+            output_type="latent",
+            generator=generators(),
+            **more,
+        ).images
+        report = getattr(pipe, "foresample_report", None)
+    assert len(latents) == (8 if callback else 0)
+    assert not latents or torch.equal(latents[-1], images)
+    return images, report
+
+
+def image_seeds() -> Tensor:
+    found = generators()
+    for generator in found:
+        torch.randn(1, 4, 4, 4, generator=generator)
+    return torch.tensor([int(torch.randint(2**62, (), generator=one)) for one in found])
+
+
+def diffusion(conditions: bool) -> tuple[Any, ChainTarget]:
+    served = gaussian()
+    torch.manual_seed(3)
+    start = torch.randn(COUNT, 1, 1, 2)
+    network = lambda x, time, row: served.model(x, time)  # noqa: E731
+    chain = gaussian_chain(served)
+    return served, fs.targets.from_chain(network, chain, start.shape[1:], start=start)
+
+
+def diffused(served: Any, _: ChainTarget, settings: Settings | None, callback: bool) -> tuple[Tensor, Any]:
+    with accelerated(served, settings):
+        torch.manual_seed(3)
+        samples = served.sample(batch_size=COUNT)
+        return 2 * samples - 1, getattr(served, "foresample_report", None)
+
+
+def package_seeds() -> Tensor:
+    torch.manual_seed(3)
+    torch.randn(COUNT, 1, 1, 2)
+    return torch.randint(2**62, (COUNT,))
+
+
+WAYS = {
+    "sample": Way(flow, drawn),
+    "stream": Way(flow, streamed, lacks=("callback",)),
+    "Engine.draw": Way(flow, by_engine, slots=1),
+    "generate": Way(flow, generated),
+    "samplers": Way(ancestral, sampled, lacks=("callback",)),
+    "policy": Way(robot, planned, plan_seeds, lacks=("slots", "callback"), exact=False),
+    "pipeline": Way(pictures, painted, image_seeds, lacks=("slots",), exact=False),
+    "package": Way(
+        diffusion,
+        diffused,
+        package_seeds,
+        lacks=("slots", "conditions", "callback"),
+        exact=False,
+    ),
+}
+
+
+def drafter_of(name: str, target: ChainTarget) -> Any:
+    makers: dict[str, Callable[[], Any]] = {
+        "replay": fs.Replay,
+        "no secant": lambda: fs.Replay(secant=False),
+        "prior": lambda: fs.Replay(prior=fs.fit_prior(target, window=WINDOW, pilots=8, rows=COUNT)),
+        "model": lambda: fs.DraftModel(target),
+    }
+    return makers[name]() if name in makers else fs.Frozen(name)  # type: ignore[arg-type]
+
+
+def window_of(name: Any, target: ChainTarget, slots: int) -> Any:
+    """A window, "auto", or a tuning for so many slots."""
+    if name not in ("tuning", "no gain"):
+        return name
+    trials = [Trial(WINDOW, slots * (WINDOW + 1), 1e-3, 1e-3, 2.0, 1.5)]
+    best = (WINDOW, 1.5) if name == "tuning" else (None, None)
+    return fs.Tuning(len(target.std), slots, 1e-3, trials, *best)
+
+
+def told(row: Settings) -> str:
+    return (
+        ", ".join(f"{name} {value}" for name, value in row.items() if value != VALUES[name][0])
+        or "all defaults"
+    )
+
+
+def cells() -> Iterator[Any]:
+    for name, way in WAYS.items():
+        for row in ROWS:
+            kept = {
+                s: VALUES[s][0] if s in way.lacks or value in way.lacks else value for s, value in row.items()
+            }
+            marks = [pytest.mark.slow] if name == "pipeline" else []
+            yield pytest.param(name, kept, id=f"{name}: {told(kept)}", marks=marks)
+
+
+@pytest.fixture(autouse=True)
+def _few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is measured, the window is 2 or there is none."""
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
+    monkeypatch.setattr("foresample.engine.tuning.WINDOWS", (2,))
+    monkeypatch.setattr("foresample.integrations.diffusers.pipelines.WINDOWS", (2,))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "row"), list(cells()))
+def test_the_samples_are_those_of_the_plain_call(name: str, row: Settings) -> None:
+    way = WAYS[name]
+    given, target = way.chain(row["conditions"])
+    drafter = drafter_of(row["drafter"], target)
+    window = window_of(row["window"], target, row["slots"] or way.slots)
+    deciding = {"drafter": drafter, "block": row["block"], "recycle": row["recycle"]}
+    running = {"look": row["look"]} | ({"slots": row["slots"]} if row["slots"] else {})
+    samples, report = way.draw(given, target, {"window": window, **deciding, **running}, row["callback"])
+    speculative = fs.sample(
+        target, seeds=way.seeds(), window=2 if window == "auto" else WINDOW, **deciding
+    ).samples
+    sequential = fs.sequential(target, seeds=way.seeds()).samples
+    if not way.exact:  # a loop that is left as it is has noise of its own
+        sequential = way.draw(given, target, None, False)[0]
+    expected = {"speculative": speculative, "sequential": sequential}
+    assert report is not None or way.exact, "the cost of a plan or an image is always reported"
+    if window != "auto":
+        found = "sequential" if row["window"] == "no gain" else "speculative"
+    elif report is None:
+        found = "either"
+    else:
+        found = "sequential" if report.method.startswith("sequential") else "speculative"
+    gap = min(float((samples - one).abs().max()) for name, one in expected.items() if found in (name, "either"))
+    assert gap == 0 if way.exact else gap < 1e-4
+    assert report is None or row["window"] not in (WINDOW, "tuning") or report.window == WINDOW
+
+
+def test_a_changed_sample_is_seen() -> None:
+    """The comparison above can fail: a drafter of another kind draws other samples from the same seeds."""
+    _, target = flow(False)
+    one, other = (
+        fs.sample(target, seeds=seeds_of(3, COUNT), window=WINDOW, drafter=fs.Frozen(kind)).samples
+        for kind in ("head", "parent")
+    )
+    assert not torch.equal(one, other)
+
+
+# ------------------------------------------------------------------ what a way does not have
+
+
+CUDA = "graph=True needs a target on a CUDA device"
+REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
+    ("sample", "graph"): ({"graph": True}, CUDA),
+    ("stream", "graph"): ({"graph": True}, CUDA),
+    ("Engine.draw", "graph"): ({"graph": True}, CUDA),
+    ("generate", "graph"): ({"graph": True}, CUDA),
+    ("samplers", "graph"): ({"graph": True}, CUDA),
+    ("policy", "graph"): ({"graph": True}, "graph=True needs a policy on a CUDA device: move it there first"),
+    ("pipeline", "graph"): (
+        {"graph": True},
+        "graph is an option of a policy, not of a pipeline: leave graph out",
+    ),
+    ("package", "graph"): ({"graph": True}, "graph is an option of a policy, not of a package's sampler"),
+    ("stream", "callback"): (
+        {"observe": print},
+        "observe is not a setting here: the settings are window, drafter",
+    ),
+    ("samplers", "callback"): (
+        {"callback": print},
+        "callback cannot be had with speculative samples: leave it out",
+    ),
+    ("policy", "callback"): ({"observe": print}, "observe is not an option of accelerate"),
+    ("package", "callback"): ({"observe": print}, "observe is not an option of accelerate"),
+    ("policy", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
+    ("pipeline", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
+    ("package", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
+}
+"""What a way is given, and the sentence that refuses it."""
+
+
+def test_whatever_is_left_out_of_the_table_is_refused() -> None:
+    lacking = {(name, setting) for name, way in WAYS.items() for setting in (*way.lacks, "graph")}
+    assert lacking == REFUSED.keys() | {("package", "conditions")}  # this network takes none
+
+
+@pytest.mark.parametrize(("name", "setting"), REFUSED)
+def test_a_setting_that_a_way_does_not_have_is_refused(name: str, setting: str) -> None:
+    way, (told, sentence) = WAYS[name], REFUSED[name, setting]
+    given, target = way.chain(False)
+    told = {"window": WINDOW} | told
+    told["window"] = window_of(told["window"], target, COUNT)
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        way.draw(given, target, {"drafter": fs.Replay()} | told, False)
