@@ -77,7 +77,7 @@ FLOW = torch.linspace(1, 0.1, STEPS, dtype=f64)
 
 
 def sigmas() -> Tensor:
-    return torch.cat([fs.chains.karras_sigmas(STEPS, 0.1, 8.0), torch.zeros(1, dtype=f64)])
+    return fs.chains.karras_sigmas(STEPS, 0.1, 8.0)
 
 
 def sde(process: Any, predictor: Any, **more: Any) -> Callable[[], Any]:

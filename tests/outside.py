@@ -103,6 +103,9 @@ def use_chains() -> list[chains.Chain]:
         chains.dpmpp_3m_sde_chain(sigmas),
         chains.dpmpp_sde_chain(sigmas),
         *(chains.reverse_sde_chain(process, 5) for process in processes),
+        chains.sde_chain(
+            [0.9, 0.5, 0.1], processes[0].drift, processes[0].diffusion, levels=processes[0].levels
+        ),
     ]
 
 
@@ -115,6 +118,17 @@ def use_targets() -> list[fs.Target]:
     waves: targets.FrequencyTarget = targets.in_frequencies(
         targets.langevin(lambda x, step, row: -x, (1, 2, 2), step_size=0.01, steps=6)
     )
+
+    def walk(prediction: torch.Tensor, x: torch.Tensor, k: int, noise: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * prediction + 0.3 * noise
+
+    step: targets.Step = walk
+    by_step: targets.StepTarget = targets.from_step(step, lambda x, k, row: -x, (2,), 6)
+    assert float(targets.step_error(by_step, step).max()) < 1e-5
+    inside: targets.ConstrainedTarget = targets.constrained(
+        vp, lambda x, row: x.mean(1, keepdim=True).expand_as(x)
+    )
+    assert inside.constrained(torch.ones(3, 2)).shape == (3, 2)
     assert waves.pictures(fs.sample(waves, 2, window=3).samples).shape == (2, 1, 2, 2)
     return [
         vp,
@@ -122,7 +136,16 @@ def use_targets() -> list[fs.Target]:
         targets.flow(network, torch.linspace(1, 0.1, 6), (2,), churn=1.0),
         targets.from_edm(network, chains.karras_sigmas(6, 0.1, 10.0), (2,), churn=2.0),
         targets.reverse_sde(network, chains.VP(), 6, (2,)),
+        targets.from_sde(
+            network, [0.9, 0.5, 0.2, 0.1], lambda t: -t, lambda t: (2 * t).sqrt(), (2,), start_std=2.0
+        ),
         targets.langevin(network, (2,), step_size=0.01, steps=6),
+        by_step,
+        targets.guided(vp, lambda x, step, row: -(x**2).sum(1)),
+        targets.vp(targets.with_gradients(network), torch.linspace(0.1, 0.9, 6), (2,)),
+        inside,
+        targets.centred(targets.langevin(network, (3, 2), step_size=0.01, steps=6)),
+        targets.fixed(vp, torch.ones(2), torch.tensor([1, 0])),
         mixture.flow(6, 1.0),
         Walk(6),
     ]

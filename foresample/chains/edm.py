@@ -27,7 +27,6 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from foresample.chains.chain import Chain, Levels, denoising_chain
 from foresample.chains.sigmas import Sigmas, check_levels, two_calls
@@ -89,15 +88,3 @@ def edm_chain(
         return chain
     inner = towards if steps == "heun" else towards.sqrt()
     return two_calls(chain, churned, inner, 1 / inner if steps == "midpoint" else 0.5 / inner)
-
-
-def karras_sigmas(steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
-    """Noise levels from sigma_max down to sigma_min, even in σ^(1/ρ), [steps], float64; without the final 0."""
-    if not 0 < sigma_min < sigma_max or steps < 2 or not rho > 0:
-        raise ValueError(
-            f"cannot lay {steps} levels from sigma_max={sigma_max:g} to sigma_min={sigma_min:g} with "
-            f"rho={rho:g}: use at least 2 steps, 0 < sigma_min < sigma_max and rho > 0"
-        )
-    ramp = torch.linspace(0, 1, steps, dtype=torch.float64)
-    top, bottom = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
-    return (top + ramp * (bottom - top)) ** rho

@@ -1,27 +1,37 @@
-"""Reverse-time SDEs (Song et al. 2021) from a score network: VP, VE and sub-VP, discretised in two ways.
+"""Reverse-time SDEs (Song et al. 2021) from a score network, on any grid of times.
 
-Forward, dx = f(t) x dt + g(t) dw, so that x_t = α(t) x0 + σ(t) ξ. In reverse, from t = 1 to `end` in N steps:
+Forward, dx = f(t) x dt + g(t) dw, so that x_t = α(t) x0 + σ(t) ξ. In reverse, Euler–Maruyama from t to t − Δ is
 
-    Euler–Maruyama        x' = (1 − f/N) x + (g²/N) score + (g/√N) z
+    x' = (1 − f Δ) x + (1 + η²)/2 g² Δ score + η g √Δ z,
+
+where η = 1 is the reverse SDE and η → 0 its probability flow, with the same marginals. The last step adds its noise,
+or adds none, or is followed by the denoised estimate (x + σ² score)/α at the last time: one more network call.
+
+`reverse_sde_chain` has the grid of score_sde: N times linspace(1, end, N) and steps of 1/N, which are not the
+differences of these times, so a grid of times alone does not describe it. Besides Euler–Maruyama it knows
+
     reverse diffusion     the forward chain's own discretisation, turned around:
                           VP  x' = (2 − √(1 − β)) x + β score + √β z,       β = β(t)/N at the step's index
                           VE  x' = x + (σ_i² − σ_{i−1}²) score + √(σ_i² − σ_{i−1}²) z
                           sub-VP has none of its own: Euler–Maruyama
-
-The times are t = linspace(1, end, N) and a step's size is 1/N, as in score_sde; the last step adds no noise
-unless told to.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from foresample.chains.chain import Chain, Kind, Levels, denoising_chain
+
+OfTime = Callable[[Tensor], Tensor | float]
+"""A function of times [N], float64."""
+Last = Literal["noisy", "noiseless", "denoised"]
+"""The last step of a reverse SDE; see the module."""
 
 
 class Process(Protocol):
@@ -35,10 +45,10 @@ class Process(Protocol):
         """α and σ."""
 
     def drift(self, t: Tensor) -> Tensor:
-        """f"""
+        """f, a number times the state."""
 
     def diffusion(self, t: Tensor) -> Tensor:
-        """g"""
+        """g, of the noise."""
 
     def discrete(self, t: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """(A, G) of the reverse-diffusion predictor: x' = A x + G² score + G z."""
@@ -99,8 +109,7 @@ class VE:
         return self.sigma_max
 
     def levels(self, t: Tensor) -> Levels:
-        sigma = self._sigma(t)
-        return Levels(torch.ones_like(t), sigma, norm=(1 + sigma**2).sqrt())
+        return Levels.exploding(self._sigma(t))
 
     def drift(self, t: Tensor) -> Tensor:
         return torch.zeros_like(t)
@@ -118,6 +127,60 @@ class VE:
         return self.sigma_min * (self.sigma_max / self.sigma_min) ** t
 
 
+def sde_chain(
+    times: Tensor | Sequence[float],
+    drift: OfTime,
+    diffusion: OfTime,
+    *,
+    levels: Callable[[Tensor], Levels | tuple[Tensor, Tensor]] | None = None,
+    eta: float = 1.0,
+    last: Last = "noisy",
+    predicts: Kind = "score",
+    reuse: Kind = "x0",
+) -> Chain:
+    """Euler–Maruyama of a reverse-time SDE on this grid of times.
+
+    Args:
+        times: [N + 1], falling from noise to data; N transitions, of which the network is told the first N times.
+        drift: f(t), for a forward drift f(t)·x; a function of times [N].
+        diffusion: g(t), likewise.
+        levels: (α(t), σ(t)) with x_t = α x0 + σ ξ, a function of times. By default they are integrated from `drift` and
+            `diffusion`, starting at t = 0 with σ = 0: drafters alone then depend on their accuracy, the chain does not.
+        eta: η > 0, how much noise the chain adds.
+        last: the last step: "noisy", "noiseless", or "denoised" (one transition more; needs `levels`).
+        predicts: what the network returns: "score", or "eps" (= −σ score), "x0", "v"; all but the score need `levels`.
+        reuse: what drafters reuse.
+    """
+    t = torch.as_tensor(times, dtype=torch.float64).cpu()
+    if t.ndim != 1 or len(t) < 2 or not (t.diff() < 0).all() or not torch.isfinite(t).all():
+        raise ValueError("times must fall strictly from noise to data, at least two of them; flip them?")
+    if last not in get_args(Last):
+        raise ValueError(f"last must be 'noisy', 'noiseless' or 'denoised', not {last!r}")
+    if levels is None and (last == "denoised" or predicts != "score"):
+        what = "last='denoised'" if last == "denoised" else f"predicts={predicts!r}"
+        raise ValueError(
+            f"{what} needs the noise levels themselves: give levels, a function t -> (alpha, sigma)"
+        )
+    if not eta > 0:
+        raise ValueError(f"eta must be positive, not {eta}: without noise there is nothing to speculate on")
+    here, size = t[:-1], -t.diff()
+    noise = _of_time(diffusion, here, "diffusion") * size.sqrt()
+    if not (noise[:-1] > 0).any():
+        raise ValueError("diffusion is 0 at these times, so there is nothing to speculate on")
+    state, std = 1 - _of_time(drift, here, "drift") * size, eta * noise
+    if last == "noiseless":
+        std[-1] = 0
+    visited = here if last != "denoised" else t
+    known = _integrated(drift, diffusion, visited) if levels is None else levels(visited)
+    known = known if isinstance(known, Levels) else _levels(*known)
+    pull = (1 + eta**2) / 2 * noise**2
+    if last == "denoised":
+        alpha, sigma = known.alpha[-1:], known.sigma[-1:]
+        state, pull = torch.cat([state, 1 / alpha]), torch.cat([pull, sigma**2 / alpha])
+        std = torch.cat([std, std.new_zeros(1)])
+    return _score_chain(visited, known, state, pull, std, predicts, reuse)
+
+
 def reverse_sde_chain(
     process: Process,
     steps: int,
@@ -128,7 +191,7 @@ def reverse_sde_chain(
     predicts: Kind = "score",
     reuse: Kind = "x0",
 ) -> Chain:
-    """The reverse-time SDE (Song et al. 2021), sampled as score_sde does without a corrector.
+    """The reverse-time SDE on score_sde's grid, without a corrector; `sde_chain` takes a grid of your own.
 
     Args:
         process: the forward SDE: `VP(…)`, `VE(…)` or `SubVP(…)`.
@@ -136,7 +199,7 @@ def reverse_sde_chain(
         predictor: "euler_maruyama" or "reverse_diffusion".
         end: the last time.
         denoise: whether the last step adds no noise.
-        predicts: what the network returns: "score", or "eps" (= −σ(t) score), "x0", "v".
+        predicts: what the network returns: "score", or "eps" (= −σ score), "x0", "v".
         reuse: what drafters reuse.
     """
     if predictor not in ("euler_maruyama", "reverse_diffusion"):
@@ -150,23 +213,64 @@ def reverse_sde_chain(
         state, noise = 1 - process.drift(t) / steps, process.diffusion(t) / math.sqrt(steps)
     else:
         state, noise = process.discrete(t, steps)
-    levels = process.levels(t)
-    c, d = levels.kind("score")
     std = noise.clone()
     if denoise:
         std[-1] = 0
-    return denoising_chain(
-        levels,
-        state_weight=state + noise**2 * c,
-        x0_weight=noise**2 * d,
-        std=std,
-        predicts=predicts,
-        reuse=reuse,
-        time=t,
-        start_scale=process.start_scale,
-    )
+    chain = _score_chain(t, process.levels(t), state, noise**2, std, predicts, reuse)
+    return replace(chain, start_scale=process.start_scale)
 
 
 def _index(t: Tensor, steps: int) -> Tensor:
     """The step of the forward chain that ends at t, as score_sde rounds it."""
     return (t * (steps - 1)).long()
+
+
+def _score_chain(
+    time: Tensor,
+    levels: Levels,
+    state: Tensor,
+    pull: Tensor,
+    std: Tensor,
+    predicts: Kind,
+    reuse: Kind,
+) -> Chain:
+    """x' = state·x + pull·score + std·z."""
+    c, d = levels.kind("score")
+    return denoising_chain(
+        levels,
+        state_weight=state + pull * c,
+        x0_weight=pull * d,
+        std=std,
+        predicts=predicts,
+        reuse=reuse,
+        time=time,
+    )
+
+
+def _integrated(drift: OfTime, diffusion: OfTime, t: Tensor) -> Levels:
+    """α = exp ∫ f and σ² = α² ∫ g²/α² from 0 to each time, by the trapezoidal rule."""
+    s = t.unsqueeze(1) * torch.linspace(0, 1, 257, dtype=torch.float64)
+    f, g = (_of_time(of, s.flatten(), "drift and diffusion").view_as(s) for of in (drift, diffusion))
+    log_alpha = torch.cumulative_trapezoid(f, s)
+    log_alpha = torch.cat([torch.zeros_like(log_alpha[:, :1]), log_alpha], dim=1)
+    sigma = log_alpha[:, -1].exp() * torch.trapezoid((g * (-log_alpha).exp()) ** 2, s).sqrt()
+    if not (torch.isfinite(sigma) & (sigma > 0)).all():
+        raise ValueError(
+            "the noise levels cannot be integrated from time 0: give levels, a function t -> (alpha, sigma)"
+        )
+    return _levels(log_alpha[:, -1].exp(), sigma)
+
+
+def _levels(alpha: Tensor, sigma: Tensor) -> Levels:
+    return Levels(alpha, sigma, norm=(alpha**2 + sigma**2).sqrt())
+
+
+def _of_time(of: OfTime, t: Tensor, name: str) -> Tensor:
+    """A number for each time."""
+    value = torch.as_tensor(of(t), dtype=torch.float64)
+    if value.numel() not in (1, len(t)):
+        raise ValueError(
+            f"{name} must be a function of times that returns a number for each, [{len(t)}], not shape "
+            f"{tuple(value.shape)}: give f of f(t)·x, and for another drift make a target with from_step"
+        )
+    return value.flatten().expand(len(t))

@@ -23,11 +23,13 @@ h = ln(σ/σ'),
 
     x' = e^{−(1+η)h} x + (1 − e^{−(1+η)h}) D + … + s_noise σ' √(1 − e^{−2ηh}) z.
 
-A transition to σ' = 0 is D itself, without noise.
+A transition to σ' = 0 is D itself, without noise. Levels that do not end at 0 leave noise in the samples: that is
+allowed, with a warning.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -108,6 +110,18 @@ def dpmpp_3m_sde_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0
     return _multistep(here, there, eta, s_noise, *third_order(h, c1, c2))
 
 
+def karras_sigmas(steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
+    """Noise levels from sigma_max down to sigma_min, even in σ^(1/ρ), and 0, as k-diffusion's: [steps + 1], float64."""
+    if not 0 < sigma_min < sigma_max or steps < 2 or not rho > 0:
+        raise ValueError(
+            f"cannot lay {steps} levels from sigma_max={sigma_max:g} to sigma_min={sigma_min:g} with "
+            f"rho={rho:g}: use at least 2 steps, 0 < sigma_min < sigma_max and rho > 0"
+        )
+    ramp = torch.linspace(0, 1, steps, dtype=torch.float64)
+    top, bottom = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
+    return torch.cat([(top + ramp * (bottom - top)) ** rho, ramp.new_zeros(1)])
+
+
 def two_calls(chain: Chain, here: Tensor, weight: Tensor, second: Tensor, time: Tensor | None = None) -> Chain:
     """The chain with a second estimate at weight·x + (1 − weight)·D, which is at level weight·σ unless told otherwise.
 
@@ -138,6 +152,12 @@ def _pairs(sigmas: Sigmas, eta: float) -> tuple[Tensor, Tensor]:
     if not eta > 0:
         raise ValueError(f"eta must be positive, not {eta}: without noise there is nothing to speculate on")
     levels = check_levels(sigmas)
+    if levels[-1] > 0:
+        warnings.warn(
+            f"sigmas end at {float(levels[-1]):g}, so samples keep noise of that level: append a 0, as "
+            "k-diffusion's schedules and karras_sigmas do",
+            stacklevel=3,
+        )
     return levels[:-1], levels[1:]
 
 

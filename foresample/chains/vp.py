@@ -5,13 +5,15 @@ With x_t = √ᾱ_t x0 + √(1 − ᾱ_t) ξ, the transition from ᾱ_t to the l
     std  = η √((1 − ᾱ_s)/(1 − ᾱ_t)) √(1 − ᾱ_t/ᾱ_s)
     mean = √ᾱ_s x0 + √(1 − ᾱ_s − std²) · (x − √ᾱ_t x0)/√(1 − ᾱ_t).
 
-At η = 1 this is the posterior q(x_s | x_t, x0), i.e. DDPM; at 0 < η < 1, stochastic DDIM.
+At η = 1 this is the posterior q(x_s | x_t, x0), i.e. DDPM; at 0 < η < 1, stochastic DDIM. DDPM's larger variance
+("fixed_large") keeps the mean of η = 1 and has std = √(1 − ᾱ_t/ᾱ_s), but for the last transition, which adds no noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ def vp_chain(
     predicts: Kind = "eps",
     reuse: Kind = "x0",
     clip: float | None = None,
+    variance: Literal["small", "large"] = "small",
     learned_base: float | None = None,
 ) -> Chain:
     """DDPM (eta = 1) or DDIM on this grid.
@@ -41,6 +44,7 @@ def vp_chain(
         predicts: what the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
         reuse: what drafters reuse.
         clip: clamp the denoised estimate to ±clip.
+        variance: "small", DDPM's posterior variance β̃, or "large", β (OpenAI's fixed_large); the latter needs eta = 1.
         learned_base: for a network with a learned variance ("learned_range": it returns 2C channels, the second half
             of which says where between β̃ and β the variance is, −1 … 1): the part of it that is certain
             (`learned_range`), 0.9 say. Sampling stops with an error where the variance falls below that;
@@ -51,8 +55,14 @@ def vp_chain(
         raise ValueError("alpha_bar must rise strictly within (0, 1), from noise to data; flip the schedule?")
     if not 0 < eta <= 1:
         raise ValueError(f"eta must be in (0, 1], not {eta}; without noise there is nothing to speculate on")
+    if variance not in ("small", "large"):
+        raise ValueError(f"variance must be 'small' or 'large', not {variance!r}")
+    if variance == "large" and (eta != 1 or learned_base is not None):
+        raise ValueError("variance='large' is DDPM's: use eta=1 and no learned_base with it")
     there = torch.cat([here[1:], torch.ones(1, dtype=torch.float64)])
     towards, x0_weight, std = transition(here, there, eta)
+    if variance == "large":
+        std = torch.where(there < 1, 1 - here / there, 0.0).sqrt()
     chain = denoising_chain(
         levels(here),
         state_weight=towards,

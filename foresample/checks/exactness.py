@@ -12,6 +12,7 @@ from foresample.checks.distribution import Recorder, same_law, steps_to_test
 from foresample.checks.findings import LEVEL, Check, Finding, require_level
 from foresample.checks.network import network_is_doubtful, variance_is_above_its_base
 from foresample.checks.rows import rows_are_independent
+from foresample.checks.steps import step_is_its_own
 from foresample.contracts import Target, at_least_one, require_target
 from foresample.core.noise import seeds_of
 from foresample.engine.engine import Engine, chosen_window
@@ -71,6 +72,7 @@ def check(
             plain = sequential(target, seeds=theirs, observe=watch[1])
         findings += same_law(target, recorders[0], recorders[1], seed, level)
         findings += network_is_doubtful(target, plain.samples)
+        findings += step_is_its_own(target, seed)
         findings += variance_is_above_its_base(target, recorders[0])
     return Check(findings, level)
 

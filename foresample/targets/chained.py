@@ -23,10 +23,11 @@ from foresample.chains import (
     langevin_chain,
     reverse_sde_chain,
     scheduler_chain,
+    sde_chain,
     vp_chain,
 )
 from foresample.chains.chain import per_row
-from foresample.chains.sde import Process
+from foresample.chains.sde import OfTime, Process
 from foresample.contracts import UnknownRow, chain_mean
 
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -38,13 +39,15 @@ class ChainTarget:
     """A chain walked with a network; see `foresample.Target`.
 
     `chain` is on the device and in the dtype it is to run in (`Chain.to`); network(scale·x, time, row) returns what
-    the chain says it predicts; `start_states`, [count, *shape], are the states samples start from, instead of noise.
+    the chain says it predicts; `start_states`, [count, *shape], are the states samples start from, instead of noise;
+    `start_law` is the mean and the std of the Gaussian they start from where the chain's `start_scale` does not say.
     """
 
     chain: Chain
     shape: torch.Size
     network: Denoiser
     start_states: Tensor | None = None
+    start_law: tuple[Tensor, Tensor] | None = None
 
     @property
     def std(self) -> Tensor:
@@ -74,14 +77,11 @@ class ChainTarget:
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
         if self.start_states is None:
-            return self.chain.start_scale * noise
-        known = len(self.start_states)
-        if not (row.is_cuda and torch.cuda.is_current_stream_capturing()) and int(row.max()) >= known:
-            raise UnknownRow(
-                f"sample {int(row.max())} has no start: start holds {known} states, for samples 0 to {known - 1}; "
-                "give one for each sample"
-            )
-        return self.start_states[row] + self.chain.start_added * noise
+            if self.start_law is None:
+                return self.chain.start_scale * noise
+            mean, std = self.start_law
+            return mean + std * noise
+        return of_sample("start", self.start_states, row) + self.chain.start_added * noise
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
         chain = self.chain
@@ -100,8 +100,16 @@ class ChainTarget:
 
     def _answer(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         """The network's output in the chain's dtype, refused before a formula can broadcast it."""
-        shape, output = x.shape, self.network(x, time, row)
-        what = "the network of a ChainTarget"
+        shape, what = x.shape, "the network of a ChainTarget"
+        try:
+            output = self.network(x, time, row)
+        except RuntimeError as error:
+            if "not require grad" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{what} takes a gradient, and samplers run without: wrap the network with "
+                "foresample.targets.with_gradients"
+            ) from error
         if not isinstance(output, Tensor):
             remedy = "return a tensor"
             if isinstance(getattr(output, "sample", None), Tensor):
@@ -131,6 +139,17 @@ class ChainTarget:
         extra: Tensor | None = None,
     ) -> Tensor:
         return self.chain.mean(x, prediction, step, previous, extra)
+
+
+def of_sample(name: str, values: Tensor, row: Tensor) -> Tensor:
+    """What each of these samples was given, values[row]."""
+    known = len(values)
+    if not (row.is_cuda and torch.cuda.is_current_stream_capturing()) and int(row.max()) >= known:
+        raise UnknownRow(
+            f"sample {int(row.max())} has no {name}: {name} holds {known} states, for samples 0 to {known - 1}; "
+            "give one for each sample"
+        )
+    return values[row]
 
 
 def vp(
@@ -166,6 +185,47 @@ def reverse_sde(
 ) -> ChainTarget:
     """The reverse-time SDE of a score model: `from_chain` with `chains.reverse_sde_chain(process, steps, …)`."""
     return _made(network, shape, options, reverse_sde_chain, process, steps)
+
+
+def from_sde(
+    score: Denoiser,
+    times: Tensor | Sequence[float],
+    drift: OfTime,
+    diffusion: OfTime,
+    shape: Sequence[int],
+    *,
+    start_mean: Tensor | float | None = None,
+    start_std: Tensor | float | None = None,
+    **options: Any,
+) -> ChainTarget:
+    """Euler–Maruyama of a reverse-time SDE on any grid of times: `from_chain` with `chains.sde_chain(times, …)`.
+
+    For the forward SDE dx = f(t) x dt + g(t) dw and score(x, t, row) = ∇ log p_t(x), a step from t to t − Δ is
+    x' = (1 − f Δ) x + g² Δ score + g √Δ z, which starts from N(start_mean, start_std²).
+
+    Args:
+        score: score(x, time, row), or what `predicts` says.
+        times: [N + 1], falling from noise to data.
+        drift: f, a function of times.
+        diffusion: g, a function of times.
+        shape: of one state.
+        start_mean: mean of the first state, 0 by default: a number, or a tensor that is broadcast to one state.
+        start_std: its standard deviation, 1 by default, likewise.
+        **options: those of `chains.sde_chain` (levels, last, predicts, reuse) and of `from_chain`.
+    """
+    given = start_mean is not None or start_std is not None
+    if given and options.get("start") is not None:
+        raise ValueError("start says where samples start: leave out start_mean and start_std with it")
+    target = _made(score, shape, options, sde_chain, times, drift, diffusion)
+    law = (0.0 if start_mean is None else start_mean, 1.0 if start_std is None else start_std)
+    try:
+        mean, std = (torch.as_tensor(value).to(target.std).expand(target.shape) for value in law)
+    except RuntimeError:
+        raise ValueError(
+            f"start_mean and start_std must be numbers or broadcast to one state, {tuple(target.shape)}: to start each "
+            "sample elsewhere, give the states themselves as start"
+        ) from None
+    return replace(target, start_law=(mean, std)) if given else target
 
 
 def langevin(score: Denoiser, shape: Sequence[int], **options: Any) -> ChainTarget:

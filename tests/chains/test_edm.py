@@ -44,7 +44,7 @@ def edm_sampler(
 def test_the_whole_chain_with_the_same_noise(
     churn: float, low: float, high: float, scale: float, final: bool
 ) -> None:
-    levels = karras_sigmas(12, 0.05, 10).tolist()
+    levels = karras_sigmas(12, 0.05, 10)[:-1].tolist()
     target = from_edm(
         denoise,
         levels + [0.0] * final,
@@ -85,10 +85,12 @@ def test_the_denoiser_is_told_the_churned_level_of_each_row() -> None:
 
 def test_karras_levels() -> None:
     sigmas = karras_sigmas(18)
-    assert len(sigmas) == 18
+    assert len(sigmas) == 19
     assert sigmas[0] == pytest.approx(80)
-    assert sigmas[-1] == pytest.approx(0.002)
-    torch.testing.assert_close(sigmas.pow(1 / 7).diff(), sigmas.pow(1 / 7).diff().mean().expand(17))
+    assert sigmas[-2] == pytest.approx(0.002)
+    assert sigmas[-1] == 0
+    roots = sigmas[:-1].pow(1 / 7)
+    torch.testing.assert_close(roots.diff(), roots.diff().mean().expand(17))
 
 
 @pytest.mark.law

@@ -20,7 +20,7 @@ from tests.support.packages import load
 from tests.support.small_chains import mixture
 
 f64 = torch.float64
-LEVELS = torch.cat([karras_sigmas(9, 0.05, 10).clamp(max=10), torch.zeros(1, dtype=f64)])
+LEVELS = karras_sigmas(9, 0.05, 10).clamp(max=10)
 SAMPLERS: dict[str, tuple[Callable[..., Chain], list[dict[str, Any]]]] = {
     "euler_ancestral": (chains.euler_ancestral_chain, [{}, {"eta": 0.6, "s_noise": 1.1}, {"eta": 3.0}]),
     "dpm_2_ancestral": (chains.dpm_2_ancestral_chain, [{}, {"eta": 0.6, "s_noise": 1.1}, {"eta": 1.2}]),
@@ -54,6 +54,7 @@ def walk(target: ChainTarget, x: Tensor, noise: Tensor, extra: Tensor) -> Tensor
     return x
 
 
+@pytest.mark.filterwarnings("ignore:sigmas end at")
 @pytest.mark.parametrize("final", [True, False], ids=["to 0", "to sigma_min"])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_the_whole_chain_with_the_same_noise(name: str, options: dict[str, Any], final: bool) -> None:
@@ -173,3 +174,16 @@ def test_calls_of_two_networks_are_reported_as_such() -> None:
 def test_bad_input_is_refused_with_the_remedy(make: Callable[[], Chain], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize("make", [make for make, _ in SAMPLERS.values()])
+def test_levels_that_do_not_end_at_zero_leave_noise_and_warn(make: Callable[..., Chain]) -> None:
+    with pytest.warns(
+        UserWarning, match=r"sigmas end at 0\.05, so samples keep noise of that level: append a 0"
+    ):
+        make(LEVELS[:-1])
+
+
+def test_our_levels_are_k_diffusion_s() -> None:
+    theirs = k_diffusion().get_sigmas_karras(11, 0.02, 30.0, rho=5.0)
+    torch.testing.assert_close(karras_sigmas(11, 0.02, 30.0, 5.0).float(), theirs)

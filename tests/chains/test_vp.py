@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import foresample as fs
 from foresample.chains import vp_chain
+from foresample.checks.samples import samples_law
 from tests.chains.common import LINEAR, alpha_bars, every_step, f64, few, states, weights
+from tests.support.small_chains import mixture
 
 
 @few
@@ -59,3 +62,49 @@ def test_an_alpha_bar_that_does_not_rise_within_zero_and_one_is_refused(alpha_ba
 def test_an_eta_outside_zero_to_one_is_refused(eta: float) -> None:
     with pytest.raises(ValueError, match="eta must be in"):
         vp_chain(LINEAR[[900, 100]], eta=eta)
+
+
+@few
+@given(alpha_bars)
+def test_the_larger_variance_has_the_same_mean(alpha_bar: Tensor) -> None:
+    large, small = (vp_chain(alpha_bar, variance=variance) for variance in ("large", "small"))
+    torch.testing.assert_close(weights(large), weights(small))
+    beta = 1 - alpha_bar[:-1] / alpha_bar[1:]
+    torch.testing.assert_close(large.std[:-1], beta.sqrt())
+    assert large.std[-1] == 0
+
+
+def test_the_larger_variance_is_that_of_improved_diffusion() -> None:
+    """Its `fixed_large`, betas from data to noise: `np.append(posterior_variance[1], betas[1:])`, no noise at t = 0."""
+    betas = torch.linspace(1e-4, 0.02, 1000, dtype=f64)
+    nonzero_mask = (torch.arange(1000) != 0).double()
+    std = vp_chain(LINEAR.flip(0), variance="large").std.flip(0)
+    torch.testing.assert_close(std, nonzero_mask * betas.sqrt(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.law
+def test_speculation_with_the_larger_variance_is_exact() -> None:
+    def x0(x: Tensor, level: Tensor, row: Tensor) -> Tensor:
+        return mixture().denoise(x, level.sqrt(), (1 - level).sqrt())
+
+    grid = LINEAR[torch.linspace(990, 5, 14).long()]
+    target, small = (
+        fs.targets.vp(x0, grid, (2,), predicts="x0", variance=v, dtype=f64) for v in ("large", "small")
+    )
+    result = fs.check(target, window=5, samples=2000, slots=2000)
+    assert result.passed, str(result)
+    drawn, plain = fs.sample(target, 6000, window=5, seed=1).samples, fs.sequential(small, 6000, seed=2).samples
+    assert not samples_law(plain, [drawn]).passed  # the other variance is another distribution
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"variance": "huge"}, "'small' or 'large', not 'huge'"),
+        ({"variance": "large", "eta": 0.5}, "use eta=1"),
+        ({"variance": "large", "learned_base": 0.9}, "no learned_base"),
+    ],
+)
+def test_a_variance_that_is_none_of_ddpm_s_is_refused(change: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        vp_chain(LINEAR[[900, 100]], **change)

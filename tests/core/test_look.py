@@ -392,7 +392,9 @@ def far_nan() -> ChainTarget:
     def network(x: Tensor, sigma: Tensor, row: Tensor) -> Tensor:
         return 0.3 * torch.tanh(x) + 0 * torch.exp((x / (1 + sigma.view(-1, 1))) ** 2 / 10)
 
-    return fs.targets.from_chain(network, fs.chains.euler_ancestral_chain(torch.logspace(2, -2, 13)), (3,))
+    return fs.targets.from_chain(
+        network, fs.chains.euler_ancestral_chain([*torch.logspace(2, -2, 13), 0.0]), (3,)
+    )
 
 
 @pytest.mark.parametrize("count", [1, 4, 100])

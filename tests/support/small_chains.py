@@ -109,7 +109,7 @@ def third_order() -> ChainTarget:
 
 def two_noises() -> ChainTarget:
     """DPM++ SDE: the inner noise of a step is extra noise, which its outer noise depends on; two networks a step."""
-    sigmas = torch.cat([fs.chains.karras_sigmas(12, 0.1, 8.0), torch.zeros(1, dtype=torch.float64)])
+    sigmas = fs.chains.karras_sigmas(12, 0.1, 8.0)
     denoise = lambda x, sigma, row: mixture().denoise(x, torch.ones_like(sigma), sigma)  # noqa: E731
     chain = fs.chains.dpmpp_sde_chain(sigmas)
     return fs.targets.from_chain(denoise, chain, (2,), dtype=torch.float64)

@@ -1,0 +1,121 @@
+"""Chains whose states obey a constraint: a centre of mass at 0, known coordinates, sizes that differ by sample.
+
+Let c be a projection of states, c(c(x)) = c(x), linear but for a constant, such as the subtraction of the mean or the
+overwriting of known coordinates, and P its linear part. The constrained chain draws its noise within the constraint,
+
+    x_{k+1} = mean_k(x_k, p_k) + std_k P z_k,      x_k = c(x_k),      p_k = P network(x_k),
+
+which is no chain with isotropic noise. The one here draws all of the noise,
+
+    y_{k+1} = mean_k(y_k, p_k) + std_k z_k,        p_k = P network(c(y_k)),
+
+and x = c(y): since the mean is numbers times state and prediction, c(y) takes the very steps of x whatever the other
+coordinates of y do. They drift unseen, and as their prediction is 0 in draft and target they cost no call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from foresample.contracts import Target, Wrapper, affine_chain, require_target
+from foresample.targets.chained import of_sample
+
+Constrain = Callable[[Tensor, Tensor], Tensor]
+"""constrain(x, row): states [B, *shape] and sample indices [B] -> the states that obey the constraint."""
+
+
+def constrained(target: Target, constrain: Constrain) -> ConstrainedTarget:
+    """The chain whose states obey a constraint; its network sees no others. See the module.
+
+    Args:
+        target: the chain without the constraint, with a mean of numbers times state and prediction.
+        constrain: c(x, row), a projection of each state that is linear but for a constant.
+    """
+    require_target(target)
+    if affine_chain(target) is None:
+        raise ValueError(
+            f"the mean of {type(target).__name__} is not known to be numbers times state and prediction, which is what "
+            "lets unseen coordinates drift: put the constraint into predict and mean of a target of your own"
+        )
+    generator = torch.Generator().manual_seed(0)
+    x, y = (10 * torch.randn((1, *target.shape), generator=generator).to(target.std) for _ in range(2))
+    row = torch.zeros(1, dtype=torch.int64, device=x.device)
+    once = constrain(x, row)
+    again, both, none = constrain(once, row), constrain(x + y, row), constrain(0 * x, row)
+    pairs = (again, once), (both + none, once + constrain(y, row))
+    if not all(torch.allclose(one, two, rtol=1e-4, atol=1e-3) for one, two in pairs):
+        raise ValueError(
+            "constrain must be a projection that is linear but for a constant: constrain(constrain(x)) = constrain(x), "
+            "and constrain(x + y) + constrain(0) = constrain(x) + constrain(y)"
+        )
+    return ConstrainedTarget(target, constrain)
+
+
+def centred(target: Target, mask: Tensor | None = None, *, coordinates: int | None = None) -> ConstrainedTarget:
+    """A chain of points [points, coordinates] with their centre at 0, as molecules' are (EDM, GeoLDM).
+
+    Args:
+        target: the chain without the constraint.
+        mask: [points] or, where sizes differ from sample to sample, [count, points]: 1 for points that there are. All
+            by default. Others are 0 and have no part in the centre; the network looks the mask up by `row` itself.
+        coordinates: leading coordinates that are centred, 3 where features of the atoms follow; all by default.
+    """
+    here = torch.ones(target.shape[0]) if mask is None else mask
+    every = (here != 0).to(target.std).unsqueeze(-1)
+    if len(target.shape) != 2 or every.shape[-2] != target.shape[0] or not every.sum(-2).all():
+        raise ValueError(
+            f"centred takes states [points, coordinates] and a mask for each point, at least one of them 1, not states "
+            f"{tuple(target.shape)} and a mask {tuple(here.shape)}"
+        )
+    moved = torch.arange(target.shape[1], device=every.device) < (coordinates or target.shape[1])
+
+    def centre(x: Tensor, row: Tensor) -> Tensor:
+        present = of_sample("mask", every, row) if every.ndim == 3 else every
+        x = x * present
+        return x - (x.sum(1, keepdim=True) / present.sum(-2, keepdim=True)) * present * moved
+
+    return constrained(target, centre)
+
+
+def fixed(target: Target, values: Tensor, known: Tensor) -> ConstrainedTarget:
+    """A chain whose known coordinates are overwritten before each network call, as in inpainting and robot plans.
+
+    Args:
+        target: the chain without them.
+        values: what is known, [*shape] or, for each sample its own, [count, *shape]; its other elements do not matter.
+        known: which elements are known, likewise; nonzero for known.
+    """
+    shape = target.shape
+    for name, value in (("values", values), ("known", known)):
+        if value.shape[-len(shape) :] != shape or value.ndim > len(shape) + 1:
+            raise ValueError(
+                f"{name} must have shape {tuple(shape)} or (count, …) of it, not {tuple(value.shape)}"
+            )
+    tables = ("known", (known != 0).to(target.std.device)), ("values", values.to(target.std))
+
+    def overwrite(x: Tensor, row: Tensor) -> Tensor:
+        now, value = (v[None] if v.ndim == len(shape) else of_sample(n, v, row) for n, v in tables)
+        return torch.where(now, value, x)
+
+    return constrained(target, overwrite)
+
+
+class ConstrainedTarget(Wrapper):
+    """A chain with a constraint, see the module; `constrained` turns its samples to what they are meant to be."""
+
+    def __init__(self, target: Target, constrain: Constrain) -> None:
+        super().__init__(target)
+        self.constrain = constrain
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        prediction = super().predict(self.constrain(x, row), step, row, **extra)
+        return self.constrain(prediction, row) - self.constrain(torch.zeros_like(x), row)
+
+    def constrained(self, samples: Tensor, row: Tensor | None = None) -> Tensor:
+        """Samples of this target, [n, *shape], with the constraint; of samples 0 … n − 1 unless `row` says which."""
+        return self.constrain(
+            samples, torch.arange(len(samples), device=samples.device) if row is None else row
+        )
