@@ -3,6 +3,7 @@
 denoising-diffusion-pytorch   GaussianDiffusion, its 1-D twin and the one with learned variances: sample()
 MONAI                         DiffusionInferer.sample() with a DDPMScheduler
 boltz                         AtomDiffusion.sample() of either version, without steering
+OpenAI's diffusion class      p_sample_loop() and p_sample_loop_progressive() of any copy
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from foresample.integrations.packages.boltz import AtomLoop
 from foresample.integrations.packages.gaussian import GaussianLoop
 from foresample.integrations.packages.loop import PackageLoop
 from foresample.integrations.packages.monai import InfererLoop
+from foresample.integrations.packages.openai import OpenAILoop
 from foresample.integrations.replaced import Replaced
 from foresample.settings import Settings
 
-PACKAGES: tuple[type[PackageLoop], ...] = (GaussianLoop, InfererLoop, AtomLoop)
+PACKAGES: tuple[type[PackageLoop], ...] = (GaussianLoop, InfererLoop, AtomLoop, OpenAILoop)
 """In this order an object is held against them."""
 
 
