@@ -30,7 +30,8 @@ PACKAGES = {
         "tests/chains/test_schedulers.py::test_replaying_step_with_the_same_noise",
     ),
     "denoising-diffusion-pytorch": (
-        "`GaussianDiffusion`, `GaussianDiffusion1D`",
+        "`GaussianDiffusion` (also with learned variances or guidance), `GaussianDiffusion1D`, "
+        "`ContinuousTimeGaussianDiffusion`, `VParamContinuousTimeGaussianDiffusion`, `ElucidatedDiffusion`",
         "`fs.accelerate(diffusion)`",
         "tests/integrations/test_packages.py::test_their_loop_with_the_same_noise",
     ),

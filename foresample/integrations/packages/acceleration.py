@@ -1,6 +1,7 @@
 """Packages with a sampling loop of their own, drawn speculatively; `loop` says how another one is served.
 
-denoising-diffusion-pytorch   GaussianDiffusion, its 1-D twin and the one with learned variances: sample()
+denoising-diffusion-pytorch   sample() of GaussianDiffusion, its 1-D twin and those with learned variances or guidance;
+                              of both in continuous time, and of ElucidatedDiffusion
 MONAI                         DiffusionInferer.sample() with a DDPMScheduler
 boltz                         AtomDiffusion.sample() of either version, without steering
 OpenAI's diffusion class      p_sample_loop() and p_sample_loop_progressive() of any copy
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foresample.integrations.packages.boltz import AtomLoop
+from foresample.integrations.packages.continuous import ContinuousLoop, ElucidatedLoop
 from foresample.integrations.packages.gaussian import GaussianLoop
 from foresample.integrations.packages.loop import PackageLoop
 from foresample.integrations.packages.monai import InfererLoop
@@ -19,7 +21,14 @@ from foresample.integrations.packages.openai import OpenAILoop
 from foresample.integrations.replaced import Replaced
 from foresample.settings import Settings
 
-PACKAGES: tuple[type[PackageLoop], ...] = (GaussianLoop, InfererLoop, AtomLoop, OpenAILoop)
+PACKAGES: tuple[type[PackageLoop], ...] = (
+    GaussianLoop,
+    ContinuousLoop,
+    ElucidatedLoop,
+    InfererLoop,
+    AtomLoop,
+    OpenAILoop,
+)
 """In this order an object is held against them."""
 
 
