@@ -326,17 +326,38 @@ def test_a_changed_mean_is_drawn(copy: Copy) -> None:
     assert abs(innovations(diffusion, net, path, given).mean()) < 4 / math.sqrt(6 * 2 * 19)
 
 
-CHANGED = {
-    "p_sample": lambda own, model, x, t, **o: {"sample": own(model, x, t, **o)["sample"] * 0.999},
-    "p_sample_loop_progressive": lambda own, *a, **o: list(own(*a, **o))[:-1],
-}
+def smaller(own: Any, *args: Any, **options: Any) -> Any:
+    found = own(*args, **options)
+    return found | {"sample": found["sample"] * 0.999}
 
 
-@pytest.mark.parametrize("name", CHANGED)
-def test_changed_steps_are_refused_at_the_first_sample(copy: Copy, name: str) -> None:
-    diffusion = subclass(made(copy, keep=EVERY_THIRD), **{name: CHANGED[name]})
+def shorter(own: Any, *args: Any, **options: Any) -> Any:
+    return list(own(*args, **options))[:-1]
+
+
+def longer(own: Any, *args: Any, **options: Any) -> Any:
+    path = list(own(*args, **options))
+    return [*path, path[-1]]
+
+
+def noisier_start(own: Any, model: Any, shape: Any, noise: Any = None, **options: Any) -> Any:
+    return own(model, shape, noise=1.01 * noise, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "step"),
+    [
+        ("p_sample", smaller, 0),
+        ("p_sample_loop_progressive", shorter, 19),
+        ("p_sample_loop_progressive", longer, 20),
+        ("p_sample_loop_progressive", noisier_start, 0),
+    ],
+    ids=["smaller", "shorter", "longer", "noisier start"],
+)
+def test_changed_steps_are_refused_at_the_first_sample(copy: Copy, name: str, change: Any, step: int) -> None:
+    diffusion = subclass(made(copy, keep=EVERY_THIRD), **{name: change})
     net = Net(diffusion)
-    sentence = r"Mine has steps of its own: step \d+ .*make a target with"
+    sentence = rf"Mine has steps of its own: step {step} .*make a target with"
     with fs.accelerate(diffusion), pytest.raises(ValueError, match=sentence):
         drawn(diffusion, net, **asked(copy))
     assert net.calls == 0

@@ -83,12 +83,12 @@ class OpenAILoop(PackageLoop):
 
     def drawing(self, asked: dict[str, Any]) -> Drawing:
         self.refuse_others(asked, *_ARGUMENTS)
-        model, shape, start = asked["model"], asked["shape"], asked["noise"]
-        device = next(model.parameters()).device if asked["device"] is None else asked["device"]
+        model, shape, start, device = asked["model"], asked["shape"], asked.get("noise"), asked.get("device")
+        device = next(model.parameters()).device if device is None else device
         start = torch.randn(*shape, device=device) if start is None else start
         chain = openai_chain(self.served).to(start.device, torch.promote_types(start.dtype, torch.float32))
         options = {name: asked[name] for name in _OPTIONS if name in asked}
-        steps = _Steps(self.served, chain, model, options, asked["model_kwargs"] or {}, len(start))
+        steps = _Steps(self.served, chain, model, options, asked.get("model_kwargs") or {}, len(start))
         self._require_explained(steps, start)
         steps.halves = not isinstance(model, torch.nn.Module) and steps.doubles(start)
         drawn = start[: len(start) // 2] if steps.halves else start
@@ -117,39 +117,36 @@ class OpenAILoop(PackageLoop):
         """Run the object's own loop with a made-up network, and refuse it if it makes other states than the chain."""
         diffusion, chain, options = self.served, steps.chain, dict(steps.options)
         functions = [getattr(getattr(diffusion, n, None), "__func__", None) for n in (*_STEP, "condition_mean")]
-        given = options["clip_denoised"], [name for name, value in options.items() if value is not None]
+        given = options.get("clip_denoised"), [name for name, value in options.items() if value is not None]
         shape, names = (1, *start.shape[1:]), _names(steps.conditions)
         now = self.original, functions, held(diffusion), given, names, shape, start.dtype, start.device
         if now == self._compared:
             return
         learned, row = chain.low_variance is not None, torch.zeros(1, dtype=torch.long, device=start.device)
-        if options["denoised_fn"] is not None:
+        if options.get("denoised_fn") is not None:
             options["denoised_fn"] = lambda x: 0.7 * torch.sin(x)
         if options.get("cond_fn") is not None:
             options["cond_fn"] = lambda x, t, **given: torch.cos(2 * x)
         model = _Model(steps.model, lambda x, t, **given: made_up(x, learned, wide=True))
         made = replace(steps, options=options, model=model)
+        wrong, count = None, 0
         with torch.random.fork_rng([start.device] if start.is_cuda else []):
             torch.manual_seed(_SEED)
-            noise, x, k = torch.Generator(start.device).manual_seed(_SEED), start[:1], -1
+            noise, x = torch.Generator(start.device).manual_seed(_SEED), start[:1]
             beside = ChainBeside(chain, x)
             asked = options | {"noise": x, "model_kwargs": made.given(row), "device": x.device}
-            loop = self.original(model, shape, **asked)
-            for k, found in enumerate(loop):
-                drawn = torch.randn(shape, generator=noise, dtype=x.dtype, device=x.device)
-                size = torch.inf
-                if k < len(chain.std):
-                    output = made(x, len(chain.std) - 1 - k + row, row)
-                    expected = beside.after(k, x, output, drawn)
-                    size = difference(expected, found["sample"], lambda x: 1 + x.abs())
-                if not size <= _ROUNDING:
+            for found in self.original(model, shape, **asked):
+                if count < len(chain.std):
+                    drawn = torch.randn(shape, generator=noise, dtype=x.dtype, device=x.device)
+                    output = made(x, len(chain.std) - 1 - count + row, row)
+                    expected, x = beside.after(count, x, output, drawn), found["sample"]
+                if count == len(chain.std) or not difference(expected, x, lambda x: 1 + x.abs()) <= _ROUNDING:
+                    wrong = count
                     break
-                x = found["sample"]
-            else:
-                k += 1
-        if k != len(chain.std):
+                count += 1
+        if wrong is not None or count < len(chain.std):
             raise ValueError(
-                f"{type(diffusion).__name__} has steps of its own: step {k} of its {_PROGRESSIVE} is not its "
+                f"{type(diffusion).__name__} has steps of its own: step {count} of its {_PROGRESSIVE} is not its "
                 "p_mean_variance plus noise; undo that change, or make a target with foresample.targets"
             )
         self._compared, self._unreported = now, len(chain.std)
