@@ -252,15 +252,16 @@ def test_a_sample_keeps_its_conditions_wherever_they_are(copy: Copy) -> None:
 @pytest.mark.parametrize("variance", ["FIXED_LARGE", "LEARNED_RANGE"])
 def test_guidance_that_doubles_the_batch_is_the_joint_chain(copy: Copy, variance: str, slots: str) -> None:
     """Every step of both halves is one of the doubled model, whose second half goes its own way."""
-    diffusion = made(copy, variance=variance, keep=EVERY_THIRD)
-    net, given = Guided(diffusion), asked(copy, noise=torch.randn(3, 1, 2).repeat(2, 1, 1), device="cpu")
+    diffusion, shape = made(copy, variance=variance, keep=EVERY_THIRD), (6, 2, 2)
+    net, given = Guided(diffusion), asked(copy, noise=torch.randn(3, 2, 2).repeat(2, 1, 1), device="cpu")
     given["model_kwargs"]["cfg_scale"] = 1.5
     with fs.accelerate(diffusion, window=6):
-        last = drawn(diffusion, net.forward_with_cfg, **given)
+        torch.manual_seed(3)
+        last = diffusion.p_sample_loop(net.forward_with_cfg, shape, **given)
         assert diffusion.foresample_report.calls_mean < 12
         assert diffusion.foresample_report.count == 3
         torch.manual_seed(3)
-        path = list(diffusion.p_sample_loop_progressive(net.forward_with_cfg, SHAPE, **given))
+        path = list(diffusion.p_sample_loop_progressive(net.forward_with_cfg, shape, **given))
     assert torch.equal(path[-1]["sample"], last)
     assert innovations(diffusion, net.forward_with_cfg, path, given).std() == pytest.approx(1, abs=0.1)
     assert (last[:3] - last[3:]).abs().max() > 0.1

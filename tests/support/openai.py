@@ -239,7 +239,7 @@ class Copy:
 class Net(nn.Module):
     """A network that estimates softly, told the original timesteps; `shift` moves a sample's estimate."""
 
-    def __init__(self, diffusion: Any, channels: int = 1) -> None:
+    def __init__(self, diffusion: Any) -> None:
         super().__init__()
         self.held = nn.Parameter(torch.zeros(1))
         self.predicts, self.variance = diffusion.model_mean_type.name, diffusion.model_var_type.name
@@ -265,12 +265,12 @@ class Net(nn.Module):
 
 
 class Guided(Net):
-    """A network with guidance as DiT's: the second half of the batch is the first one's, for another condition."""
+    """A network with guidance as DiT's: the first channel is guided, and the second half's states are ignored."""
 
     def forward_with_cfg(self, x: Tensor, t: Tensor, y: dict[str, Any], cfg_scale: float) -> Tensor:
-        half, channels = x[: len(x) // 2], x.shape[1]
+        half = x[: len(x) // 2]
         output = self(torch.cat([half, half]), t, y)
-        value, rest = output[:, :channels], output[:, channels:]
+        value, rest = output[:, :1], output[:, 1:]
         given, without = value.chunk(2)
         value = without + cfg_scale * (given - without)
         return torch.cat([torch.cat([value, value]), rest], 1)
