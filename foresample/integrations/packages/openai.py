@@ -129,27 +129,28 @@ class OpenAILoop(PackageLoop):
             options["cond_fn"] = lambda x, t, **given: torch.cos(2 * x)
         model = _Model(steps.model, lambda x, t, **given: made_up(x, learned, wide=True))
         made = replace(steps, options=options, model=model)
-        wrong, count = None, 0
         with torch.random.fork_rng([start.device] if start.is_cuda else []):
             torch.manual_seed(_SEED)
-            noise, x = torch.Generator(start.device).manual_seed(_SEED), start[:1]
+            noise, x, count = torch.Generator(start.device).manual_seed(_SEED), start[:1], 0
             beside = ChainBeside(chain, x)
             asked = options | {"noise": x, "model_kwargs": made.given(row), "device": x.device}
             for found in self.original(model, shape, **asked):
-                if count < len(chain.std):
-                    drawn = torch.randn(shape, generator=noise, dtype=x.dtype, device=x.device)
-                    output = made(x, len(chain.std) - 1 - count + row, row)
-                    expected, x = beside.after(count, x, output, drawn), found["sample"]
-                if count == len(chain.std) or not difference(expected, x, lambda x: 1 + x.abs()) <= _ROUNDING:
-                    wrong = count
+                if count == len(chain.std):
+                    break
+                drawn = torch.randn(shape, generator=noise, dtype=x.dtype, device=x.device)
+                output = made(x, len(chain.std) - 1 - count + row, row)
+                expected, x = beside.after(count, x, output, drawn), found["sample"]
+                if not difference(expected, x, lambda x: 1 + x.abs()) <= _ROUNDING:
                     break
                 count += 1
-        if wrong is not None or count < len(chain.std):
-            raise ValueError(
-                f"{type(diffusion).__name__} has steps of its own: step {count} of its {_PROGRESSIVE} is not its "
-                "p_mean_variance plus noise; undo that change, or make a target with foresample.targets"
-            )
-        self._compared, self._unreported = now, len(chain.std)
+            else:
+                if count == len(chain.std):
+                    self._compared, self._unreported = now, count
+                    return
+        raise ValueError(
+            f"{type(diffusion).__name__} has steps of its own: step {count} of its {_PROGRESSIVE} is not its "
+            "p_mean_variance plus noise; undo that change, or make a target with foresample.targets"
+        )
 
 
 def openai_chain(diffusion: Any) -> Chain:
