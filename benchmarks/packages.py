@@ -3,11 +3,14 @@
 python -m benchmarks.packages                             # two samples each on a CPU, tens of minutes
 python -m benchmarks.packages --train --network u.pt      # the U-Net's training alone, minutes on a CPU
 python -m benchmarks.packages --device cuda --count 64 --checked 512 --network u.pt
+python -m benchmarks.packages --openai guided-diffusion   # OpenAI's class from that checkout, for 1 to 1000 samples
 
     21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama;
                                   `foresample.check` compares it with the sequential sampler
     denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST;
                                   its samples are compared with those of its own loop
+    OpenAI's diffusion class      the real files of a checkout and a small network, trained here by the class itself on
+                                  points of two moons
 
 Needs `pip install --no-deps -r tests/packages.txt`. The file is written after every row: what is stopped keeps them.
 """
@@ -15,6 +18,8 @@ Needs `pip install --no-deps -r tests/packages.txt`. The file is written after e
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +28,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
 import foresample as fs
 from benchmarks.results import RESULTS, PackageRow, save
 from foresample.checks.samples import samples_law
 from recipes import data
+from tests.support.openai import CHECKOUT, copies
 from tests.support.packages import load
 
 ROOT = Path(__file__).parent.parent
@@ -92,21 +98,32 @@ def small_pictures(device: str, network: Path | None, updates: int, folder: Path
         if network is not None:
             torch.save(diffusion.state_dict(), network)
     diffusion.eval()
+    return in_one_line(
+        "denoising-diffusion-pytorch, DDPM", diffusion, lambda count: diffusion.sample(batch_size=count)
+    )
+
+
+def in_one_line(name: str, served: Any, sample: Callable[[int], Tensor]) -> Package:
+    """A sampler before and after `accelerate`."""
 
     def plain(count: int) -> Tensor:
         torch.manual_seed(0)
-        return diffusion.sample(batch_size=count)
+        return sample(count)
 
     def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
         torch.manual_seed(1)
-        with fs.accelerate(diffusion, window=window):
-            return diffusion.sample(batch_size=count), diffusion.foresample_report
+        with fs.accelerate(served, window=window):
+            sample(count)  # compares its loop, which later calls need not do
+            began = perf_counter()
+            samples, report = sample(count).cpu(), served.foresample_report
+            report.seconds = perf_counter() - began  # with all that is around the run
+            return samples, report
 
     def compare(count: int, window: int) -> Verdict:
         law = samples_law(plain(count), [draw(count, window)[0]])
         return Verdict(law.tests, law.smallest_p, law.passed)
 
-    return Package("denoising-diffusion-pytorch, DDPM", plain, draw, compare)
+    return Package(name, plain, draw, compare)
 
 
 def make_diffusion(seed: int = 0) -> Any:
@@ -136,6 +153,41 @@ def train(diffusion: Any, updates: int, device: str, folder: Path | None) -> Non
             print(f"update {update}: loss {float(loss.detach()):.4f}", flush=True)
 
 
+class Points(nn.Module):
+    """A small network of points in the plane and their timesteps."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(2 + 16, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(width, 2))
+        self.frequencies = torch.exp(torch.linspace(0, 6, 8))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        angle = (t / STEPS).unsqueeze(1) * self.frequencies
+        return self.layers(torch.cat([x, angle.sin(), angle.cos()], 1))
+
+
+def openai_points(checkout: Path, updates: int) -> Package:
+    """OpenAI's class, from the files of a checkout, on points of two moons."""
+    os.environ[CHECKOUT] = str(checkout.resolve())
+    diffusion = copies()[0].make(variance="FIXED_LARGE", steps=STEPS)
+    torch.manual_seed(0)
+    network = Points()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    for _ in range(updates):
+        angle, side = math.pi * torch.rand(256), torch.randint(2, (256,)) * 2.0 - 1
+        x = torch.stack([side * (angle.cos() - 0.5), side * (angle.sin() - 0.25)], 1) / 2 + 0.02 * torch.randn(
+            256, 2
+        )
+        loss = diffusion.training_losses(network, x, torch.randint(STEPS, (256,)))["loss"].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    network.eval()
+    name = f"OpenAI's diffusion class ({copies()[0]}), DDPM"
+    return in_one_line(name, diffusion, lambda count: diffusion.p_sample_loop(network, (count, 2)))
+
+
 def measure(
     package: Package, window: int, count: int, checked: int, sequential_seconds: float
 ) -> tuple[PackageRow, Tensor]:
@@ -159,6 +211,25 @@ def measure(
         passed=None if verdict is None else verdict.passed,
     )
     return row, samples.cpu()
+
+
+def openai_rows(checkout: Path, windows: list[int], updates: int, checked: int, out: Path) -> None:
+    """Few samples and many: where a call's overhead counts, and where states do."""
+    package, rows = openai_points(checkout, updates), list[PackageRow]()
+    for count in (1, 10, 100, 1000):
+        sequential_seconds = min(_seconds(package, count) for _ in range(3))
+        for window in windows:
+            many = 0 if rows else checked
+            best, _ = min(
+                (measure(package, window, count, many, sequential_seconds) for _ in range(3)), key=_clock
+            )
+            rows.append(best)
+            print(best, flush=True)
+            save(out / "packages-openai.json", "packages", {"updates": updates, "checked": checked}, rows=rows)
+
+
+def _clock(measured: tuple[PackageRow, Tensor]) -> float:
+    return measured[0].seconds
 
 
 def _seconds(package: Package, count: int) -> float:
@@ -185,10 +256,16 @@ def main(
     network: Annotated[Path | None, typer.Option(help="the U-Net, read if it is there, else written")] = None,
     updates: Annotated[int, typer.Option(help="of the U-Net's training")] = 600,
     train: Annotated[bool, typer.Option("--train", help="train the U-Net and stop")] = False,
+    openai: Annotated[
+        Path | None, typer.Option(help="checkout with OpenAI's class; measure that alone")
+    ] = None,
     device: str = "cpu",
     out: Annotated[Path, typer.Option(help="folder for the result file and pictures")] = RESULTS,
 ) -> None:
-    """Measure both packages."""
+    """Measure both packages, or OpenAI's class."""
+    if openai is not None:
+        openai_rows(openai, windows or [16, 50], updates, checked, out)
+        return
     pictures = small_pictures(device, network, updates, folder)
     if train:
         return

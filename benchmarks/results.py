@@ -761,6 +761,25 @@ class Packages(Result):
     rows: Some[PackageRow]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CopyRow:
+    """A repository's copy of OpenAI's diffusion class, and how many tests it passed."""
+
+    repository: str
+    commit: str
+    passed: AtLeastOne
+    skipped: int
+    """Tests of what this copy does not have."""
+    failed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies(Result):
+    """`python -m tests.openai`."""
+
+    rows: Some[CopyRow]
+
+
 # ------------------------------------------------------------------ who finishes first
 
 
@@ -1103,6 +1122,7 @@ KINDS: Mapping[str, type[Result]] = {
     "published": Published,
     "policy": Policy,
     "packages": Packages,
+    "openai": Copies,
     "order": Order,
     "policy-warm": PolicyWarm,
     "robot-clock": RobotClock,

@@ -15,6 +15,7 @@ import diffusers
 from typer.main import get_command
 
 from benchmarks import tables
+from benchmarks.results import Copies
 from benchmarks.tables import table
 from foresample.cli.app import app
 from tests.support.pipelines import EXACT, REFUSED
@@ -29,7 +30,8 @@ PACKAGES = {
         "tests/chains/test_schedulers.py::test_replaying_step_with_the_same_noise",
     ),
     "denoising-diffusion-pytorch": (
-        "`GaussianDiffusion`, `GaussianDiffusion1D`",
+        "`GaussianDiffusion` (also with learned variances or guidance), `GaussianDiffusion1D`, "
+        "`ContinuousTimeGaussianDiffusion`, `VParamContinuousTimeGaussianDiffusion`, `ElucidatedDiffusion`",
         "`fs.accelerate(diffusion)`",
         "tests/integrations/test_packages.py::test_their_loop_with_the_same_noise",
     ),
@@ -42,6 +44,11 @@ PACKAGES = {
         "`AtomDiffusion`, versions 1 and 2",
         "`fs.accelerate(diffusion)`",
         "tests/integrations/test_packages.py::test_boltz_s_loop_with_the_same_noise",
+    ),
+    "OpenAI's diffusion class": (
+        "`GaussianDiffusion`, `SpacedDiffusion`",
+        "`fs.accelerate(diffusion)`",
+        "tests/integrations/test_openai.py::test_its_loop_with_the_same_noise",
     ),
     "lerobot": (
         "`DiffusionPolicy`",
@@ -101,12 +108,21 @@ def schedulers() -> str:
 def packages() -> str:
     """Packages, the versions they are tested with, and the test."""
     pinned = "\n".join((ROOT / name).read_text() for name in ("constraints.txt", "tests/packages.txt"))
-    pins = dict(re.findall(r"^([\w-]+)==(\S+)", pinned, re.MULTILINE))
+    versions = {name: f"`{version}`" for name, version in re.findall(r"^([\w-]+)==(\S+)", pinned, re.MULTILINE)}
     rows = [
-        [name, f"`{pins[name]}`", what, how, f"[test](../{test.partition('::')[0]})"]
+        [name, versions.get(name, "copies, below"), what, how, f"[test](../{test.partition('::')[0]})"]
         for name, (what, how, test) in PACKAGES.items()
     ]
     return table(["package", "version", "what", "how", "replayed by"], rows)
+
+
+def copies() -> str:
+    """Copies of OpenAI's class, as they were tested."""
+    rows = [
+        [row.repository, f"`{row.commit[:10]}`", f"{row.passed}", f"{row.skipped}"]
+        for row in tables.load(Copies, "openai").rows
+    ]
+    return table(["repository", "commit", "tests passed", "skipped, for what it does not have"], rows)
 
 
 def policies() -> str:
@@ -150,6 +166,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pipelines": pipelines,
     "schedulers": schedulers,
     "packages": packages,
+    "copies": copies,
     "policies": policies,
     "commands": commands,
 }

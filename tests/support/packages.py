@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 
-class _Placeholder(ModuleType):
+class Placeholder(ModuleType):
     """A module that has every name; what it gives is a class that does nothing."""
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ def load(module: str, *, without: tuple[str, ...] = ()) -> Any:
         raise ModuleNotFoundError(f"{package} is not installed: pip install --no-deps -r tests/packages.txt")
     # Of the package itself what is named is left out anyhow: it takes long to import.
     missing = [name for name in without if name.startswith(f"{package}.") or not _importable(name)]
-    sys.modules.update({name: _Placeholder(name) for name in missing})
+    sys.modules.update({name: Placeholder(name) for name in missing})
     place = Path(next(iter(found.submodule_search_locations)))
     parts = module.split(".")
     for depth in range(1, len(parts)):  # packages without what their `__init__` brings

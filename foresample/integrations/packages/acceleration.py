@@ -1,8 +1,10 @@
 """Packages with a sampling loop of their own, drawn speculatively; `loop` says how another one is served.
 
-denoising-diffusion-pytorch   GaussianDiffusion, its 1-D twin and the one with learned variances: sample()
+denoising-diffusion-pytorch   sample() of GaussianDiffusion, its 1-D twin and those with learned variances or guidance;
+                              of both in continuous time, and of ElucidatedDiffusion
 MONAI                         DiffusionInferer.sample() with a DDPMScheduler
 boltz                         AtomDiffusion.sample() of either version, without steering
+OpenAI's diffusion class      p_sample_loop() and p_sample_loop_progressive() of any copy
 """
 
 from __future__ import annotations
@@ -11,13 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from foresample.integrations.packages.boltz import AtomLoop
+from foresample.integrations.packages.continuous import ContinuousLoop, ElucidatedLoop
 from foresample.integrations.packages.gaussian import GaussianLoop
 from foresample.integrations.packages.loop import PackageLoop
 from foresample.integrations.packages.monai import InfererLoop
+from foresample.integrations.packages.openai import OpenAILoop
 from foresample.integrations.replaced import Replaced
 from foresample.settings import Settings
 
-PACKAGES: tuple[type[PackageLoop], ...] = (GaussianLoop, InfererLoop, AtomLoop)
+PACKAGES: tuple[type[PackageLoop], ...] = (
+    GaussianLoop,
+    ContinuousLoop,
+    ElucidatedLoop,
+    InfererLoop,
+    AtomLoop,
+    OpenAILoop,
+)
 """In this order an object is held against them."""
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import redirect_stderr
+from contextlib import AbstractContextManager, redirect_stderr
 from functools import partial
 from io import StringIO
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foresample.chains import Chain, Kind, vp
 from foresample.chains.chain import Clip, Levels, denoising_chain
@@ -34,6 +34,10 @@ _STEPS = (
     "predict_start_from_v",
 )
 """What the loops of denoising-diffusion-pytorch call, where a class has it."""
+
+
+_GUIDANCE = "classes", "cond_scale", "rescaled_phi"
+"""Arguments of the loops with classifier-free guidance."""
 
 
 class GaussianLoop(PackageLoop):
@@ -62,38 +66,71 @@ class GaussianLoop(PackageLoop):
         diffusion, name = self.served, type(self.served).__name__
         if _loop_name(diffusion) != self.name:
             raise ValueError(f"{self.name} is not the loop that sample takes any more: accelerate it again")
-        parameters = inspect.signature(diffusion.sample).parameters.values()
-        needed = [p.name for p in parameters if p.default is p.empty]
+        parameters = inspect.signature(diffusion.sample).parameters
+        if "mask" in parameters:
+            raise ValueError(
+                f"{name}.sample is RePaint's, which goes back and forth between noise levels: use GaussianDiffusion of "
+                "denoising_diffusion_pytorch where there is nothing to paint in"
+            )
+        needed = [p.name for p in parameters.values() if p.default is p.empty and p.name != "classes"]
         if needed:
             raise ValueError(f"{name}.sample needs {', '.join(needed)}: make a target with foresample.targets")
+        one = {"classes": torch.zeros(1, dtype=torch.long)} if "classes" in parameters else {"batch_size": 1}
 
         def run(generator: torch.Generator) -> Any:
             own = standing_in(diffusion, self.name, self.original)
             with own, redirect_stderr(StringIO()):  # its progress bar
-                return diffusion.sample(batch_size=1)
+                return diffusion.sample(**one)
+
+        def instead(network: nn.Module) -> AbstractContextManager[Any]:
+            other = _Guided(network) if "classes" in parameters else network
+            return standing_in(diffusion, "model", other)
 
         chain = gaussian_chain(diffusion)
         tables = tuple(tuple(table.tolist()) for _, table in diffusion.named_buffers(recurse=False))
         now = (diffusion.__class__, held(diffusion), tables)
-        self.compare(chain, now, run, partial(standing_in, diffusion, "model"), diffusion.betas.device)
+        self.compare(chain, now, run, instead, diffusion.betas.device)
         return chain
 
     def drawing(self, asked: dict[str, Any]) -> Drawing:
-        self.refuse_others(asked, "shape", "return_all_timesteps", "return_noise", "model_forward_kwargs")
+        self.refuse_others(
+            asked, "shape", "return_all_timesteps", "return_noise", "model_forward_kwargs", *_GUIDANCE
+        )
         diffusion, shape = self.served, asked["shape"]
         chain, start = self.checked_chain(), torch.randn(shape, device=self.served.betas.device)
-        target = gaussian_target(diffusion, chain, start, asked.get("model_forward_kwargs", {}))
+        given = asked.get("model_forward_kwargs", {}) | {n: asked[n] for n in _GUIDANCE if n in asked}
+        target = gaussian_target(diffusion, chain, start, given)
         states = None
         if asked.get("return_all_timesteps", False):
             states = start.new_empty(shape[0], len(target.std) + 1, *shape[1:])
             states[:, 0] = start
 
         def result(samples: Tensor) -> Any:
-            samples = diffusion.unnormalize(samples if states is None else states)
+            samples = samples if states is None else states
+            samples = getattr(diffusion, "unnormalize", as_picture)(samples)  # with guidance it is always done
             return (samples, start) if asked.get("return_noise", False) else samples
 
         observe = None if states is None else partial(_keep, states)
         return Drawing(target, shape[0], diffusion.model, result, observe=observe)
+
+
+def as_picture(samples: Tensor) -> Tensor:
+    """From ±1 to 0 … 1."""
+    return (samples + 1) * 0.5
+
+
+class _Guided(nn.Module):
+    """A made-up network with guidance; its answer without classes is another one."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward_with_cond_scale(
+        self, x: Tensor, time: Tensor, *conditions: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        output = self.network(x, time)
+        return output, 0.5 * output
 
 
 def _keep(states: Tensor, commit: Commit) -> None:
@@ -113,10 +150,12 @@ def gaussian_target(
     diffusion: Any, chain: Chain, start: Tensor, conditions: dict[str, Any] | None = None
 ) -> ChainTarget:
     """Its network and the chain of its loop."""
-    network, given = diffusion.model, conditions or {}
+    given = conditions or {}
+    network = diffusion.model.forward_with_cond_scale if "classes" in given else diffusion.model
 
     def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-        return network(x, time, **for_rows(given, row, len(start)))
+        output = network(x, time, **for_rows(given, row, len(start)))
+        return output[0] if isinstance(output, tuple) else output  # with guidance also that without classes
 
     return from_chain(denoiser, chain, start.shape[1:], start=start, device=start.device)
 

@@ -88,6 +88,10 @@ class PackageLoop(ABC):
     def drawing(self, asked: dict[str, Any]) -> Drawing:
         """What a call with these arguments, defaults included, draws; with gradients off."""
 
+    def assumption(self) -> str:
+        """What is taken on trust about the function itself."""
+        return f"{self.package}'s own {getattr(self, '__qualname__', self.name)}"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         require_current(self.original, self.served, self.name)
         self._require_own()
@@ -125,8 +129,7 @@ class PackageLoop(ABC):
         """Samples with seeds of torch's generator."""
         settings = replace(self.settings.for_count(drawing.count), window=window)
         run = Engine(drawing.target, settings).sample(torch.randint(2**62, (drawing.count,)), drawing.observe)
-        own = f"{self.package}'s own {getattr(self, '__qualname__', self.name)}"
-        run.report.evidence.trusted += [own, *drawing.trusted]
+        run.report.evidence.trusted += [self.assumption(), *drawing.trusted]
         run.report.evidence.steps_replayed, self._unreported = self._unreported, 0
         setattr(self.served, REPORT, run.report)
         return run.samples

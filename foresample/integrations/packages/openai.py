@@ -1,0 +1,328 @@
+"""OpenAI's GaussianDiffusion and SpacedDiffusion: guided-diffusion's, improved-diffusion's, DiT's, MDM's.
+
+Over a thousand repositories hold a copy of this class, and many have changed it. So no copy is taken on trust:
+
+* Every prediction is made by the object's own `p_mean_variance`, and by its `condition_mean` where there is a
+  `cond_fn`: whatever they do is drawn. With c the posterior's weight of x_0, the prediction is the x_0 whose posterior
+  mean is theirs: pred_xstart + (mean − posterior mean at pred_xstart) / c.
+* What is left of a step, noise times exp(log_variance / 2) added to that mean, is compared with the object's own loop:
+  it is run once for each configuration, with a made-up network.
+* `p_sample_loop` runs as it is. It takes its result from `p_sample_loop_progressive`, which is replaced.
+
+**Guidance that doubles the batch** (DiT's `forward_with_cfg`): the model answers for both halves of the batch from the
+states of the first. So the first half is drawn by itself, and the second needs no network: the object's own `p_sample`
+walks it with the answers recorded along the first half's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresample.chains import Chain, vp
+from foresample.chains.chain import Levels, denoising_chain, per_row
+from foresample.chains.schedulers import LEARNED_BASE
+from foresample.contracts import Target, Wrapper
+from foresample.core.report import Commit, Report
+from foresample.integrations.explain import ChainBeside, difference, made_up
+from foresample.integrations.networks import for_rows
+from foresample.integrations.packages.loop import Drawing, PackageLoop
+from foresample.integrations.replaced import REPORT
+from foresample.integrations.trusted import held, require_current
+from foresample.targets import from_chain
+
+_LOOP, _PROGRESSIVE = "p_sample_loop", "p_sample_loop_progressive"
+_STEP = "p_sample", "p_mean_variance", "q_posterior_mean_variance"
+_OPTIONS = "clip_denoised", "denoised_fn", "cond_fn"
+_ARGUMENTS = "model", "shape", "noise", *_OPTIONS, "model_kwargs", "device", "progress"
+_ROUNDING = 1e-4  # of 1 + |x|, in float32
+_SEED = 20  # any
+
+
+class OpenAILoop(PackageLoop):
+    """Stands in for `p_sample_loop_progressive`, and for `p_sample_loop`, to know that it needs the last state only."""
+
+    package, kind = "OpenAI", "GaussianDiffusion"
+    steps = ("p_sample",)
+    last_only = False
+
+    @staticmethod
+    def functions(served: Any) -> tuple[str, ...]:
+        names = (_PROGRESSIVE, _LOOP, *_STEP, "model_var_type")
+        return (_PROGRESSIVE, _LOOP) if all(hasattr(served, name) for name in names) else ()
+
+    @property
+    def owners(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Any class that the object is of: a copy has no name of its own."""
+        return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(self.served).__mro__)
+
+    def refuse(self) -> None:
+        openai_chain(self.served)
+
+    def assumption(self) -> str:
+        return f"{getattr(self, '__qualname__', self.name)} steps as it did when it was compared"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.name == _PROGRESSIVE:
+            path = super().__call__(*args, **kwargs)
+            report = vars(self.served).get(REPORT)
+            return _timed(path, report) if report is not None and report.window == 0 else path
+        require_current(self.original, self.served, self.name)
+        progressive = vars(self.served)[_PROGRESSIVE]
+        progressive.last_only = self._asked(args, kwargs).get("dump_steps") is None
+        try:
+            return self.original(*args, **kwargs)
+        finally:
+            progressive.last_only = False
+
+    def drawing(self, asked: dict[str, Any]) -> Drawing:
+        self.refuse_others(asked, *_ARGUMENTS)
+        model, shape, start, device = asked["model"], asked["shape"], asked.get("noise"), asked.get("device")
+        device = next(model.parameters()).device if device is None else device
+        start = torch.randn(*shape, device=device) if start is None else start
+        chain = openai_chain(self.served).to(start.device, torch.promote_types(start.dtype, torch.float32))
+        options = {name: asked[name] for name in _OPTIONS if name in asked}
+        steps = _Steps(self.served, chain, model, options, asked.get("model_kwargs") or {}, len(start))
+        self._require_explained(steps, start)
+        steps.halves = not isinstance(model, torch.nn.Module) and steps.doubles(start)
+        drawn = start[: len(start) // 2] if steps.halves else start
+        dtype, last_only = chain.std.dtype, self.last_only
+        target: Target = from_chain(steps, chain, shape[1:], start=drawn, dtype=dtype, device=start.device)
+        kept = [] if last_only else ["sample", "pred_xstart"]
+        path = _Path(target, steps, len(drawn), kept + ["answer"] * steps.halves)
+        if path.names:
+            target = path
+
+        def result(samples: Tensor) -> Iterator[dict[str, Tensor]]:
+            second = steps.second_half(start, path.kept["answer"]) if steps.halves else None
+            for k in range(len(chain.std)):
+                found = {} if last_only else {name: path.kept[name][k] for name in kept}
+                if k == len(chain.std) - 1:
+                    found["sample"] = samples
+                if second is not None:
+                    other = next(second)
+                    found = {name: torch.cat([value, other[name]]) for name, value in found.items()}
+                yield _Kept(found)
+
+        network = getattr(model, "__self__", model)
+        return Drawing(target, len(drawn), network, result, observe=path.observe if path.names else None)
+
+    def _require_explained(self, steps: _Steps, start: Tensor) -> None:
+        """Run the object's own loop with a made-up network, and refuse it if it makes other states than the chain."""
+        diffusion, chain, options = self.served, steps.chain, dict(steps.options)
+        functions = [getattr(getattr(diffusion, n, None), "__func__", None) for n in (*_STEP, "condition_mean")]
+        given = options.get("clip_denoised"), [name for name, value in options.items() if value is not None]
+        shape, names = (1, *start.shape[1:]), _names(steps.conditions)
+        now = self.original, functions, held(diffusion), given, names, shape, start.dtype, start.device
+        if now == self._compared:
+            return
+        learned, row = chain.low_variance is not None, torch.zeros(1, dtype=torch.long, device=start.device)
+        if options.get("denoised_fn") is not None:
+            options["denoised_fn"] = lambda x: 0.7 * torch.sin(x)
+        if options.get("cond_fn") is not None:
+            options["cond_fn"] = lambda x, t, **given: torch.cos(2 * x)
+        model = _Model(steps.model, lambda x, t, **given: made_up(x, learned, wide=True))
+        made = replace(steps, options=options, model=model)
+        with torch.random.fork_rng([start.device] if start.is_cuda else []):
+            torch.manual_seed(_SEED)
+            noise, x, count = torch.Generator(start.device).manual_seed(_SEED), start[:1], 0
+            beside = ChainBeside(chain, x)
+            asked = options | {"noise": x, "model_kwargs": made.given(row), "device": x.device}
+            for found in self.original(model, shape, **asked):
+                if count == len(chain.std):
+                    break
+                drawn = torch.randn(shape, generator=noise, dtype=x.dtype, device=x.device)
+                output = made(x, len(chain.std) - 1 - count + row, row)
+                expected, x = beside.after(count, x, output, drawn), found["sample"]
+                if not difference(expected, x, lambda x: 1 + x.abs()) <= _ROUNDING:
+                    break
+                count += 1
+            else:
+                if count == len(chain.std):
+                    self._compared, self._unreported = now, count
+                    return
+        raise ValueError(
+            f"{type(diffusion).__name__} has steps of its own: step {count} of its {_PROGRESSIVE} is not its "
+            "p_mean_variance plus noise; undo that change, or make a target with foresample.targets"
+        )
+
+
+def openai_chain(diffusion: Any) -> Chain:
+    """The chain of its loop, its network predicting x_0: the tables of the object, in float64."""
+
+    def table(name: str) -> Tensor:
+        return torch.from_numpy(np.array(getattr(diffusion, name), np.float64)).flip(0)
+
+    kind, time = diffusion.model_var_type.name, torch.arange(diffusion.num_timesteps).flip(0)
+    if kind not in ("FIXED_SMALL", "FIXED_LARGE", "LEARNED_RANGE"):
+        raise ValueError(
+            f"{type(diffusion).__name__}(model_var_type={kind}) has a variance without a lower bound, for which there "
+            "is no exact coupling: use a model with ModelVarType.LEARNED_RANGE or a fixed variance"
+        )
+    variance = table("betas") if kind == "FIXED_LARGE" else table("posterior_log_variance_clipped").exp()
+    chain = denoising_chain(
+        Levels(table("sqrt_alphas_cumprod"), table("sqrt_one_minus_alphas_cumprod")),
+        state_weight=table("posterior_mean_coef2"),
+        x0_weight=table("posterior_mean_coef1"),
+        std=torch.where(time > 0, variance.sqrt(), 0.0),
+        predicts="x0",
+        reuse="x0",
+        time=time,
+    )
+    return vp.learned_range(chain, table("betas"), LEARNED_BASE) if kind == "LEARNED_RANGE" else chain
+
+
+@dataclass(eq=False)
+class _Steps:
+    """What the object makes of states at any steps: the network of its chain, which predicts x_0."""
+
+    diffusion: Any
+    chain: Chain
+    model: Any
+    options: dict[str, Any]
+    conditions: dict[str, Any]
+    count: int
+    halves: bool = False
+    """Whether the model doubles its batch: then states are the first half's, and so is what is returned."""
+    answer: Any = None
+    """What the model returned last."""
+    seen: dict[str, Tensor] = field(default_factory=dict)
+    """Of the last call: pred_xstart, and the model's answers for the second half."""
+
+    def __call__(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        count = len(x)
+        if self.halves:
+            x, time, row = torch.cat([x, x]), torch.cat([time, time]), torch.cat([row, row + self.count // 2])
+        options, given, chain = dict(self.options), self.given(row), self.chain
+        cond_fn, step = options.pop("cond_fn", None), len(chain.std) - 1 - time
+        model = _Model(self.model, self._answer)
+        found = self.diffusion.p_mean_variance(model, x, time, **options, model_kwargs=given)
+        x0, mean, log_variance = (found[name] for name in ("pred_xstart", "mean", "log_variance"))
+        if cond_fn is not None:
+            mean = self.diffusion.condition_mean(cond_fn, found, x, time, model_kwargs=given)
+        posterior = self.diffusion.q_posterior_mean_variance(x_start=x0, x_t=x, t=time)[0]
+        output = x0 + (mean - posterior) / per_row(chain.prediction_weight, step, x)
+        std = per_row(chain.std, step, x)
+        if chain.low_variance is not None and chain.high_variance is not None:
+            low, high = (per_row(v, step, x) for v in (chain.low_variance, chain.high_variance))
+            between = 2 * (log_variance - low) / torch.where(std > 0, high - low, 1.0) - 1
+            output = torch.cat([output, torch.where(std > 0, between, 0.0)], 1)
+        elif (
+            ((0.5 * log_variance).exp() - std).abs() > torch.where(std > 0, _ROUNDING * std, torch.inf)
+        ).any():
+            raise ValueError(
+                f"{type(self.diffusion).__name__}.p_mean_variance returns another variance than its "
+                "model_var_type has: undo that change, or make a target with foresample.targets"
+            )
+        self.seen = {"pred_xstart": x0[:count]} | ({"answer": self.answer[count:]} if self.halves else {})
+        return output[:count]
+
+    def _answer(self, *args: Any, **given: Any) -> Any:
+        self.answer = self.model(*args, **given)
+        return self.answer
+
+    def given(self, row: Tensor) -> dict[str, Any]:
+        """The model's keywords for these samples."""
+        given, y = for_rows(self.conditions, row, self.count), self.conditions.get("y")
+        if isinstance(y, dict) and "text_embed" in y:  # MDM's: [words, samples, width], or that and a mask
+            words, *mask = y["text_embed"] if isinstance(y["text_embed"], tuple) else (y["text_embed"],)
+            words = words[:, row.to(words.device)] if words.shape[1] == self.count else words
+            given["y"]["text_embed"] = (words, *for_rows(mask, row, self.count)) if mask else words
+        return given
+
+    def doubles(self, start: Tensor) -> bool:
+        """Whether the model answers for both halves of a batch from the states of the first."""
+        half, last = self.count // 2, len(self.chain.std) - 1
+        if self.count % 2:
+            return False
+        row = torch.tensor([0, 0, 0, half, half, half], device=start.device)
+        time = torch.tensor([last, last // 2, 0] * 2, device=start.device)
+        x, answers = start[row], []
+        for second in (x[3:], 1 - 0.5 * x[3:]):
+            self(torch.cat([x[:3], second]), time, row)
+            answers.append(self.answer)
+        return isinstance(answers[0], Tensor) and torch.equal(*answers)
+
+    def second_half(self, start: Tensor, answers: Tensor) -> Iterator[dict[str, Tensor]]:
+        """The steps of the second half, from the model's answers for it, [N, R, …]."""
+        half = self.count // 2
+        x, given = start[half:], self.given(torch.arange(half, self.count, device=start.device))
+        for k, answer in enumerate(answers):
+            t = torch.full((half,), len(answers) - 1 - k, device=start.device)
+            with torch.no_grad():
+                model = _Model(self.model, lambda *args, answer=answer, **given: answer)
+                found = self.diffusion.p_sample(model, x, t, **self.options, model_kwargs=given)
+            yield found
+            x = found["sample"]
+
+
+class _Model:
+    """A model with other answers; everything else is its own."""
+
+    def __init__(self, model: Any, answer: Callable[..., Any]) -> None:
+        self.model, self.answer = model, answer
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        return self.answer(*args, **given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+class _Path(Wrapper):
+    """A target that keeps what its steps came to, [N, R, …]; only the calls of its own rounds, not those of looks."""
+
+    def __init__(self, target: Target, steps: _Steps, count: int, names: list[str]) -> None:
+        super().__init__(target)
+        self.steps, self.count, self.names, self.unrecorded = steps, count, names, target
+        self.kept: dict[str, Tensor] = {}
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        prediction = super().predict(x, step, row, **extra)
+        self.row, self.seen = row, self.steps.seen
+        return prediction
+
+    def observe(self, commit: Commit) -> None:
+        """Keep what a round committed: the states of a row stand together in its call, from its first one on."""
+        place: dict[int, int] = {}
+        for i, row in enumerate(self.row.tolist()):
+            place.setdefault(row, i)
+        states = commit.states
+        for r, (sample, first, count) in enumerate(
+            zip(*(v.tolist() for v in (commit.sample, commit.step, commit.committed)), strict=True)
+        ):
+            for name in self.names:
+                value = states[r] if name == "sample" else self.seen[name][place[sample] :]
+                if name not in self.kept:
+                    self.kept[name] = value.new_empty(len(self.std), self.count, *value.shape[1:])
+                self.kept[name][first : first + count, sample] = value[:count]
+
+
+def _timed(path: Iterator[Any], report: Report) -> Iterator[Any]:
+    """The object's own steps, where no window gains; the report has their time when they are done."""
+    started = perf_counter()
+    yield from path
+    report.seconds = report.target_seconds = perf_counter() - started
+
+
+class _Kept(dict[str, Any]):
+    """What is kept of a step."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(
+            f"an accelerated {_LOOP} keeps its last state only, not {name!r} of a step: iterate over {_PROGRESSIVE}, "
+            "or call foresample.restore first"
+        )
+
+
+def _names(given: Any) -> Any:
+    """The names in nested keywords, and plain values."""
+    if isinstance(given, dict):
+        return {name: _names(value) for name, value in given.items()}
+    return given if isinstance(given, bool | int | float | str) else type(given)
