@@ -49,7 +49,11 @@ class LearnedPrior(nn.Module):
         for name, shape in buffers.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64 if name == "origin" else None))
         self.net = nn.Sequential(
-            nn.Linear(conditions, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 2 * kept * size)
+            nn.Linear(conditions, WIDTH),
+            nn.SiLU(),
+            nn.Linear(WIDTH, WIDTH),
+            nn.SiLU(),
+            nn.Linear(WIDTH, 2 * kept * size),
         )
         self.requires_grad_(False)
 
@@ -64,19 +68,29 @@ class LearnedPrior(nn.Module):
 
     @staticmethod
     def fit(
-        condition: Tensor, states: Tensor, predictions: Tensor, jacobian: Tensor, *, steps: int = 1500, seed: int = 0
+        condition: Tensor,
+        states: Tensor,
+        predictions: Tensor,
+        jacobian: Tensor,
+        *,
+        origin: Tensor | None = None,
+        steps: int = 1500,
+        seed: int = 0,
     ) -> LearnedPrior:
         """Least squares on conditions [P, C] and the paths, [P, N, d] both, of samples drawn under them.
 
         Args:
             condition, states, predictions: what to learn from.
             jacobian: the average slope of predictions, [N, d, d].
+            origin: numbers by which the network is known again, [parameters, 2].
             steps: of Adam, each on 256 samples.
             seed: of the first weights and of the batches.
         """
         paths = torch.stack([states, predictions], 1)  # [P, 2, N, d]
         count, _, length, size = paths.shape
-        prior = LearnedPrior(condition.shape[1], length, size).to(paths)
+        origin = torch.zeros(0, 2) if origin is None else origin
+        prior = LearnedPrior(condition.shape[1], length, size, len(origin)).to(paths)
+        prior.origin = origin.double()
         prior.shift.copy_(condition.mean(0))
         spread = condition.std(0, correction=0)
         prior.scale.copy_(torch.where(spread > 1e-6 * condition.abs().amax(0).clamp(min=1e-6), spread, 1.0))
@@ -99,7 +113,9 @@ class LearnedPrior(nn.Module):
                 bound = layer.in_features**-0.5
                 for weight in layer.parameters():
                     weight.copy_((2 * torch.rand(weight.shape, generator=generator) - 1) * bound)
-        batches = torch.randint(len(condition), (steps, min(_BATCH, len(condition))), generator=generator).to(device)
+        batches = torch.randint(len(condition), (steps, min(_BATCH, len(condition))), generator=generator).to(
+            device
+        )
         weights = list(self.net.requires_grad_(True).parameters())
         optimizer = torch.optim.Adam(weights, _RATE)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
