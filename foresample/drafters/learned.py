@@ -17,6 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from foresample.drafters.prior import Prior, read_tensors
+from foresample.faults import first_line
+from foresample.text import printable
+
 WIDTH = 512
 COMPONENTS = 8
 _BATCH = 256
@@ -32,6 +36,14 @@ class LearnedPrior(nn.Module):
         size: d.
         weights: numbers of the network it was learned for, two a parameter; another network is refused.
     """
+
+    shift: Tensor
+    scale: Tensor
+    mean: Tensor
+    components: Tensor
+    unit: Tensor
+    jacobian: Tensor
+    origin: Tensor
 
     def __init__(self, conditions: int, steps: int, size: int, weights: int = 0) -> None:
         super().__init__()
@@ -87,7 +99,7 @@ class LearnedPrior(nn.Module):
             seed: of the first weights and of the batches.
         """
         paths = torch.stack([states, predictions], 1)  # [P, 2, N, d]
-        count, _, length, size = paths.shape
+        length, size = paths.shape[2:]
         origin = torch.zeros(0, 2) if origin is None else origin
         prior = LearnedPrior(condition.shape[1], length, size, len(origin)).to(paths)
         prior.origin = origin.double()
@@ -128,7 +140,7 @@ class LearnedPrior(nn.Module):
         self.requires_grad_(False)
 
     def __repr__(self) -> str:
-        """Short, and another one for other weights."""
+        """Short, and different for different weights."""
         return f"LearnedPrior({' × '.join(map(str, self.sizes))}, {self.digest()})"
 
     def digest(self) -> str:
@@ -145,13 +157,21 @@ class LearnedPrior(nn.Module):
         save_file({name: value.cpu().contiguous() for name, value in self.state_dict().items()}, path)
 
     @staticmethod
-    def of(tensors: dict[str, Tensor]) -> LearnedPrior:
-        """What `save` wrote, once read; a ValueError if that is not a learned prior."""
+    def load(path: str | Path) -> LearnedPrior:
+        """Read what `save` wrote."""
+        tensors = read_tensors(path)
         try:
             (conditions,), (_, steps, size) = tensors["shift"].shape, tensors["mean"].shape
             prior = LearnedPrior(conditions, steps, size, len(tensors["origin"])).to(tensors["mean"].dtype)
             prior.origin = prior.origin.double()
             prior.load_state_dict(tensors)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise ValueError(f"its tensors do not make a learned prior ({error})") from None
+            reason = printable(first_line(error))
+            raise ValueError(f"{printable(path)} holds no learned prior ({reason}): learn one again") from None
         return prior
+
+
+def load_prior(path: str | Path) -> Prior | LearnedPrior:
+    """A prior of either kind, from the file that its `save` wrote."""
+    tensors = read_tensors(path)
+    return LearnedPrior.load(path) if "components" in tensors else Prior.of(tensors, path)

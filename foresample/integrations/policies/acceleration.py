@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-from foresample.drafters import Prior
+from foresample.drafters import LearnedPrior, Prior
+from foresample.drafters.learned import load_prior
 from foresample.integrations.policies.families import Loop, find_loop, lerobot_request
+from foresample.integrations.policies.learning import require_learned_for
 from foresample.integrations.policies.loops import SpeculativeLoop
 from foresample.integrations.policies.plans import Plans, PlanSettings, policy_chain, require_eval
 from foresample.integrations.replaced import REPORT, Replaced

@@ -7,7 +7,7 @@ that a new observation needs no new capture.
 **Starting warm.** The last plan's path through the chain, moved on by the actions executed since, is a draft of the
 next plan's first window (theory, section 7). Only its states and predictions are kept, never its noise: noise is fresh
 for every plan. The new observation depends on the last plan's noise, so drawing with that noise again would change the
-law of the plan given the observation.
+distribution of the plan given the observation. So every plan's seed is hashed with what its draft depends on.
 """
 
 from __future__ import annotations
@@ -226,6 +226,12 @@ class Planner:
     def close(self) -> None:
         """Let the engine go, and with it the memory of its captured rounds: at once, not when garbage is collected."""
         vars(self).pop("engine", None)
+
+    def paths(self) -> tuple[Tensor, Tensor]:
+        """States and predictions of the last plans at every step, [R, N, F] both."""
+        assert self.recorded is not None
+        steps = self.recorded.steps
+        return self.recorded.states[:, :steps].clone(), self.recorded.predictions[:, :steps].clone()
 
     def path(self) -> tuple[list[Tensor], list[Tensor]]:
         """The states x_0 … x_{N−1} of the last plans and the network's answers to them, [R, *shape] each."""
