@@ -147,7 +147,7 @@ class LearnedPrior(nn.Module):
         """A hash of all numbers."""
         found = hashlib.sha256()
         for value in self.state_dict().values():
-            found.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()[:12]
 
     def save(self, path: str | Path) -> None:

@@ -214,6 +214,7 @@ class Planner:
     def _expected(self) -> tuple[Tensor, Tensor]:
         """The paths expected of plans under the condition at hand, [R, N, F] both."""
         assert self.learned is not None
+        assert self.condition is not None
         with torch.no_grad():
             return self.learned(self.condition.to(self.learned.mean))
 
