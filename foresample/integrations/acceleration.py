@@ -97,7 +97,8 @@ def accelerate(
     plan = PlanSettings(**{name: value for name, value in given.items() if name in _PLAN})
     settings = Settings.of({name: value for name, value in given.items() if name not in _PLAN})
     if kind == "policy":
-        if given.get("drafter") is not None and (plan.warm or (plan.prior, plan.pilots, plan.learn) != (None, None, False)):
+        primed = plan.warm or plan.learn or plan.prior is not None or plan.pilots is not None
+        if primed and given.get("drafter") is not None:
             raise ValueError("prior, pilots, learn and warm=True are Replay's: leave the drafter out, or them")
         return accelerate_policy(served, settings, plan)
     if kind == "pipeline":

@@ -36,6 +36,7 @@ def condition_of(request: Request) -> Tensor:
     return torch.cat([value.to(torch.float32) for value in known], 1)
 
 
+@torch.no_grad()
 def weights_of(network: Any) -> Tensor:
     """[parameters, 2]: two numbers a parameter by which a network is known again, also in another precision."""
     parameters = list(network.parameters()) if isinstance(network, torch.nn.Module) else []
@@ -54,6 +55,7 @@ def require_learned_for(prior: LearnedPrior, network: Any) -> None:
         )
 
 
+@torch.no_grad()
 def learn_prior(
     target: ChainTarget, network: Any, condition: Tensor, states: Tensor, predictions: Tensor
 ) -> LearnedPrior:

@@ -152,8 +152,8 @@ class Planner:
             self.table = Prior(*self._expected(), jacobian=self.learned.jacobian)
         elif prior is not None:
             self.table = _fitting(prior, self.target).to(data.device, dtype)
-        self.past = "" if prior is None else repr(prior)
-        """What the next plan's draft depends on, in words; its noise must not have been drawn before with these."""
+        self.past = self._of_prior = "" if prior is None else repr(prior)
+        """What the next plan's draft depends on, as text; its seeds are hashed with it."""
         self.window = self._window()
         self.padded = (
             len(data) * ((self.window or 0) + 1) if options.batch_pad is True else int(options.batch_pad)
@@ -196,6 +196,7 @@ class Planner:
 
     def forget(self) -> None:
         """Start the next plan from the prior's table, or from plans of zeros."""
+        self.past = self._of_prior
         if self.last is None:
             return
         if self.table is None:
@@ -209,7 +210,7 @@ class Planner:
         """Draft the next plans with this prior, in the place of the one before it."""
         assert self.learned is not None
         self.learned.load_state_dict(prior.state_dict())
-        self.past = repr(prior)
+        self.past = self._of_prior = repr(prior)
 
     def _expected(self) -> tuple[Tensor, Tensor]:
         """The paths expected of plans under the condition at hand, [R, N, F] both."""
