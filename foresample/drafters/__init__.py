@@ -2,8 +2,18 @@
 
 from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft
 from foresample.drafters.frozen import Frozen
+from foresample.drafters.learned import LearnedPrior
 from foresample.drafters.model import DraftModel
 from foresample.drafters.prior import Prior
 from foresample.drafters.replay import Replay
 
-__all__ = ["DraftModel", "DraftPath", "DrafterMemory", "Frozen", "PreviousDraft", "Prior", "Replay"]
+__all__ = [
+    "DraftModel",
+    "DraftPath",
+    "DrafterMemory",
+    "Frozen",
+    "LearnedPrior",
+    "PreviousDraft",
+    "Prior",
+    "Replay",
+]

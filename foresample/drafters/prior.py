@@ -23,6 +23,8 @@ from foresample.contracts import Target, bands
 from foresample.schema import open_plain
 from foresample.text import printable
 
+_REMEDY = "give the file that Prior.save wrote, or fit a prior again with foresample.fit_prior"
+
 
 @dataclass(frozen=True, eq=False)
 class Prior:
@@ -106,27 +108,18 @@ class Prior:
     @staticmethod
     def load(path: str | Path) -> Prior:
         """Read what `save` wrote."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        return Prior.of(read_tensors(path), path)
 
-        remedy = "give the file that Prior.save wrote, or fit a prior again with foresample.fit_prior"
-        try:
-            os.close(open_plain(Path(path)))  # of a folder, safetensors says "No such device"
-            tensors = load_file(path)
-        except OSError as error:
-            why = error.strerror or error
-            raise type(error)(f"{printable(path)} cannot be read ({printable(why)}): {remedy}") from None
-        except SafetensorError as error:
-            raise ValueError(
-                f"{printable(path)} is no safetensors file ({printable(error)}): {remedy}"
-            ) from None
+    @staticmethod
+    def of(tensors: dict[str, Tensor], path: str | Path) -> Prior:
+        """The prior of these tensors, read from `path`."""
         if not {"states", "predictions"} <= tensors.keys() <= {f.name for f in fields(Prior)}:
             found = printable(", ".join(sorted(tensors)) or "nothing")
-            raise ValueError(f"{printable(path)} holds no prior, but {found:.200}: {remedy}")
+            raise ValueError(f"{printable(path)} holds no prior, but {found:.200}: {_REMEDY}")
         try:
             return Prior(**tensors)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{printable(path)} holds no prior ({error}): {remedy}") from None
+            raise ValueError(f"{printable(path)} holds no prior ({error}): {_REMEDY}") from None
 
     def __repr__(self) -> str:
         """Short, and another one for other values: samples depend on it."""
@@ -138,6 +131,21 @@ class Prior:
     def _tensors(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a prior's file; one sentence if they cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        os.close(open_plain(Path(path)))  # of a folder, safetensors says "No such device"
+        return load_file(path)
+    except OSError as error:
+        why = error.strerror or error
+        raise type(error)(f"{printable(path)} cannot be read ({printable(why)}): {_REMEDY}") from None
+    except SafetensorError as error:
+        raise ValueError(f"{printable(path)} is no safetensors file ({printable(error)}): {_REMEDY}") from None
 
 
 def is_diagonal(jacobian: Tensor) -> bool:

@@ -31,7 +31,7 @@ from foresample.settings import Settings, SpeculationKeywords, remedy
 
 _COMMON = ("window", "drafter", "block", "recycle", "look")
 _OPTIONS = {
-    "policy": (*_COMMON, "trace", "batch_pad", "graph", "prior", "warm", "executed", "pilots"),
+    "policy": (*_COMMON, "trace", "batch_pad", "graph", "prior", "warm", "executed", "pilots", "learn"),
     "pipeline": (*_COMMON, "trace"),
     "package's sampler": _COMMON,
 }
@@ -71,12 +71,14 @@ def accelerate(
     * `batch_pad`: for policies, call the network with one number of states always, for torch.compile and CUDA graphs:
       True means plans × (window + 1), a number means that many. The padding's results are dropped.
     * `graph`: for policies on a GPU, replay rounds as CUDA graphs; a new observation needs no new capture.
-    * `prior`: for policies, a `Prior` fitted on other plans or the path of a saved one.
+    * `prior`: for policies, a `Prior` fitted on other plans, a `LearnedPrior`, or the path of a saved one.
     * `warm`: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
       the actions executed since; the plan then also depends on the last one, its distribution does not. `reset()` of
       the policy forgets.
     * `executed`: for policies, actions executed between two plans; the policy's `n_action_steps` by default.
     * `pilots`: for policies, fit a prior on so many first plans, from what they evaluate anyway.
+    * `learn`: for policies, keep the latest 4096 plans, so that `learn()` of what this returns can train, in seconds, a
+      prior that drafts each plan from its own observation; it takes the place of the last plan's path.
     * `trace`: for pipelines and policies, watch the untouched loop and refuse what the chain does not explain. A
       pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three steps;
       any other policy's loop runs along with every plan, which adds no network calls. trace=False means that you vouch
@@ -95,8 +97,9 @@ def accelerate(
     plan = PlanSettings(**{name: value for name, value in given.items() if name in _PLAN})
     settings = Settings.of({name: value for name, value in given.items() if name not in _PLAN})
     if kind == "policy":
-        if given.get("drafter") is not None and (plan.warm or (plan.prior, plan.pilots) != (None, None)):
-            raise ValueError("prior, pilots and warm=True are Replay's: leave the drafter out, or them")
+        primed = plan.warm or plan.learn or plan.prior is not None or plan.pilots is not None
+        if primed and given.get("drafter") is not None:
+            raise ValueError("prior, pilots, learn and warm=True are Replay's: leave the drafter out, or them")
         return accelerate_policy(served, settings, plan)
     if kind == "pipeline":
         return accelerate_pipeline(served, settings, plan.trace)

@@ -17,12 +17,13 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.core.noise import seeds_of
+from foresample.drafters import LearnedPrior
 from foresample.engine.priors import RecordingTarget
 from tests.law.attack import Walk, given, pulled, record, same_table, smallest, walk
 
 pytestmark = pytest.mark.law
 
-LEVEL = 1e-3 / 10  # a share for each of this file's tests
+LEVEL = 1e-3 / 12  # a share for each of this file's tests
 
 # ------------------------------------------------------------------ a closed loop
 
@@ -185,3 +186,35 @@ def test_a_prior_fitted_on_its_own_speculative_samples_is_caught() -> None:
 def test_its_own_sequential_path_would_do_no_harm() -> None:
     """Adapted: what it says of a step knows the noise before that step only. So it is drafted, and kept, whole."""
     assert smallest_with("sequential path", own=True, samples=20_000) > LEVEL
+
+
+# ------------------------------------------------------------------ priors that are learned from conditions
+
+
+def smallest_learned(*, own: bool, samples: int) -> float:
+    """A network that learned from pilots how a path depends on where it ends, and is shown where others end, or where
+    the very sample drafted would end: that is a condition which knows the noise."""
+    chain, seeds = pulled(), seeds_of(5, 2 * samples + 2_000)
+    steps = len(chain.noise_scale)
+
+    def paths(of: Tensor) -> tuple[Tensor, Tensor]:
+        recorded = RecordingTarget(chain, len(of), steps)
+        fs.sequential(recorded, seeds=of)
+        return recorded.states[:, :steps], recorded.predictions[:, :steps]
+
+    states, predictions = paths(seeds[-2_000:])
+    jacobian = torch.zeros(steps, chain.dim, chain.dim, dtype=states.dtype)
+    learned = LearnedPrior.fit(states[:, -1], states, predictions, jacobian, steps=300)
+    ends = paths(seeds[:samples] if own else seeds[samples : 2 * samples])[0][:, -1]
+    drafter = fs.Replay(prior=fs.Prior(*learned(ends)))
+    path = torch.zeros(samples, steps, chain.dim, dtype=torch.float64)
+    fs.sample(chain, seeds=seeds[:samples], window=4, drafter=drafter, slots=4_000, observe=record(path))
+    return smallest(chain, path.numpy(), walk(chain, samples, 5))[0]
+
+
+def test_a_prior_learned_from_conditions_keeps_the_law() -> None:
+    assert smallest_learned(own=False, samples=20_000) > LEVEL
+
+
+def test_a_learned_prior_that_is_shown_the_noise_is_caught() -> None:
+    assert smallest_learned(own=True, samples=5_000) < LEVEL

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-from foresample.drafters import Prior
+from foresample.drafters import LearnedPrior, Prior
+from foresample.drafters.learned import load_prior
 from foresample.integrations.policies.families import Loop, find_loop, lerobot_request
+from foresample.integrations.policies.learning import require_learned_for
 from foresample.integrations.policies.loops import SpeculativeLoop
 from foresample.integrations.policies.plans import Plans, PlanSettings, policy_chain, require_eval
 from foresample.integrations.replaced import REPORT, Replaced
@@ -40,7 +42,9 @@ def accelerate_policy(policy: Any, settings: Settings, plan: PlanSettings) -> Ac
         )
     if plan.executed is None:
         plan = replace(plan, executed=_executed(policy, owner if loop.read is not None else None))
-    prior = Prior.load(plan.prior) if isinstance(plan.prior, (str, Path)) else plan.prior
+    prior = load_prior(plan.prior) if isinstance(plan.prior, (str, Path)) else plan.prior
+    if isinstance(prior, LearnedPrior):
+        require_learned_for(prior, loop.network)
     plans, replaced = Plans(settings, plan, prior), Replaced()
     restore_policy(policy)
     _refuse_early(loop)
@@ -76,9 +80,22 @@ class AcceleratedPolicy:
     plans: Plans
 
     @property
-    def prior(self) -> Prior | None:
-        """The prior in use: given, or fitted on the first plans once they were enough. `prior.save(path)` keeps it."""
+    def prior(self) -> Prior | LearnedPrior | None:
+        """The prior in use: given, fitted on the first plans once they were enough, or learned.
+
+        `prior.save(path)` keeps it, and `accelerate(policy, prior=path)` starts with it.
+        """
         return self.plans.prior
+
+    def learn(self) -> LearnedPrior:
+        """Learn from the plans drawn so far how plans depend on what is observed, and draft the next ones with it.
+
+        Needs `accelerate(policy, learn=True)` and takes seconds: call it between episodes, again when there are more
+        plans. Plans wait for it only if they are asked for meanwhile.
+        """
+        loop = find_loop(self.policy)
+        assert loop is not None
+        return self.plans.learn(loop.network)
 
     def forget(self) -> None:
         """Draw the next plan as if it were the first; `policy.reset()` does so, too."""

@@ -7,13 +7,16 @@ that a new observation needs no new capture.
 **Starting warm.** The last plan's path through the chain, moved on by the actions executed since, is a draft of the
 next plan's first window (theory, section 7). Only its states and predictions are kept, never its noise: noise is fresh
 for every plan. The new observation depends on the last plan's noise, so drawing with that noise again would change the
-law of the plan given the observation.
+distribution of the plan given the observation. So every plan's seed is hashed with what its draft depends on.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,10 +29,11 @@ from torch import Tensor, nn
 from foresample.chains import Chain, scheduler_chain
 from foresample.contracts import at_least_one
 from foresample.core.report import Run
-from foresample.drafters import Prior, Replay
+from foresample.drafters import LearnedPrior, Prior, Replay
 from foresample.engine import Engine
 from foresample.engine.priors import RecordingTarget, prior_of_paths
 from foresample.integrations.networks import require_fixed
+from foresample.integrations.policies.learning import MOST, condition_of, learn_prior, unused_seeds
 from foresample.integrations.trusted import foreign_part, held
 from foresample.integrations.untouched import NothingGains, undisturbed_window
 from foresample.settings import Settings
@@ -73,10 +77,11 @@ class PlanKeywords(TypedDict, total=False):
     """The options that only policies have; see `PlanSettings`."""
 
     batch_pad: bool | int
-    prior: Prior | str | Path | None
+    prior: Prior | LearnedPrior | str | Path | None
     warm: bool
     executed: int | None
     pilots: int | None
+    learn: bool
 
 
 @dataclass(frozen=True)
@@ -84,17 +89,22 @@ class PlanSettings:
     """Checked options that only policies have, and `trace`; see `foresample.accelerate`."""
 
     batch_pad: bool | int = False
-    prior: Prior | str | Path | None = None
+    prior: Prior | LearnedPrior | str | Path | None = None
     warm: bool = False
     executed: int | None = None
     """Actions executed of a plan before the next is drawn; None, not known, leaves the last plan where it was."""
     pilots: int | None = None
+    learn: bool = False
     trace: bool = True
 
     def __post_init__(self) -> None:
         if self.prior is not None and self.pilots is not None:
             raise ValueError(
                 "a prior is given and another to be fitted on the first plans: leave prior or pilots out"
+            )
+        if self.learn and self.pilots is not None:
+            raise ValueError(
+                "learn=True and pilots both make a prior from the policy's plans: leave one of them out"
             )
         if self.batch_pad is not True and self.batch_pad is not False:
             at_least_one("batch_pad", self.batch_pad)
@@ -116,7 +126,7 @@ class Planner:
         chain: Chain,
         settings: Settings,
         options: PlanSettings,
-        prior: Prior | None,
+        prior: Prior | LearnedPrior | None,
         *,
         follow: bool = False,
     ) -> None:
@@ -132,7 +142,18 @@ class Planner:
         if request.noise is not None:
             self.start = self._free(request.noise).to(data.device, dtype).clone()
         self.target = ChainTarget(chain, torch.Size([int(free.sum())]), self._call, self.start)
-        self.table = None if prior is None else _fitting(prior, self.target).to(data.device, dtype)
+        self.condition = condition_of(request) if options.learn or isinstance(prior, LearnedPrior) else None
+        self.learned: LearnedPrior | None = None
+        self.table: Prior | None = None
+        if isinstance(prior, LearnedPrior):
+            self.learned = copy.deepcopy(_learned_for(prior, self.target, self.condition)).to(
+                data.device, dtype
+            )
+            self.table = Prior(*self._expected(), jacobian=self.learned.jacobian)
+        elif prior is not None:
+            self.table = _fitting(prior, self.target).to(data.device, dtype)
+        self.past = self._of_prior = "" if prior is None else repr(prior)
+        """What the next plan's draft depends on, as text; its seeds are hashed with it."""
         self.window = self._window()
         self.padded = (
             len(data) * ((self.window or 0) + 1) if options.batch_pad is True else int(options.batch_pad)
@@ -156,9 +177,15 @@ class Planner:
                 kept.copy_(value)
         if self.start is not None and request.noise is not None:
             self.start.copy_(self._free(request.noise))
+        if self.learned is not None:
+            self.condition = condition_of(request)
+            self._draft_from(*self._expected())
         self.engine.forget()  # its answers were for other observations
+        seeds = unused_seeds(seeds, self.past)
         run = self.engine.sample(seeds)
-        if self.last is not None and self.recorded is not None:
+        if self.options.warm:
+            self.past = hashlib.blake2b(f"{self.past} {seeds.tolist()}".encode(), digest_size=16).hexdigest()
+        if self.last is not None and self.learned is None and self.recorded is not None:
             steps = self.last.steps
             for kept, new in (
                 (self.last.states, self.recorded.states),
@@ -169,20 +196,44 @@ class Planner:
 
     def forget(self) -> None:
         """Start the next plan from the prior's table, or from plans of zeros."""
+        self.past = self._of_prior
         if self.last is None:
             return
-        row = torch.arange(len(self.data), device=self.data.device)
         if self.table is None:
             self.last.states.zero_()
             self.last.predictions.zero_()
         else:
-            states, predictions, _ = self.table.paths(row, self.last.steps)
-            self.last.states.copy_(states)
-            self.last.predictions.copy_(predictions)
+            row = torch.arange(len(self.data), device=self.data.device)
+            self._draft_from(*self.table.paths(row, self.last.steps)[:2])
+
+    def take(self, prior: LearnedPrior) -> None:
+        """Draft the next plans with this prior, in the place of the one before it."""
+        assert self.learned is not None
+        self.learned.load_state_dict(prior.state_dict())
+        self.past = self._of_prior = repr(prior)
+
+    def _expected(self) -> tuple[Tensor, Tensor]:
+        """The paths expected of plans under the condition at hand, [R, N, F] both."""
+        assert self.learned is not None
+        assert self.condition is not None
+        with torch.no_grad():
+            return self.learned(self.condition.to(self.learned.mean))
+
+    def _draft_from(self, states: Tensor, predictions: Tensor) -> None:
+        """Draft the next plans' first window from these paths, [R, …, F] both."""
+        assert self.last is not None
+        self.last.states.copy_(states[:, : self.last.steps])
+        self.last.predictions.copy_(predictions[:, : self.last.steps])
 
     def close(self) -> None:
         """Let the engine go, and with it the memory of its captured rounds: at once, not when garbage is collected."""
         vars(self).pop("engine", None)
+
+    def paths(self) -> tuple[Tensor, Tensor]:
+        """States and predictions of the last plans at every step, [R, N, F] both."""
+        assert self.recorded is not None
+        steps = self.recorded.steps
+        return self.recorded.states[:, :steps].clone(), self.recorded.predictions[:, :steps].clone()
 
     def path(self) -> tuple[list[Tensor], list[Tensor]]:
         """The states x_0 … x_{N−1} of the last plans and the network's answers to them, [R, *shape] each."""
@@ -203,11 +254,10 @@ class Planner:
         steps = min(window + 1, len(target.std))
         if self.follow:
             self.recorded = _FollowedTarget(self, len(target.std))
-        elif options.warm or options.pilots:
-            self.recorded = RecordingTarget(
-                target, len(self.data), len(target.std) if options.pilots else steps
-            )
-        if options.warm:
+        elif options.warm or options.pilots or options.learn:
+            whole = options.pilots or options.learn
+            self.recorded = RecordingTarget(target, len(self.data), len(target.std) if whole else steps)
+        if options.warm or self.learned is not None:
             empty = target.std.new_zeros((len(self.data), steps, *target.shape))
             table, slope = self.table, None
             if table is not None and table.slope is not None:
@@ -290,12 +340,14 @@ class Plans:
 
     settings: Settings
     options: PlanSettings
-    prior: Prior | None
-    """Given, or fitted on the first plans."""
+    prior: Prior | LearnedPrior | None
+    """Given, fitted on the first plans, or learned from the latest."""
     planners: dict[tuple, Planner] = field(default_factory=dict)
     """One for each kind of request, the last used last: engines, captured rounds, the last plans."""
     pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Paths of the first plans, until there are enough to fit a prior."""
+    seen: deque[tuple[Tensor, Tensor, Tensor]] = field(default_factory=deque)
+    """Conditions and paths of the latest plans, to learn from."""
     known: set[tuple] = field(default_factory=set)
     """Kinds of requests that were planned before, and traced."""
     turn: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -331,12 +383,10 @@ class Plans:
         plans, run = planner.plan(request, seeds_from(request.generator, len(request.data)))
         run.report.evidence.steps_replayed, planner.unreported = planner.unreported, 0
         self.known.add(kind)
+        if planner.options.learn:
+            self._remember(planner, request)
         if planner.options.pilots:
-            assert planner.recorded is not None
-            every = slice(planner.recorded.steps)
-            self.pilots.append(
-                (planner.recorded.states[:, every].clone(), planner.recorded.predictions[:, every].clone())
-            )
+            self.pilots.append(planner.paths())
             if sum(len(states) for states, _ in self.pilots) >= planner.options.pilots:
                 states, predictions = (torch.cat(parts) for parts in zip(*self.pilots, strict=True))
                 assert planner.window is not None
@@ -344,6 +394,29 @@ class Plans:
                 self.pilots.clear()
                 self.clear()
         return planner, plans, run
+
+    def learn(self, network: Any) -> LearnedPrior:
+        """Learn a prior from the latest plans of this network and draft the next ones with it; takes seconds."""
+        with self.turn:
+            if not self.seen:
+                raise ValueError(
+                    "there is no plan to learn from: give learn=True to accelerate, and plan first"
+                )
+            planner = next(reversed(self.planners.values()))
+            sizes = [value.shape[1:] for value in self.seen[-1]]
+            alike = [plan for plan in self.seen if [value.shape[1:] for value in plan] == sizes]
+            condition, states, predictions = (torch.cat(parts) for parts in zip(*alike, strict=True))
+            self.prior = learn_prior(planner.target, network, condition, states, predictions)
+            if planner.learned is not None and planner.learned.sizes == self.prior.sizes:
+                planner.take(self.prior)
+            else:
+                self.clear()
+            return self.prior
+
+    def _remember(self, planner: Planner, request: Request) -> None:
+        self.seen.append((condition_of(request), *planner.paths()))
+        while sum(len(condition) for condition, _, _ in self.seen) > MOST:
+            self.seen.popleft()
 
     def forget(self) -> None:
         with self.turn:
@@ -374,6 +447,19 @@ def _fitting(prior: Prior, target: ChainTarget) -> Prior:
         raise ValueError(
             f"the prior was fitted on plans of {prior.states.shape[2:].numel()} numbers in {steps} steps, this "
             f"policy's have {target.shape.numel()} in {len(target.std)}: fit one for it"
+        )
+    return prior
+
+
+def _learned_for(prior: LearnedPrior, target: ChainTarget, condition: Tensor | None) -> LearnedPrior:
+    """The prior, if it was learned from such plans and such observations."""
+    assert condition is not None
+    wanted = condition.shape[1], len(target.std), target.shape.numel()
+    if prior.sizes != wanted:
+        seen, steps, size = prior.sizes
+        raise ValueError(
+            f"this prior was learned from plans of {size} numbers in {steps} steps with {seen} numbers observed; here "
+            f"plans have {wanted[2]} in {wanted[1]} with {wanted[0]} observed: learn one for this policy"
         )
     return prior
 
