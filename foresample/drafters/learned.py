@@ -92,7 +92,9 @@ class LearnedPrior(nn.Module):
         """Least squares on conditions [P, C] and the paths, [P, N, d] both, of samples drawn under them.
 
         Args:
-            condition, states, predictions: what to learn from.
+            condition: what each sample was conditioned on.
+            states: each sample's states, from the start.
+            predictions: the network's predictions at those states.
             jacobian: the average slope of predictions, [N, d, d].
             origin: numbers by which the network is known again, [parameters, 2].
             steps: of Adam, each on 256 samples.

@@ -70,12 +70,13 @@ OTHERS: dict[str, Any] = {
     "warm": True,
     "executed": 3,
     "pilots": 8,
+    "learn": True,
     "trace": False,
     "look": False,
 }
 """A value for each option that is not its default."""
 DEFAULTS: dict[str, Any] = dict.fromkeys(OTHERS) | {"window": 16, "recycle": True, "trace": True, "look": True}
-DEFAULTS |= dict.fromkeys(("batch_pad", "graph", "warm"), False)
+DEFAULTS |= dict.fromkeys(("batch_pad", "graph", "warm", "learn"), False)
 ALL = {"window", "drafter", "block", "recycle", "look"}
 TAKEN = {
     "policy": set(OTHERS),
