@@ -502,7 +502,7 @@ def test_a_warm_policy_takes_a_prior_longer_than_its_window(family: str) -> None
     assert isinstance(fitting, AcceleratedPolicy)
     found = fitting.prior
     fs.restore(policy)
-    assert found is not None
+    assert isinstance(found, fs.Prior)
     states, steps = found.states, found.steps
     assert steps >= 6
     longer = fs.Prior(states, found.predictions, torch.linspace(0.1, 0.2, steps).to(states), found.jacobian)
