@@ -43,6 +43,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("VE", {}, {}),
     ("VE", {}, {"steps": 500}),
     ("VE", {"solve_schedule": "power_law", "sigma_min": 1e-2}, {}),
+    ("VE", {}, LANGEVIN),
     ("VE", {"sigma_min": 1e-2}, LANGEVIN),
     ("VP", {}, {}),
     ("VP", {}, {"x": SEVERAL}),
@@ -50,8 +51,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("VP", {}, LANGEVIN | {"corrector_params": {"step_size": 1e-3, "num_steps": 2}}),
     ("VP", {}, {"ts": torch.linspace(1, 0.1, 30) ** 2}),
     ("VP", {}, GUIDED),
+    ("VP", {}, {"guidance_method": "affine_classifier_free", "guidance_params": {"likelihood_scale": 2.0}}),
     ("VP", {"beta_min": 0.1, "beta_max": 20.0}, LANGEVIN | {"x": SEVERAL}),
     ("sub-VP", {}, {}),
+    ("sub-VP", {}, LANGEVIN),
     ("sub-VP", {"t_min": 1e-2}, LANGEVIN),
 ]
 
@@ -211,8 +214,10 @@ def test_large_batches_go_to_sbi_s_own_loop(monkeypatch: pytest.MonkeyPatch) -> 
     plain = drawn(one, 40)
     with fs.accelerate(one):
         for count in (5, 9, 5, 30):
+            replayed = 0 if timed else 59
             drawn(one, count)
             assert one.foresample_report.calls_mean < 59  # measured with the draw itself
+            assert one.foresample_report.evidence.steps_replayed == replayed
         torch.manual_seed(5)
         assert torch.equal(drawn(one, 40), plain)
         assert one.foresample_report.method == "sequential, because no window was faster"
@@ -232,8 +237,8 @@ def test_timing_uses_no_random_numbers_and_a_window_of_one_s_own_is_not_timed(
         drawn(one, 5)
         assert timed == []
     states = []
-    for seconds in (0.0, 100.0):  # with a second draw, and without
-        clocks(monkeypatch, lambda count, seconds=seconds: seconds)
+    for theirs in ({5: 0.0}, {5: 100.0}):  # with a second draw, and without
+        clocks(monkeypatch, theirs.__getitem__)
         with fs.accelerate(one):
             torch.manual_seed(4)
             states.append((drawn(one, 5), torch.rand(1)))
@@ -311,11 +316,27 @@ def test_further_refusals() -> None:
 def test_a_score_of_one_time_is_refused(steps: int) -> None:
     """Two states of two numbers: their times would pass for the numbers'."""
     one = posterior("flow")
-    with (
-        fs.accelerate(one),
-        pytest.raises(ValueError, match=r"FlowMatchingEstimator cannot be.*\(NPSE\) without"),
-    ):
-        drawn(one, 2, steps=steps)
+    with fs.accelerate(one):
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"FlowMatchingEstimator for a sample depends.*\(NPSE\) without"
+            ):
+                drawn(one, 2, steps=steps)
+
+
+def test_guidance_that_knows_one_time_only_is_refused() -> None:
+    """Also where it comes after samples without guidance, and every time it is asked for."""
+    prior = torch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2))
+    one = posterior(prior=prior)
+    guided = {"guidance_method": "affine_classifier_free", "guidance_params": {"likelihood_scale": 2.0}}
+    drawn(one, 2, **guided)
+    with fs.accelerate(one):
+        drawn(one, 2)
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"affine_classifier_free for a sample depends on.*their times"
+            ):
+                drawn(one, 2, **guided)
 
 
 def test_changed_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +372,7 @@ def test_a_network_that_mixes_rows_is_refused() -> None:
             return super().forward(theta, x, time) + theta.mean()
 
     one = posterior(net=Mixing())
-    with fs.accelerate(one, window=6), pytest.raises(ValueError, match="mixes rows"):
+    with fs.accelerate(one, window=6), pytest.raises(ValueError, match="depends on the other samples"):
         drawn(one, 4)
 
 
