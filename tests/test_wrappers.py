@@ -16,7 +16,7 @@ from foresample.chains import Chain
 from foresample.contracts import Wrapper
 from foresample.core.report import TimedTarget
 from foresample.engine.priors import RecordingTarget
-from foresample.integrations.policies.plans import _FollowedTarget
+from foresample.integrations.policies.planner import _FollowedTarget
 from foresample.targets import replicated
 
 TRAITS: dict[str, Any] = {
