@@ -75,7 +75,7 @@ def kinds_of(kind: type) -> set[str]:
 
 
 def test_every_wrapper_is_tested_and_every_trait_is_listed() -> None:
-    # The first forwards as `RecordingTarget` does, and both are made by one integration only, whose tests draw with them.
+    # The first forwards as `RecordingTarget` does; each is made by one integration, whose tests draw with it.
     inner = {_FollowedTarget.__name__, _Path.__name__}
     assert issubclass(_FollowedTarget, RecordingTarget)
     assert kinds_of(Wrapper) | {"Wrapper"} == set(WRAPPERS) | inner
