@@ -31,7 +31,7 @@ from benchmarks.policies import draw
 from benchmarks.results import RESULTS, PolicyWarmRow, RobotClockRow, Spread, SuccessRow, save
 from foresample.baseline import Sequential
 from foresample.engine.tuning import call_seconds
-from foresample.integrations.policies.plans import Planner
+from foresample.integrations.policies.planner import Planner
 from recipes import lasa, metaworld
 
 Observation = dict[str, Tensor]

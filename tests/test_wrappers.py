@@ -16,8 +16,11 @@ from foresample.chains import Chain
 from foresample.contracts import Wrapper
 from foresample.core.report import TimedTarget
 from foresample.engine.priors import RecordingTarget
-from foresample.integrations.policies.plans import _FollowedTarget
+from foresample.integrations.packages.openai import _Path
+from foresample.integrations.policies.planner import _FollowedTarget
 from foresample.targets import replicated
+from foresample.targets.constraints import ConstrainedTarget
+from foresample.targets.gradients import _Guided
 
 TRAITS: dict[str, Any] = {
     "multistep": 1,
@@ -57,6 +60,8 @@ WRAPPERS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "TimedTarget": (TimedTarget, {}),
     "RecordingTarget": (lambda target: RecordingTarget(target, 2, 4), {}),
     "_Replicated": (lambda target: replicated([target, target]), {}),
+    "ConstrainedTarget": (lambda target: ConstrainedTarget(target, lambda x, row: x), {}),
+    "_Guided": (lambda target: _Guided(target, lambda x, *_: torch.zeros_like(x), torch.zeros(4)), {}),
     # Its bands are its own, and a basis changes what extra noise means: that is refused.
     "FrequencyTarget": (fs.targets.in_frequencies, {"extra": None}),
 }
@@ -70,9 +75,10 @@ def kinds_of(kind: type) -> set[str]:
 
 
 def test_every_wrapper_is_tested_and_every_trait_is_listed() -> None:
-    followed = _FollowedTarget.__name__  # forwards as `RecordingTarget` does; only a planner makes it
+    # The first forwards as `RecordingTarget` does; each is made by one integration, whose tests draw with it.
+    inner = {_FollowedTarget.__name__, _Path.__name__}
     assert issubclass(_FollowedTarget, RecordingTarget)
-    assert kinds_of(Wrapper) | {"Wrapper"} == set(WRAPPERS) | {followed}
+    assert kinds_of(Wrapper) | {"Wrapper"} == set(WRAPPERS) | inner
     sources = [path.read_text(encoding="utf-8") for path in Path(fs.__file__).parent.rglob("*.py")]
     read = {name for text in sources for name in re.findall(r'getattr\(\s*(?:self\.)?target, "(\w+)"', text)}
     assert read - {"__dict__"} == set(TRAITS) | OWN

@@ -26,7 +26,7 @@ from foresample.integrations.policies.acceleration import (
     restore_policy,
 )
 from foresample.integrations.policies.families import misread_policy
-from foresample.integrations.policies.plans import PlanKeywords, PlanSettings
+from foresample.integrations.policies.planner import PlanKeywords, PlanSettings
 from foresample.settings import Settings, SpeculationKeywords, remedy
 
 _COMMON = ("window", "drafter", "block", "recycle", "look")

@@ -19,7 +19,8 @@ from foresample.drafters.learned import load_prior
 from foresample.integrations.policies.families import Loop, find_loop, lerobot_request
 from foresample.integrations.policies.learning import require_learned_for
 from foresample.integrations.policies.loops import SpeculativeLoop
-from foresample.integrations.policies.plans import Plans, PlanSettings, policy_chain, require_eval
+from foresample.integrations.policies.planner import PlanSettings
+from foresample.integrations.policies.plans import Plans, policy_chain, require_eval
 from foresample.integrations.replaced import REPORT, Replaced
 from foresample.settings import Settings
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import nn
 
-from foresample.integrations.policies.plans import Request
+from foresample.integrations.policies.planner import Request
 from foresample.integrations.replaced import standing_in
 
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `scheduler_chain`

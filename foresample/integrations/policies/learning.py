@@ -17,7 +17,7 @@ from foresample.engine.priors import MATRIX_ELEMENTS, prior_of_paths
 from foresample.targets import ChainTarget
 
 if TYPE_CHECKING:
-    from foresample.integrations.policies.plans import Request
+    from foresample.integrations.policies.planner import Request
 
 FEWEST = 32
 """Plans to learn from, at least."""

@@ -30,9 +30,9 @@ from foresample.contracts import times_written
 from foresample.core.report import Report
 from foresample.integrations.explain import STEPS, Rerun, Standard, difference, largest, require_explained
 from foresample.integrations.policies.families import Loop, find_loop
+from foresample.integrations.policies.planner import Request
 from foresample.integrations.policies.plans import (
     Plans,
-    Request,
     kind_of,
     require_eval,
     require_own_scheduler,
