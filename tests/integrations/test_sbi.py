@@ -328,7 +328,10 @@ def test_guidance_that_knows_one_time_only_is_refused() -> None:
     """Also where it comes after samples without guidance, and every time it is asked for."""
     prior = torch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2))
     one = posterior(prior=prior)
-    guided = {"guidance_method": "affine_classifier_free", "guidance_params": {"likelihood_scale": 2.0}}
+    guided: dict[str, Any] = {
+        "guidance_method": "affine_classifier_free",
+        "guidance_params": {"likelihood_scale": 2.0},
+    }
     drawn(one, 2, **guided)
     with fs.accelerate(one):
         drawn(one, 2)
