@@ -4,6 +4,7 @@ python -m benchmarks.packages                             # two samples each on 
 python -m benchmarks.packages --train --network u.pt      # the U-Net's training alone, minutes on a CPU
 python -m benchmarks.packages --device cuda --count 64 --checked 512 --network u.pt
 python -m benchmarks.packages --openai guided-diffusion   # OpenAI's class from that checkout, for 1 to 1000 samples
+python -m benchmarks.packages --sbi vp                    # a posterior of sbi, for 1 to 1000 samples; or ve, subvp
 
     21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama;
                                   `foresample.check` compares it with the sequential sampler
@@ -11,6 +12,7 @@ python -m benchmarks.packages --openai guided-diffusion   # OpenAI's class from 
                                   its samples are compared with those of its own loop
     OpenAI's diffusion class      the real files of a checkout and a small network, trained here by the class itself on
                                   points of two moons
+    sbi                           an NPSE posterior of two moons, sbi's own network and loss, trained here
 
 Needs `pip install --no-deps -r tests/packages.txt`. The file is written after every row: what is stopped keeps them.
 """
@@ -36,6 +38,7 @@ from foresample.checks.samples import samples_law
 from recipes import data
 from tests.support.openai import CHECKOUT, copies
 from tests.support.packages import load
+from tests.support.posteriors import box, sbi
 
 ROOT = Path(__file__).parent.parent
 STEPS = 1000
@@ -188,6 +191,35 @@ def openai_points(checkout: Path, updates: int) -> Package:
     return in_one_line(name, diffusion, lambda count: diffusion.p_sample_loop(network, (count, 2)))
 
 
+def two_moons(theta: Tensor) -> Tensor:
+    """The simulator of that name: x given θ."""
+    angle, radius = math.pi * (torch.rand(len(theta)) - 0.5), 0.1 + 0.01 * torch.randn(len(theta))
+    point = torch.stack([radius * angle.cos() + 0.25, radius * angle.sin()], 1)
+    a, b = theta.unbind(1)
+    return point + torch.stack([-(a + b).abs(), b - a], 1) / math.sqrt(2)
+
+
+def sbi_posterior(sde: str, updates: int) -> Package:
+    """NPSE with sbi's default network: 499 steps."""
+    torch.manual_seed(0)
+    theta = 2 * torch.rand(20_000, 2) - 1
+    x = two_moons(theta)
+    build = sbi("neural_nets.net_builders.vector_field_nets").build_vector_field_estimator
+    options = {"z_score_x": "independent", "z_score_y": "independent"}
+    estimator = build(theta, x, estimator_type="score", sde_type=sde, **options)
+    optimizer = torch.optim.Adam(estimator.parameters(), lr=5e-4)
+    for _ in range(updates):
+        batch = torch.randint(len(theta), (256,))
+        loss = estimator.loss(theta[batch], x[batch]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    kind = sbi("inference.posteriors.vector_field_posterior").VectorFieldPosterior
+    posterior = kind(estimator, box(2.0), device="cpu")  # with room: no sample is rejected
+    asked = {"x": torch.zeros(1, 2), "show_progress_bars": False, "reject_outside_prior": False}
+    return in_one_line(f"sbi's NPSE, {sde}", posterior, lambda count: posterior.sample((count,), **asked))
+
+
 def measure(
     package: Package, window: int, count: int, checked: int, sequential_seconds: float
 ) -> tuple[PackageRow, Tensor]:
@@ -213,19 +245,19 @@ def measure(
     return row, samples.cpu()
 
 
-def openai_rows(checkout: Path, windows: list[int], updates: int, checked: int, out: Path) -> None:
+def few_and_many(package: Package, windows: list[int], file: Path, settings: dict[str, Any]) -> None:
     """Few samples and many: where a call's overhead counts, and where states do."""
-    package, rows = openai_points(checkout, updates), list[PackageRow]()
+    rows = list[PackageRow]()
     for count in (1, 10, 100, 1000):
         sequential_seconds = min(_seconds(package, count) for _ in range(3))
         for window in windows:
-            many = 0 if rows else checked
+            many = 0 if rows else settings["checked"]
             best, _ = min(
                 (measure(package, window, count, many, sequential_seconds) for _ in range(3)), key=_clock
             )
             rows.append(best)
             print(best, flush=True)
-            save(out / "packages-openai.json", "packages", {"updates": updates, "checked": checked}, rows=rows)
+            save(file, "packages", settings, rows=rows)
 
 
 def _clock(measured: tuple[PackageRow, Tensor]) -> float:
@@ -259,12 +291,20 @@ def main(
     openai: Annotated[
         Path | None, typer.Option(help="checkout with OpenAI's class; measure that alone")
     ] = None,
+    sde: Annotated[
+        str | None, typer.Option("--sbi", help="a process of sbi (vp, ve or subvp); measure that alone")
+    ] = None,
     device: str = "cpu",
     out: Annotated[Path, typer.Option(help="folder for the result file and pictures")] = RESULTS,
 ) -> None:
-    """Measure both packages, or OpenAI's class."""
+    """Measure both packages, or OpenAI's class, or sbi."""
+    few = {"updates": updates, "checked": checked}
     if openai is not None:
-        openai_rows(openai, windows or [16, 50], updates, checked, out)
+        package = openai_points(openai, updates)
+        few_and_many(package, windows or [16, 50], out / "packages-openai.json", few)
+        return
+    if sde is not None:
+        few_and_many(sbi_posterior(sde, updates), windows or [12, 24], out / f"packages-sbi-{sde}.json", few)
         return
     pictures = small_pictures(device, network, updates, folder)
     if train:

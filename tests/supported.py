@@ -50,6 +50,11 @@ PACKAGES = {
         "`fs.accelerate(diffusion)`",
         "tests/integrations/test_openai.py::test_its_loop_with_the_same_noise",
     ),
+    "sbi": (
+        "posteriors from score estimators (NPSE)",
+        "`fs.accelerate(posterior)`",
+        "tests/integrations/test_sbi.py::test_its_loop_with_the_same_noise",
+    ),
     "lerobot": (
         "`DiffusionPolicy`",
         "`fs.accelerate(policy)`",

@@ -140,6 +140,7 @@ class Rerun:
         data: [R, *shape], values of coordinates that are not drawn, in the shape and dtype of the states.
         free: [*shape], the coordinates that are drawn; all by default.
         whole: the loop returns its last state, not something made of it.
+        begin: the first state that the loop makes of its first noise.
     """
 
     standard: Standard
@@ -152,6 +153,7 @@ class Rerun:
     data: Tensor | None = None
     free: Tensor | None = None
     whole: bool = False
+    begin: Callable[[Tensor], Tensor] = lambda noise: noise
 
 
 def require_explained(loop: Rerun, chain: Chain) -> list[Call]:
@@ -180,7 +182,7 @@ def _compared(loop: Rerun, chain: Chain, seen: list[Call]) -> Tensor:
     def draw() -> Tensor:
         return torch.randn(like.shape, generator=noise, dtype=like.dtype, device=like.device)
 
-    expected = (draw() if loop.start is None else loop.start).double()
+    expected = (loop.begin(draw()) if loop.start is None else loop.start).double()
     beside = ChainBeside(chain, expected)
     times = beside.chain.time
     for k, call in enumerate(seen):

@@ -62,7 +62,7 @@ SMALLER = {
 
 
 def of_extending(folder: Path) -> dict[str, Any]:
-    from tests.support import openai
+    from tests.support import openai, posteriors
 
     diffusion, z = openai.copies()[0].make(variance="LEARNED_RANGE", keep=range(0, 60, 6)), torch.randn(4, 1, 2)
     return {
@@ -70,6 +70,8 @@ def of_extending(folder: Path) -> dict[str, Any]:
         "dit": openai.Guided(diffusion),
         "z": torch.cat([z, z]),
         "y": {"shift": torch.zeros(8, 1, 1)},
+        "posterior": posteriors.posterior(prior=posteriors.box(0.5)),
+        "x_o": torch.zeros(1, 2),
         "network": lambda x, time, labels: 0.1 * x + labels.view(-1, 1, 1, 1),
         "labels": torch.zeros(1000),
         "alpha_bar": torch.linspace(0.01, 0.99, 12),

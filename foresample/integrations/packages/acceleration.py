@@ -5,6 +5,7 @@ denoising-diffusion-pytorch   sample() of GaussianDiffusion, its 1-D twin and th
 MONAI                         DiffusionInferer.sample() with a DDPMScheduler
 boltz                         AtomDiffusion.sample() of either version, without steering
 OpenAI's diffusion class      p_sample_loop() and p_sample_loop_progressive() of any copy
+sbi                           sample() and sample_batched() of posteriors from score estimators (NPSE)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from foresample.integrations.packages.gaussian import GaussianLoop
 from foresample.integrations.packages.loop import PackageLoop
 from foresample.integrations.packages.monai import InfererLoop
 from foresample.integrations.packages.openai import OpenAILoop
+from foresample.integrations.packages.sbi import PosteriorLoop
 from foresample.integrations.replaced import Replaced
 from foresample.settings import Settings
 
@@ -28,6 +30,7 @@ PACKAGES: tuple[type[PackageLoop], ...] = (
     InfererLoop,
     AtomLoop,
     OpenAILoop,
+    PosteriorLoop,
 )
 """In this order an object is held against them."""
 

@@ -47,7 +47,8 @@ class Drawing:
     """What one call of a package's function draws.
 
     `network` is refused in training mode if it has dropout or batch normalisation; `result` makes what the function
-    returns of the samples, [count, *shape]; `trusted` says what no check covers besides the function itself.
+    returns of the samples, [count, *shape]; `trusted` says what no check covers besides the function itself; `slots` is
+    how many samples are drawn at a time, all by default.
     """
 
     target: Target
@@ -56,6 +57,7 @@ class Drawing:
     result: Callable[[Tensor], Any]
     trusted: tuple[str, ...] = ()
     observe: Observer | None = None
+    slots: int | None = None
 
 
 class PackageLoop(ABC):
@@ -119,7 +121,7 @@ class PackageLoop(ABC):
         return asked
 
     def _window(self, drawing: Drawing) -> int | None:
-        target, settings = drawing.target, self.settings.for_count(drawing.count)
+        target, settings = drawing.target, self.settings.for_count(drawing.slots or drawing.count)
         call = (drawing.count, len(target.std), target.shape, target.std.dtype, target.std.device)
         if call not in self._windows:
             self._windows[call] = undisturbed_window(target, settings)
@@ -127,7 +129,7 @@ class PackageLoop(ABC):
 
     def _draw(self, drawing: Drawing, window: int) -> Tensor:
         """Samples with seeds of torch's generator."""
-        settings = replace(self.settings.for_count(drawing.count), window=window)
+        settings = replace(self.settings.for_count(drawing.slots or drawing.count), window=window)
         run = Engine(drawing.target, settings).sample(torch.randint(2**62, (drawing.count,)), drawing.observe)
         run.report.evidence.trusted += [self.assumption(), *drawing.trusted]
         run.report.evidence.steps_replayed, self._unreported = self._unreported, 0
@@ -166,10 +168,13 @@ class PackageLoop(ABC):
         run: Callable[[torch.Generator], Any],
         instead: Callable[[nn.Module], AbstractContextManager[Any]],
         device: torch.device,
+        rounding: float = 1e-3,
+        **more: Any,
     ) -> None:
         """Run the package's own loop, and refuse it if it makes other states than the chain; once for what is `held`.
 
-        `run` runs it, with this generator where it takes one; `instead` puts another network in the place of its own.
+        `run` runs it, with this generator where it takes one; `instead` puts another network in the place of its own;
+        states may differ by `rounding`, relative to 1 + |x|; `more` are further fields of `Rerun`.
         """
         if held == self._compared:
             return
@@ -177,6 +182,6 @@ class PackageLoop(ABC):
             f"{type(self.served).__name__} has steps of its own, which are not those of the chain read off it: "
             "{what}; make a target with foresample.targets"
         )
-        standard = Standard(sentence, rounding={}, coarse=1e-3, scale=lambda x: 1 + x.abs())
-        require_explained(Rerun(standard, run, instead, device), chain)
+        standard = Standard(sentence, rounding={}, coarse=rounding, scale=lambda x: 1 + x.abs())
+        require_explained(Rerun(standard, run, instead, device, **more), chain)
         self._compared, self._unreported = held, len(chain.std)
