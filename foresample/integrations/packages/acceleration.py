@@ -4,6 +4,7 @@ denoising-diffusion-pytorch   sample() of GaussianDiffusion, its 1-D twin and th
                               of both in continuous time, and of ElucidatedDiffusion
 MONAI                         DiffusionInferer.sample() with a DDPMScheduler
 boltz                         AtomDiffusion.sample() of either version, without steering
+deepinv                       PosteriorDiffusion and DPS, with the Euler and the ancestral solvers
 OpenAI's diffusion class      p_sample_loop() and p_sample_loop_progressive() of any copy
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from foresample.integrations.packages.boltz import AtomLoop
 from foresample.integrations.packages.continuous import ContinuousLoop, ElucidatedLoop
+from foresample.integrations.packages.deepinv import PosteriorLoop
 from foresample.integrations.packages.gaussian import GaussianLoop
 from foresample.integrations.packages.loop import PackageLoop
 from foresample.integrations.packages.monai import InfererLoop
@@ -27,6 +29,7 @@ PACKAGES: tuple[type[PackageLoop], ...] = (
     ElucidatedLoop,
     InfererLoop,
     AtomLoop,
+    PosteriorLoop,
     OpenAILoop,
 )
 """In this order an object is held against them."""
