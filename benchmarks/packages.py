@@ -4,11 +4,14 @@ python -m benchmarks.packages                             # two samples each on 
 python -m benchmarks.packages --train --network u.pt      # the U-Net's training alone, minutes on a CPU
 python -m benchmarks.packages --device cuda --count 64 --checked 512 --network u.pt
 python -m benchmarks.packages --openai guided-diffusion   # OpenAI's class from that checkout, for 1 to 1000 samples
+python -m benchmarks.packages --posterior                 # deepinv's DPS, for 1 to 100 samples
 
     21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama;
                                   `foresample.check` compares it with the sequential sampler
     denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST;
                                   its samples are compared with those of its own loop
+    deepinv                       DPS with its own DRUNet, trained here a little on Fashion-MNIST: half of the pixels
+                                  are painted in, with a gradient through the network at every step
     OpenAI's diffusion class      the real files of a checkout and a small network, trained here by the class itself on
                                   points of two moons
 
@@ -35,7 +38,7 @@ from benchmarks.results import RESULTS, PackageRow, save
 from foresample.checks.samples import samples_law
 from recipes import data
 from tests.support.openai import CHECKOUT, copies
-from tests.support.packages import load
+from tests.support.packages import load, load_whole
 
 ROOT = Path(__file__).parent.parent
 STEPS = 1000
@@ -188,6 +191,51 @@ def openai_points(checkout: Path, updates: int) -> Package:
     return in_one_line(name, diffusion, lambda count: diffusion.p_sample_loop(network, (count, 2)))
 
 
+class Preconditioned(nn.Module):
+    """A network around which scales are those of pictures between 0 and 1, at a noise level for each of them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.mean, self.variance = network, 0.3, 0.12
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        sigma = sigma.view(-1, 1, 1, 1).expand(len(x), 1, 1, 1)
+        scale = (sigma**2 + self.variance).rsqrt()
+        found = self.network((x - self.mean) * scale, sigma.log() / 4)
+        skip = self.variance * scale**2
+        return self.mean + skip * (x - self.mean) + sigma * self.variance**0.5 * scale * found
+
+
+def inpainting(device: str, updates: int, folder: Path | None) -> Package:
+    """deepinv's DPS on pictures of which every other pixel, chosen at random, is missing."""
+    dinv = load_whole("deepinv", without=("torchvision", "torchmetrics", "h5py", "natsort"))
+    pictures = data.load("fashion-mnist", folder, train=False).images.float().view(-1, 1, 28, 28) / 255
+    torch.manual_seed(0)
+    network = dinv.models.DRUNet(1, 1, nc=(16, 32, 32, 32), nb=1, pretrained=None)
+    denoiser = Preconditioned(network).to(device)
+    optimizer = torch.optim.Adam(denoiser.parameters(), lr=2e-3)
+    for update in range(updates):
+        clean = pictures[torch.randint(len(pictures), (32,))].to(device)
+        sigma = torch.exp(torch.empty(32, 1, 1, 1, device=device).uniform_(math.log(0.005), math.log(80)))
+        found = denoiser(clean + sigma * torch.randn_like(clean), sigma)
+        loss = ((found - clean).square() * (1 + 0.1 / sigma**2)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if update % 50 == 0:
+            print(f"update {update}: loss {float(loss.detach()):.4f}", flush=True)
+    physics = dinv.physics.Inpainting(
+        (1, 28, 28), mask=0.5, noise_model=dinv.physics.GaussianNoise(0.05), device=device
+    )
+    measured = physics(pictures[:1].to(device))
+    model = dinv.sampling.DPS(denoiser.eval(), num_steps=STEPS, device=device)
+
+    def sample(count: int) -> Tensor:
+        return model(measured.expand(count, -1, -1, -1), physics).detach()
+
+    return in_one_line("deepinv, DPS", model, sample)
+
+
 def measure(
     package: Package, window: int, count: int, checked: int, sequential_seconds: float
 ) -> tuple[PackageRow, Tensor]:
@@ -213,10 +261,12 @@ def measure(
     return row, samples.cpu()
 
 
-def openai_rows(checkout: Path, windows: list[int], updates: int, checked: int, out: Path) -> None:
-    """Few samples and many: where a call's overhead counts, and where states do."""
-    package, rows = openai_points(checkout, updates), list[PackageRow]()
-    for count in (1, 10, 100, 1000):
+def few_and_many(
+    package: Package, counts: tuple[int, ...], windows: list[int], checked: int, out: Path, **settings: Any
+) -> None:
+    """Few samples and many: where a call's overhead counts, and where states do. `out` is the result file."""
+    rows: list[PackageRow] = []
+    for count in counts:
         sequential_seconds = min(_seconds(package, count) for _ in range(3))
         for window in windows:
             many = 0 if rows else checked
@@ -225,7 +275,7 @@ def openai_rows(checkout: Path, windows: list[int], updates: int, checked: int, 
             )
             rows.append(best)
             print(best, flush=True)
-            save(out / "packages-openai.json", "packages", {"updates": updates, "checked": checked}, rows=rows)
+            save(out, "packages", {"checked": checked, **settings}, rows=rows)
 
 
 def _clock(measured: tuple[PackageRow, Tensor]) -> float:
@@ -259,12 +309,21 @@ def main(
     openai: Annotated[
         Path | None, typer.Option(help="checkout with OpenAI's class; measure that alone")
     ] = None,
+    posterior: Annotated[bool, typer.Option("--posterior", help="measure deepinv alone")] = False,
     device: str = "cpu",
     out: Annotated[Path, typer.Option(help="folder for the result file and pictures")] = RESULTS,
 ) -> None:
-    """Measure both packages, or OpenAI's class."""
+    """Measure two packages, or OpenAI's class, or deepinv."""
     if openai is not None:
-        openai_rows(openai, windows or [16, 50], updates, checked, out)
+        package, counts = openai_points(openai, updates), (1, 10, 100, 1000)
+        few_and_many(
+            package, counts, windows or [16, 50], checked, out / "packages-openai.json", updates=updates
+        )
+        return
+    if posterior:
+        package, settings = inpainting(device, updates, folder), {"updates": updates, "device": device}
+        file = out / "packages-deepinv.json"
+        few_and_many(package, (1, 10, 100), windows or [16, 50], checked, file, **settings)
         return
     pictures = small_pictures(device, network, updates, folder)
     if train:

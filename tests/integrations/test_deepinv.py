@@ -248,6 +248,18 @@ def test_each_sample_has_its_own_measurement_and_keywords() -> None:
     assert ours[1::2].mean() > ours[::2].mean() + 0.1
 
 
+@pytest.mark.law
+def test_many_samples_of_one_measurement() -> None:
+    model, given = (
+        posterior(guidance={"guidance": "annealed"}),
+        {"x_init": (4000, *SHAPE), "denoise_output": False},
+    )
+    theirs = model(measured(1), physics(), seed=1, **given)
+    with fs.accelerate(model, window=6):
+        ours = model(measured(1), physics(), seed=2, **given)
+    assert law(ours, theirs) > 1e-3 / 4
+
+
 # ------------------------------------------------------------------ its state
 
 
@@ -380,6 +392,22 @@ def test_a_physics_with_parameters_for_each_sample_is_refused(count: int) -> Non
     blinds = dinv.physics.Inpainting(SHAPE, mask=mask, noise_model=dinv.physics.GaussianNoise(0.2))
     with fs.accelerate(model, window=4), pytest.raises(ValueError, match="draw from one measurement at a time"):
         model(measured(count), blinds, seed=1)
+
+
+def test_the_score_is_compared_again_where_the_physics_changed() -> None:
+    model, known = posterior(), physics()
+    with fs.accelerate(model, window=4):
+        model(measured(2), known, seed=1)
+        known.update(mask=torch.tensor([[1.0, 0.0], [0.0, 1.0]]).view(2, *SHAPE))
+        with pytest.raises(ValueError, match="draw from one measurement at a time"):
+            model(measured(2), known, seed=1)
+
+
+def test_an_sde_without_levels_is_refused() -> None:
+    model = posterior(fidelity=None)
+    model.sde = package().sampling.DiffusionSDE(lambda x, t: -x, lambda t: 1 + t, denoiser=Softly())
+    with pytest.raises(ValueError, match=r"DiffusionSDE does not say its scale_t, sigma_t.*use a subclass of"):
+        fs.accelerate(model)
 
 
 @pytest.mark.parametrize("fidelity", ["PiGDMDataFidelity", "MomentMatchingDataFidelity"])

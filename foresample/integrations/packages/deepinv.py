@@ -141,13 +141,13 @@ class PosteriorLoop(PackageLoop):
         def noise(*args: Any, **options: Any) -> Tensor:  # of size 1 when it is added, as is the score
             return z / chain.std[at].to(z) if chain.std[at] > 0 else z
 
-        def score(y: Any, physics: Any, x: Tensor, *args: Any, **options: Any) -> Tensor:
-            return made_up(x, False, wide=True) * (levels.alpha / levels.sigma**2)[at].to(x)
+        def score(y: Any, physics: Any, x: Tensor, t: Tensor) -> Tensor:  # another one at other times
+            return made_up(x + (t - times[at]), False, wide=True) * (levels.alpha / levels.sigma**2)[at].to(x)
 
         with standing_in(solver, "randn_like", noise), standing_in(model, "score", score):
             for at in range(len(chain.std)):
                 theirs = solver.step(posterior, times[at], times[at + 1], x, y=None, physics=None)[0].detach()
-                ours = beside.after(at, x, score(None, None, x), noise())
+                ours = beside.after(at, x, score(None, None, x, times[at]), noise())
                 apart = difference(ours, theirs, lambda x: 1 + x.abs())
                 if not apart <= _ROUNDING.get(theirs.dtype, _COARSE):
                     raise ValueError(
