@@ -37,8 +37,9 @@ import foresample as fs
 from benchmarks.results import RESULTS, PackageRow, save
 from foresample.checks.samples import samples_law
 from recipes import data
+from tests.support import deepinv
 from tests.support.openai import CHECKOUT, copies
-from tests.support.packages import load, load_whole
+from tests.support.packages import load
 
 ROOT = Path(__file__).parent.parent
 STEPS = 1000
@@ -208,7 +209,7 @@ class Preconditioned(nn.Module):
 
 def inpainting(device: str, updates: int, folder: Path | None) -> Package:
     """deepinv's DPS on pictures of which every other pixel, chosen at random, is missing."""
-    dinv = load_whole("deepinv", without=("torchvision", "torchmetrics", "h5py", "natsort"))
+    dinv = deepinv.package()
     pictures = data.load("fashion-mnist", folder, train=False).images.float().view(-1, 1, 28, 28) / 255
     torch.manual_seed(0)
     network = dinv.models.DRUNet(1, 1, nc=(16, 32, 32, 32), nb=1, pretrained=None)

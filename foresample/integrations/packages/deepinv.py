@@ -154,7 +154,7 @@ class PosteriorLoop(PackageLoop):
                         f"step {at} of {type(solver).__name__} is not that of the chain read off the SDE: undo what "
                         "was changed in the SDE, or make a target with foresample.targets.from_sde"
                     )
-            self._compared, self._unreported = now, len(chain.std)
+        self._compared, self._unreported = now, len(chain.std)
 
     def _require_rowwise(self, target: ChainTarget, asked: dict[str, Any], given: dict[str, Any]) -> None:
         """Refuse a score that is another one for rows at times of their own than in its loop's batch."""
