@@ -91,7 +91,6 @@ class PosteriorLoop(PackageLoop):
             handed.update(given, x_init=x_init)
             return SimpleNamespace(sample=x_init, trajectory=x_init)
 
-        _step(solver)
         with standing_in(solver, "sample", take):
             self.original(**asked | {"denoise_output": False, "get_trajectory": False})
         timesteps, start = handed["timesteps"], handed["x_init"]
