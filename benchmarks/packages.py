@@ -5,11 +5,14 @@ python -m benchmarks.packages --train --network u.pt      # the U-Net's training
 python -m benchmarks.packages --device cuda --count 64 --checked 512 --network u.pt
 python -m benchmarks.packages --openai guided-diffusion   # OpenAI's class from that checkout, for 1 to 1000 samples
 python -m benchmarks.packages --sbi vp                    # a posterior of sbi, for 1 to 1000 samples; or ve, subvp
+python -m benchmarks.packages --posterior                 # deepinv's DPS, for 1 to 100 samples
 
     21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama;
                                   `foresample.check` compares it with the sequential sampler
     denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST;
                                   its samples are compared with those of its own loop
+    deepinv                       DPS with its own DRUNet, trained here a little on Fashion-MNIST: half of the pixels
+                                  are painted in, with a gradient through the network at every step
     OpenAI's diffusion class      the real files of a checkout and a small network, trained here by the class itself on
                                   points of two moons
     sbi                           an NPSE posterior of two moons, sbi's own network and loss, trained here
@@ -36,6 +39,7 @@ import foresample as fs
 from benchmarks.results import RESULTS, PackageRow, save
 from foresample.checks.samples import samples_law
 from recipes import data
+from tests.support import deepinv
 from tests.support.openai import CHECKOUT, copies
 from tests.support.packages import load
 from tests.support.posteriors import box, sbi
@@ -220,6 +224,51 @@ def sbi_posterior(sde: str, updates: int) -> Package:
     return in_one_line(f"sbi's NPSE, {sde}", posterior, lambda count: posterior.sample((count,), **asked))
 
 
+class Preconditioned(nn.Module):
+    """A network around which scales are those of pictures between 0 and 1, at a noise level for each of them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.mean, self.variance = network, 0.3, 0.12
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        sigma = sigma.view(-1, 1, 1, 1).expand(len(x), 1, 1, 1)
+        scale = (sigma**2 + self.variance).rsqrt()
+        found = self.network((x - self.mean) * scale, sigma.log() / 4)
+        skip = self.variance * scale**2
+        return self.mean + skip * (x - self.mean) + sigma * self.variance**0.5 * scale * found
+
+
+def inpainting(device: str, updates: int, folder: Path | None) -> Package:
+    """deepinv's DPS on pictures of which every other pixel, chosen at random, is missing."""
+    dinv = deepinv.package()
+    pictures = data.load("fashion-mnist", folder, train=False).images.float().view(-1, 1, 28, 28) / 255
+    torch.manual_seed(0)
+    network = dinv.models.DRUNet(1, 1, nc=(16, 32, 32, 32), nb=1, pretrained=None)
+    denoiser = Preconditioned(network).to(device)
+    optimizer = torch.optim.Adam(denoiser.parameters(), lr=2e-3)
+    for update in range(updates):
+        clean = pictures[torch.randint(len(pictures), (32,))].to(device)
+        sigma = torch.exp(torch.empty(32, 1, 1, 1, device=device).uniform_(math.log(0.005), math.log(80)))
+        found = denoiser(clean + sigma * torch.randn_like(clean), sigma)
+        loss = ((found - clean).square() * (1 + 0.1 / sigma**2)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if update % 50 == 0:
+            print(f"update {update}: loss {float(loss.detach()):.4f}", flush=True)
+    physics = dinv.physics.Inpainting(
+        (1, 28, 28), mask=0.5, noise_model=dinv.physics.GaussianNoise(0.05), device=device
+    )
+    measured = physics(pictures[:1].to(device))
+    model = dinv.sampling.DPS(denoiser.eval(), num_steps=STEPS, device=device)
+
+    def sample(count: int) -> Tensor:
+        return model(measured.expand(count, -1, -1, -1), physics).detach()
+
+    return in_one_line("deepinv, DPS", model, sample)
+
+
 def measure(
     package: Package, window: int, count: int, checked: int, sequential_seconds: float
 ) -> tuple[PackageRow, Tensor]:
@@ -245,19 +294,21 @@ def measure(
     return row, samples.cpu()
 
 
-def few_and_many(package: Package, windows: list[int], file: Path, settings: dict[str, Any]) -> None:
-    """Few samples and many: where a call's overhead counts, and where states do."""
-    rows = list[PackageRow]()
-    for count in (1, 10, 100, 1000):
+def few_and_many(
+    package: Package, counts: tuple[int, ...], windows: list[int], checked: int, out: Path, **settings: Any
+) -> None:
+    """Few samples and many: where a call's overhead counts, and where states do. `out` is the result file."""
+    rows: list[PackageRow] = []
+    for count in counts:
         sequential_seconds = min(_seconds(package, count) for _ in range(3))
         for window in windows:
-            many = 0 if rows else settings["checked"]
+            many = 0 if rows else checked
             best, _ = min(
                 (measure(package, window, count, many, sequential_seconds) for _ in range(3)), key=_clock
             )
             rows.append(best)
             print(best, flush=True)
-            save(file, "packages", settings, rows=rows)
+            save(out, "packages", {"checked": checked, **settings}, rows=rows)
 
 
 def _clock(measured: tuple[PackageRow, Tensor]) -> float:
@@ -294,17 +345,25 @@ def main(
     sde: Annotated[
         str | None, typer.Option("--sbi", help="a process of sbi (vp, ve or subvp); measure that alone")
     ] = None,
+    posterior: Annotated[bool, typer.Option("--posterior", help="measure deepinv alone")] = False,
     device: str = "cpu",
     out: Annotated[Path, typer.Option(help="folder for the result file and pictures")] = RESULTS,
 ) -> None:
-    """Measure both packages, or OpenAI's class, or sbi."""
-    few = {"updates": updates, "checked": checked}
+    """Measure two packages, or OpenAI's class, sbi or deepinv."""
     if openai is not None:
-        package = openai_points(openai, updates)
-        few_and_many(package, windows or [16, 50], out / "packages-openai.json", few)
+        package, counts = openai_points(openai, updates), (1, 10, 100, 1000)
+        few_and_many(
+            package, counts, windows or [16, 50], checked, out / "packages-openai.json", updates=updates
+        )
         return
     if sde is not None:
-        few_and_many(sbi_posterior(sde, updates), windows or [12, 24], out / f"packages-sbi-{sde}.json", few)
+        package, file = sbi_posterior(sde, updates), out / f"packages-sbi-{sde}.json"
+        few_and_many(package, (1, 10, 100, 1000), windows or [12, 24], checked, file, updates=updates)
+        return
+    if posterior:
+        package, settings = inpainting(device, updates, folder), {"updates": updates, "device": device}
+        file = out / "packages-deepinv.json"
+        few_and_many(package, (1, 10, 100), windows or [16, 50], checked, file, **settings)
         return
     pictures = small_pictures(device, network, updates, folder)
     if train:

@@ -45,6 +45,11 @@ PACKAGES = {
         "`fs.accelerate(diffusion)`",
         "tests/integrations/test_packages.py::test_boltz_s_loop_with_the_same_noise",
     ),
+    "deepinv": (
+        "`PosteriorDiffusion` and `DPS`, Euler and ancestral solvers",
+        "`fs.accelerate(model)`",
+        "tests/integrations/test_deepinv.py::test_their_loop_with_the_same_noise",
+    ),
     "OpenAI's diffusion class": (
         "`GaussianDiffusion`, `SpacedDiffusion`",
         "`fs.accelerate(diffusion)`",

@@ -17,7 +17,7 @@ import foresample as fs
 from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations.packages import sbi as ours_of_sbi
 from foresample.integrations.packages.loop import PackageLoop
-from foresample.integrations.packages.sbi import PosteriorLoop, sde_steps
+from foresample.integrations.packages.sbi import SbiLoop, sde_steps
 from tests.support.posteriors import Net, box, posterior, sbi
 
 X = torch.tensor([[0.4, -0.6]])
@@ -79,7 +79,7 @@ def test_its_loop_with_the_same_noise(process: str, made: dict[str, Any], option
             x = target.mean(x, target.predict(x, step, row), step) + std * noise(shape)
         return x
 
-    with fs.accelerate(one), mock.patch.object(PosteriorLoop, "_draw", walk):
+    with fs.accelerate(one), mock.patch.object(SbiLoop, "_draw", walk):
         ours = drawn(one, 4, **options)
     given = iter(numbers)
 
@@ -179,7 +179,7 @@ def test_another_chain_shows_in_the_distribution_and_is_refused(
     monkeypatch.setattr(ours_of_sbi, "sde_steps", broken)
     with fs.accelerate(one), pytest.raises(ValueError, match="has steps of its own"):
         drawn(one, 1, steps=steps)
-    monkeypatch.setattr(PosteriorLoop, "compare", lambda *_, **__: None)
+    monkeypatch.setattr(SbiLoop, "compare", lambda *_, **__: None)
     with fs.accelerate(one, window=4):
         assert law(drawn(one, MANY, steps=steps), theirs) < 1e-6
 
@@ -203,7 +203,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch, theirs: Callable[[int], float]) -> l
         timed.append(torch.Size(asked["sample_shape"]).numel())
         return theirs(timed[-1])
 
-    monkeypatch.setattr(PosteriorLoop, "_theirs", seconds)
+    monkeypatch.setattr(SbiLoop, "_theirs", seconds)
     return timed
 
 

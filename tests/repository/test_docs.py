@@ -62,10 +62,14 @@ SMALLER = {
 
 
 def of_extending(folder: Path) -> dict[str, Any]:
-    from tests.support import openai, posteriors
+    from tests.support import deepinv, openai, posteriors
 
     diffusion, z = openai.copies()[0].make(variance="LEARNED_RANGE", keep=range(0, 60, 6)), torch.randn(4, 1, 2)
     return {
+        "deepinv": deepinv.package(),
+        "denoiser": deepinv.Softly(),
+        "measured": deepinv.measured(2),
+        "physics": deepinv.physics(),
         "diffusion": diffusion,
         "dit": openai.Guided(diffusion),
         "z": torch.cat([z, z]),

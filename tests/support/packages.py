@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -60,6 +61,38 @@ def load(module: str, *, without: tuple[str, ...] = ()) -> Any:
     finally:
         for name in missing:
             del sys.modules[name]
+
+
+def load_whole(package: str, *, without: tuple[str, ...]) -> Any:
+    """An installed package with its own `__init__`; of `without`, what is not installed is stood in for meanwhile."""
+    if package in sys.modules:
+        return sys.modules[package]
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(f"{package} is not installed: pip install --no-deps -r tests/packages.txt")
+    finder = _Placeholders([name for name in without if not _importable(name)])
+    sys.meta_path.append(finder)
+    try:
+        return importlib.import_module(package)
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] in finder.missing]:
+            del sys.modules[name]
+
+
+class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a placeholder for any module of packages that are missing."""
+
+    def __init__(self, missing: list[str]) -> None:
+        self.missing = missing
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        missing = name.partition(".")[0] in self.missing
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if missing else None
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return Placeholder(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None: ...
 
 
 def _importable(name: str) -> bool:

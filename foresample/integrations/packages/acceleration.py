@@ -4,6 +4,7 @@ denoising-diffusion-pytorch   sample() of GaussianDiffusion, its 1-D twin and th
                               of both in continuous time, and of ElucidatedDiffusion
 MONAI                         DiffusionInferer.sample() with a DDPMScheduler
 boltz                         AtomDiffusion.sample() of either version, without steering
+deepinv                       PosteriorDiffusion and DPS, with the Euler and the ancestral solvers
 OpenAI's diffusion class      p_sample_loop() and p_sample_loop_progressive() of any copy
 sbi                           sample() and sample_batched() of posteriors from score estimators (NPSE)
 """
@@ -15,11 +16,12 @@ from typing import Any
 
 from foresample.integrations.packages.boltz import AtomLoop
 from foresample.integrations.packages.continuous import ContinuousLoop, ElucidatedLoop
+from foresample.integrations.packages.deepinv import DeepinvLoop
 from foresample.integrations.packages.gaussian import GaussianLoop
 from foresample.integrations.packages.loop import PackageLoop
 from foresample.integrations.packages.monai import InfererLoop
 from foresample.integrations.packages.openai import OpenAILoop
-from foresample.integrations.packages.sbi import PosteriorLoop
+from foresample.integrations.packages.sbi import SbiLoop
 from foresample.integrations.replaced import Replaced
 from foresample.settings import Settings
 
@@ -29,8 +31,9 @@ PACKAGES: tuple[type[PackageLoop], ...] = (
     ElucidatedLoop,
     InfererLoop,
     AtomLoop,
+    DeepinvLoop,
     OpenAILoop,
-    PosteriorLoop,
+    SbiLoop,
 )
 """In this order an object is held against them."""
 

@@ -110,7 +110,7 @@ class GaussianLoop(PackageLoop):
             samples = getattr(diffusion, "unnormalize", as_picture)(samples)  # with guidance it is always done
             return (samples, start) if asked.get("return_noise", False) else samples
 
-        observe = None if states is None else partial(_keep, states)
+        observe = None if states is None else partial(keep_states, states)
         return Drawing(target, shape[0], diffusion.model, result, observe=observe)
 
 
@@ -133,7 +133,7 @@ class _Guided(nn.Module):
         return output, 0.5 * output
 
 
-def _keep(states: Tensor, commit: Commit) -> None:
+def keep_states(states: Tensor, commit: Commit) -> None:
     """All states of a run as they are committed, [R, N + 1, *shape]."""
     for r, (image, first, count) in enumerate(
         zip(commit.sample.tolist(), commit.step.tolist(), commit.committed.tolist(), strict=True)

@@ -90,6 +90,10 @@ class PackageLoop(ABC):
     def drawing(self, asked: dict[str, Any]) -> Drawing:
         """What a call with these arguments, defaults included, draws; with gradients off."""
 
+    def generator(self) -> torch.Generator | None:
+        """The generator that the function draws from; None for torch's own."""
+        return None
+
     def assumption(self) -> str:
         """What is taken on trust about the function itself."""
         return f"{self.package}'s own {getattr(self, '__qualname__', self.name)}"
@@ -97,7 +101,7 @@ class PackageLoop(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         require_current(self.original, self.served, self.name)
         self._require_own()
-        put_back = kept_random_state()
+        put_back = kept_random_state(self.generator())
         with torch.no_grad():
             drawing = self.drawing(self._asked(args, kwargs))
             require_fixed(drawing.network)
@@ -128,9 +132,12 @@ class PackageLoop(ABC):
         return self._windows[call]
 
     def _draw(self, drawing: Drawing, window: int) -> Tensor:
-        """Samples with seeds of torch's generator."""
+        """Samples with seeds of the function's generator."""
+        generator = self.generator()
+        device = None if generator is None else generator.device
+        seeds = torch.randint(2**62, (drawing.count,), generator=generator, device=device).cpu()
         settings = replace(self.settings.for_count(drawing.slots or drawing.count), window=window)
-        run = Engine(drawing.target, settings).sample(torch.randint(2**62, (drawing.count,)), drawing.observe)
+        run = Engine(drawing.target, settings).sample(seeds, drawing.observe)
         run.report.evidence.trusted += [self.assumption(), *drawing.trusted]
         run.report.evidence.steps_replayed, self._unreported = self._unreported, 0
         setattr(self.served, REPORT, run.report)

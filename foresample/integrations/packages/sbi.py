@@ -62,7 +62,7 @@ class _Faster:
     """The fewest for which theirs was."""
 
 
-class PosteriorLoop(PackageLoop):
+class SbiLoop(PackageLoop):
     """Stands in for `VectorFieldPosterior._sample_via_diffusion`.
 
     With the default window, the first draw of each larger number of samples is timed, and so are a few steps of sbi's
