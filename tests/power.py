@@ -21,6 +21,7 @@ import foresample as fs
 from benchmarks.tables import filled, table
 from foresample.contracts import Wrapper
 from foresample.core import round as rounds
+from foresample.settings import Settings
 from foresample.targets import ChainTarget
 from tests.support.small_chains import LooksAhead, flow
 
@@ -161,10 +162,10 @@ class Shifted(Wrapper):
 def _of(other: Callable[[fs.Target], fs.Target]) -> Callable[[], Any]:
     """Speculative samples of another target than the one that is checked."""
 
-    def sample(target: fs.Target, **how: Any) -> fs.Run:
-        return fs.sample(other(target), **how)
+    def engine(target: fs.Target, settings: Settings) -> fs.Engine:
+        return fs.Engine(other(target), settings)
 
-    return lambda: patch("foresample.checks.exactness.sample", sample)
+    return lambda: patch("foresample.checks.exactness.Engine", engine)
 
 
 def _louder(by: float) -> Callable[[fs.Target], fs.Target]:

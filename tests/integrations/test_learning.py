@@ -22,6 +22,13 @@ from tests.support.policies import FAMILIES, LowdimPolicy, law_tests, lerobot, l
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
+@pytest.fixture(autouse=True)
+def _short_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = LearnedPrior.fit.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "steps", 200)
+
+
 def plan(policy: Any, seen: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Plans for these observations, [R, 3]."""
     if isinstance(policy, LowdimPolicy):
