@@ -162,6 +162,7 @@ def generate(
             with suppress(OSError):  # without the last word of the manifest, the shards still say it all
                 run.close()
             raise
+        claim.require()  # a folder that is gone says so, before its files are looked for
         run.close(whole=True, law=checked)
         claim.require()
         run.require_files()
