@@ -158,7 +158,7 @@ class Planner:
             self.engine = self._engine(self.window)
 
     def plan(self, request: Request, seeds: Tensor) -> tuple[Tensor, Run]:
-        """Plans [R, *shape] of the policy's law, and what they cost."""
+        """Plans [R, *shape] of the policy's distribution, and what they cost."""
         if request.mask is not None:
             self.data.copy_(request.data)
         for name, value in request.conditions.items():

@@ -69,6 +69,8 @@ class Plans:
     """Paths of the first plans, until there are enough to fit a prior."""
     seen: deque[tuple[Tensor, Tensor, Tensor]] = field(default_factory=deque)
     """Conditions and paths of the latest plans, to learn from."""
+    remembered: int = 0
+    """Plans in `seen`."""
     known: set[tuple] = field(default_factory=set)
     """Kinds of requests that were planned before, and traced."""
     turn: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -136,8 +138,9 @@ class Plans:
 
     def _remember(self, planner: Planner, request: Request) -> None:
         self.seen.append((condition_of(request), *planner.paths()))
-        while sum(len(condition) for condition, _, _ in self.seen) > MOST:
-            self.seen.popleft()
+        self.remembered += len(request.data)
+        while self.remembered > MOST:
+            self.remembered -= len(self.seen.popleft()[0])
 
     def forget(self) -> None:
         with self.turn:
