@@ -31,7 +31,7 @@ LEFT: dict[str, int] = {
     "benchmarks/checks": 2,
     "benchmarks/peers": 3,
     "benchmarks/report": 16,
-    "docs": 58,
+    "docs": 56,
     "foresample": 13,
     "foresample/backends": 5,
     "foresample/chains": 6,
