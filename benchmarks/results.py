@@ -729,6 +729,48 @@ class PolicyWarm(Result):
     rows: Some[PolicyWarmRow]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PenRow:
+    """One sampler's plans of the demo's handwriting policy."""
+
+    sampler: str
+    """sequential or accelerated."""
+    ms: Positive
+    """Median milliseconds of a plan."""
+    network_ms: Positive
+    """Median milliseconds of a plan inside the network."""
+    calls: Positive
+    """Mean network calls of a plan."""
+    plan_ms: Some[Positive]
+    """Milliseconds of each plan of the first drawing."""
+    paths: list[list[list[float]]]
+    """Points of each plan of the first drawing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenSettings:
+    """The shape that both pens drew, and how often they planned."""
+
+    shape: str
+    start: list[float]
+    steps: AtLeastOne
+    window: AtLeastOne
+    plans: AtLeastOne
+    threads: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pens(Result):
+    """The two pens of the demo, planning in turns (`benchmarks.pens`)."""
+
+    settings: PenSettings
+    rows: Some[PenRow]
+    ratio: Positive
+    """Sequential over accelerated, medians of a plan."""
+    ratio_interval: list[float]
+    """Interval of the median ratio of two plans in turn, at 95 %."""
+
+
 # ------------------------------------------------------------------ packages
 
 
@@ -1125,6 +1167,7 @@ KINDS: Mapping[str, type[Result]] = {
     "openai": Copies,
     "order": Order,
     "policy-warm": PolicyWarm,
+    "pens": Pens,
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,
     "generate-overhead": GenerateOverhead,
