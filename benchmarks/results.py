@@ -24,6 +24,7 @@ from benchmarks.result_files import (
     read_result,
     read_results,
 )
+from benchmarks.timing import Ratio
 from foresample.checks.samples import SamplesLaw
 from foresample.datasets.manifest import Costs
 from foresample.datasets.shards import Failure
@@ -863,6 +864,53 @@ class Order(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class McmcChain:
+    """A Langevin chain, and the effective samples of one path behind its burn-in, for both samplers."""
+
+    name: str
+    effective: Positive
+    """Of sequential paths; the figure that rates are made of."""
+    effective_error: NotNegative
+    speculative: Positive
+    speculative_error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class McmcRow:
+    """One chain, or several at a time; window 0 is the sequential sampler."""
+
+    chain: str
+    chains: AtLeastOne
+    window: Count
+    calls: Positive
+    """Mean calls of a chain."""
+    ms: Positive
+    """A run of all of them."""
+    ms_error: NotNegative
+    effective_a_second: Positive
+    gain: Ratio | None
+    """Against the sequential sampler, which has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class McmcSettings:
+    """Chains of so many transitions, the first `burn` of which are not counted."""
+
+    steps: AtLeastOne
+    burn: Count
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mcmc(Result):
+    """Effective samples a second of Langevin chains (`benchmarks.mcmc`)."""
+
+    settings: McmcSettings
+    chains: Some[McmcChain]
+    rows: Some[McmcRow]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spread:
     """Of many plans: robots wait for the slow ones."""
 
@@ -1166,6 +1214,7 @@ KINDS: Mapping[str, type[Result]] = {
     "packages": Packages,
     "openai": Copies,
     "order": Order,
+    "mcmc": Mcmc,
     "policy-warm": PolicyWarm,
     "pens": Pens,
     "robot-clock": RobotClock,
