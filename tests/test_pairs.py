@@ -1,8 +1,9 @@
 """Every way to draw together with every two settings: the samples are those of `fs.sample` with the same seeds.
 
 `ROWS` has every two values of two settings in some row, and each row is drawn in every way of `WAYS`. Each way has a
-chain of its own kind, and its samples are held to those that `fs.sample` draws from that chain, built by hand, with
-the same start states, conditions and seeds. A setting that a way does not have is refused by a sentence of `REFUSED`.
+chain of its own kind, and its samples are compared with those that `fs.sample` draws from that chain, built by hand,
+with the same start states, conditions and seeds. A setting that a way does not have is refused by a sentence of
+`REFUSED`.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.core.noise import seeds_of
+from foresample.core.noise import START, normal, seeds_of
+from foresample.drafters import LearnedPrior, Prior
+from foresample.engine.priors import RecordingTarget
 from foresample.engine.slots import in_order
 from foresample.engine.tuning import Trial
 from foresample.integrations.packages.gaussian import gaussian_chain
-from foresample.integrations.policies.learning import unused_seeds
+from foresample.integrations.packages.openai import openai_chain
+from foresample.integrations.policies.learning import unused_seeds, weights_of
 from foresample.targets import ChainTarget
 from tests.support.small_chains import mixture
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 from tests.integrations.test_packages import gaussian  # noqa: E402
+from tests.support import openai  # noqa: E402
 from tests.support.pipelines import stable_diffusion  # noqa: E402
 from tests.support.policies import lerobot  # noqa: E402
 
@@ -42,7 +47,7 @@ COUNT, WINDOW = 3, 3
 Settings = dict[str, Any]
 VALUES: dict[str, tuple[Any, ...]] = {
     "window": (WINDOW, "auto", "tuning", "no gain"),
-    "drafter": ("replay", "no secant", "head", "parent", "nearest", "prior", "model"),
+    "drafter": ("replay", "no secant", "head", "parent", "nearest", "prior", "learned", "model"),
     "block": (None, 1),
     "recycle": (True, False),
     "slots": (None, 2),
@@ -78,7 +83,7 @@ ROWS = every_two(VALUES)
 
 @dataclass(frozen=True)
 class Way:
-    """How samples of one kind of chain are drawn."""
+    """A function that draws, and the kind of chain it draws from."""
 
     chain: Callable[[bool], tuple[Any, ChainTarget]]
     """With conditions or without: what is drawn from, and the same chain for `fs.sample`."""
@@ -133,17 +138,54 @@ def by_engine(_: None, target: ChainTarget, settings: Settings, callback: bool) 
     return x, None
 
 
+def by_engine_in_order(_: None, target: ChainTarget, settings: Settings, callback: bool) -> tuple[Tensor, Any]:
+    """Two streams of one engine, a sample of each in turn."""
+    engine = fs.Engine(target, **settings)
+    one, other = engine.stream(seeds_of(3, COUNT)), engine.stream(seeds_of(4, COUNT))
+    return torch.stack([mine.x for mine, _ in zip(one, other, strict=True)]), None
+
+
 def streamed(_: None, target: ChainTarget, settings: Settings, callback: bool) -> tuple[Tensor, Any]:
     return torch.stack([sample.x for sample in fs.stream(target, COUNT, seed=3, **settings)]), None
 
 
 def generated(_: None, target: ChainTarget, settings: Settings, callback: bool) -> tuple[Tensor, Any]:
-    said: list[Any] = []
+    reports: list[Any] = []
     with TemporaryDirectory() as out:
-        more: Settings = {"progress": said.append} if callback else {}
+        more: Settings = {"progress": reports.append} if callback else {}
         dataset = fs.generate(target, COUNT, out=Path(out), shard=2, seed=3, **more, **settings)
-        assert bool(said) == callback
+        assert bool(reports) == callback
         return torch.cat(list(dataset.samples())), None
+
+
+TIMES = torch.linspace(1, 0.02, 8, dtype=torch.float64)
+
+
+def drift(t: Tensor) -> Tensor:
+    return -0.5 * (0.1 + 9.9 * t)
+
+
+def noise_rate(t: Tensor) -> Tensor:
+    return (0.1 + 9.9 * t).sqrt()
+
+
+def reverse_sde(conditions: bool) -> tuple[ChainTarget, ChainTarget]:
+    """A target of `from_sde` with a start of its own, and its chain walked from the same first states."""
+    shift = shifts(conditions)
+    score = lambda x, t, row: shift[row].unsqueeze(1) - torch.tanh(x)  # noqa: E731
+    given = fs.targets.from_sde(
+        score, TIMES, drift, noise_rate, (2,), start_mean=0.3, start_std=1.5, dtype=torch.float64
+    )
+    seeds, zero = seeds_of(3, COUNT), torch.zeros(COUNT, dtype=torch.int64)
+    start = 0.3 + 1.5 * normal(seeds, given.shape, torch.float64, stream=START, step=zero, draw=zero)
+    chain = fs.chains.sde_chain(TIMES, drift, noise_rate)
+    return given, fs.targets.from_chain(score, chain, (2,), start=start, dtype=torch.float64)
+
+
+def drawn_from_sde(
+    given: ChainTarget, _: ChainTarget, settings: Settings, callback: bool
+) -> tuple[Tensor, Any]:
+    return drawn(None, given, settings, callback)
 
 
 SIGMAS = fs.chains.karras_sigmas(6, 0.1, 8.0)
@@ -189,14 +231,14 @@ def planned(given: Any, _: ChainTarget, settings: Settings | None, callback: boo
     diffusion, generator = given.policy.diffusion, torch.Generator().manual_seed(1)
     drafter = (settings or {}).get("drafter")
     if settings and isinstance(drafter, fs.Replay) and drafter.prior is not None:
-        settings = settings | {"prior": drafter.prior, "drafter": None}
+        settings = settings | {"prior": getattr(given, "learned", drafter.prior), "drafter": None}
     with accelerated(diffusion, settings), torch.no_grad():
         plans = diffusion.conditional_sample(COUNT, global_cond=given.condition, generator=generator)
         return plans.flatten(1), getattr(diffusion, "foresample_report", None)
 
 
 def accelerated(served: Any, settings: Settings | None) -> Any:
-    """Settings that are none leave it as it is."""
+    """The object as it is where there are no settings."""
     return nullcontext() if settings is None else fs.accelerate(served, **settings)
 
 
@@ -277,10 +319,41 @@ def package_seeds() -> Tensor:
     return torch.randint(2**62, (COUNT,))
 
 
+def spaced(conditions: bool) -> tuple[Any, ChainTarget]:
+    """OpenAI's class on some of its timesteps, and its chain."""
+    (copy,) = openai.copies()
+    served = copy.make("START_X", keep=range(0, 60, 6))
+    net, shift, start = openai.Net(served), shifts(conditions).float(), torch.randn(COUNT, 1, 2)
+    times = torch.tensor(served.timestep_map)
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        return net(x, times[time], {"shift": shift[row].view(-1, 1, 1)})
+
+    given = SimpleNamespace(served=served, net=net, shift=shift, start=start)
+    return given, fs.targets.from_chain(network, openai_chain(served), start.shape[1:], start=start)
+
+
+def looped(given: Any, _: ChainTarget, settings: Settings | None, callback: bool) -> tuple[Tensor, Any]:
+    conditions = {"y": {"shift": given.shift.view(-1, 1, 1)}}
+    with accelerated(given.served, settings):
+        torch.manual_seed(3)
+        samples = given.served.p_sample_loop(
+            given.net, given.start.shape, noise=given.start, clip_denoised=False, model_kwargs=conditions
+        )
+        return samples, getattr(given.served, "foresample_report", None)
+
+
+def loop_seeds() -> Tensor:
+    torch.manual_seed(3)
+    return torch.randint(2**62, (COUNT,))
+
+
 WAYS = {
     "sample": Way(flow, drawn),
     "stream": Way(flow, streamed, lacks=("callback",)),
     "Engine.draw": Way(flow, by_engine, slots=1),
+    "Engine.stream": Way(flow, by_engine_in_order, slots=1, lacks=("callback",)),
+    "from_sde": Way(reverse_sde, drawn_from_sde),
     "generate": Way(flow, generated),
     "samplers": Way(ancestral, sampled, lacks=("callback",)),
     "policy": Way(robot, planned, plan_seeds, lacks=("slots", "callback"), exact=False),
@@ -292,29 +365,52 @@ WAYS = {
         lacks=("slots", "conditions", "callback"),
         exact=False,
     ),
+    "OpenAI": Way(spaced, looped, loop_seeds, lacks=("slots", "callback"), exact=False),
 }
 
 
-def drafter_of(name: str, target: ChainTarget) -> Any:
+def learned_for(given: Any, target: ChainTarget) -> fs.Replay:
+    """A drafter whose paths a network expects of each sample's condition; policies are given the network."""
+    pilots, steps = 36, len(target.std)
+    recorded = RecordingTarget(target, pilots, steps, COUNT)
+    fs.Engine(recorded, window=WINDOW, slots=pilots, look=False).sample(seeds_of(9, pilots))
+    states, predictions = (v[:, :steps].flatten(2) for v in (recorded.states, recorded.predictions))
+    condition = getattr(given, "condition", CONDITIONS.unsqueeze(1)).to(target.std)
+    flat = target.std.new_zeros((steps, target.shape.numel(), target.shape.numel()))
+    policy = getattr(given, "policy", None)
+    origin = None if policy is None else weights_of(policy.diffusion.unet)
+    of_pilots = condition[torch.arange(pilots) % COUNT]
+    learned = LearnedPrior.fit(of_pilots, states, predictions, flat, origin=origin, steps=20)
+    if policy is not None:
+        given.learned = learned
+    states, predictions = (v.unflatten(2, target.shape) for v in learned(condition))
+    return fs.Replay(prior=Prior(states, predictions, jacobian=learned.jacobian))
+
+
+def drafter_of(name: str, target: ChainTarget, given: Any = None) -> Any:
     makers: dict[str, Callable[[], Any]] = {
         "replay": fs.Replay,
         "no secant": lambda: fs.Replay(secant=False),
         "prior": lambda: fs.Replay(prior=fs.fit_prior(target, window=WINDOW, pilots=8, rows=COUNT)),
+        "learned": lambda: learned_for(given, target),
         "model": lambda: fs.DraftModel(target),
     }
     return makers[name]() if name in makers else fs.Frozen(name)  # type: ignore[arg-type]
 
 
 def window_of(name: Any, target: ChainTarget, slots: int) -> Any:
-    """A window, "auto", or a tuning for so many slots."""
+    """A window, "auto", or a tuning for so many slots, saved and loaded again."""
     if name not in ("tuning", "no gain"):
         return name
     trials = [Trial(WINDOW, slots * (WINDOW + 1), 1e-3, 1e-3, 2.0, 1.5)]
     best = (WINDOW, 1.5) if name == "tuning" else (None, None)
-    return fs.Tuning(len(target.std), slots, 1e-3, trials, *best)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tuning.json"
+        fs.Tuning(len(target.std), slots, 1e-3, trials, *best).save(path)
+        return fs.Tuning.load(path)
 
 
-def told(row: Settings) -> str:
+def described(row: Settings) -> str:
     return (
         ", ".join(f"{name} {value}" for name, value in row.items() if value != VALUES[name][0])
         or "all defaults"
@@ -328,7 +424,7 @@ def cells() -> Iterator[Any]:
                 s: VALUES[s][0] if s in way.lacks or value in way.lacks else value for s, value in row.items()
             }
             marks = [pytest.mark.slow] if name == "pipeline" else []
-            yield pytest.param(name, kept, id=f"{name}: {told(kept)}", marks=marks)
+            yield pytest.param(name, kept, id=f"{name}: {described(kept)}", marks=marks)
 
 
 @pytest.fixture(autouse=True)
@@ -344,14 +440,14 @@ def _few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_samples_are_those_of_the_plain_call(name: str, row: Settings) -> None:
     way = WAYS[name]
     given, target = way.chain(row["conditions"])
-    drafter = drafter_of(row["drafter"], target)
+    drafter = drafter_of(row["drafter"], target, given)
     window = window_of(row["window"], target, row["slots"] or way.slots)
     deciding = {"drafter": drafter, "block": row["block"], "recycle": row["recycle"]}
     running = {"look": row["look"]} | ({"slots": row["slots"]} if row["slots"] else {})
     samples, report = way.draw(given, target, {"window": window, **deciding, **running}, row["callback"])
     seeds = way.seeds()
-    if name == "policy" and row["drafter"] == "prior":
-        seeds = unused_seeds(seeds, repr(drafter.prior))
+    if name == "policy" and row["drafter"] in ("prior", "learned"):
+        seeds = unused_seeds(seeds, repr(getattr(given, "learned", drafter.prior)))
     speculative = fs.sample(target, seeds=seeds, window=2 if window == "auto" else WINDOW, **deciding).samples
     sequential = fs.sequential(target, seeds=way.seeds()).samples
     if not way.exact:  # a loop that is left as it is has noise of its own
@@ -387,6 +483,8 @@ REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
     ("sample", "graph"): ({"graph": True}, CUDA),
     ("stream", "graph"): ({"graph": True}, CUDA),
     ("Engine.draw", "graph"): ({"graph": True}, CUDA),
+    ("Engine.stream", "graph"): ({"graph": True}, CUDA),
+    ("from_sde", "graph"): ({"graph": True}, CUDA),
     ("generate", "graph"): ({"graph": True}, CUDA),
     ("samplers", "graph"): ({"graph": True}, CUDA),
     ("policy", "graph"): ({"graph": True}, "graph=True needs a policy on a CUDA device: move it there first"),
@@ -395,6 +493,8 @@ REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
         "graph is an option of a policy, not of a pipeline: leave graph out",
     ),
     ("package", "graph"): ({"graph": True}, "graph is an option of a policy, not of a package's sampler"),
+    ("OpenAI", "graph"): ({"graph": True}, "graph is an option of a policy, not of a package's sampler"),
+    ("Engine.stream", "callback"): ({"observe": print}, "observe is not a setting here"),
     ("stream", "callback"): (
         {"observe": print},
         "observe is not a setting here: the settings are window, drafter",
@@ -405,6 +505,8 @@ REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
     ),
     ("policy", "callback"): ({"observe": print}, "observe is not an option of accelerate"),
     ("package", "callback"): ({"observe": print}, "observe is not an option of accelerate"),
+    ("OpenAI", "callback"): ({"observe": print}, "observe is not an option of accelerate"),
+    ("OpenAI", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
     ("policy", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
     ("pipeline", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
     ("package", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
@@ -412,16 +514,14 @@ REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
 """What a way is given, and the sentence that refuses it."""
 
 
-def test_whatever_is_left_out_of_the_table_is_refused() -> None:
+def test_every_setting_that_a_way_does_not_have_is_in_the_table() -> None:
     lacking = {(name, setting) for name, way in WAYS.items() for setting in (*way.lacks, "graph")}
     assert lacking == REFUSED.keys() | {("package", "conditions")}  # this network takes none
 
 
 @pytest.mark.parametrize(("name", "setting"), REFUSED)
 def test_a_setting_that_a_way_does_not_have_is_refused(name: str, setting: str) -> None:
-    way, (told, sentence) = WAYS[name], REFUSED[name, setting]
+    way, (refused, sentence) = WAYS[name], REFUSED[name, setting]
     given, target = way.chain(False)
-    told = {"window": WINDOW} | told
-    told["window"] = window_of(told["window"], target, COUNT)
     with pytest.raises((TypeError, ValueError), match=sentence):
-        way.draw(given, target, {"drafter": fs.Replay()} | told, False)
+        way.draw(given, target, {"window": WINDOW, "drafter": fs.Replay()} | refused, False)

@@ -217,9 +217,12 @@ def from_sde(
     if given and options.get("start") is not None:
         raise ValueError("start says where samples start: leave out start_mean and start_std with it")
     target = _made(score, shape, options, sde_chain, times, drift, diffusion)
-    law = (0.0 if start_mean is None else start_mean, 1.0 if start_std is None else start_std)
+    started = (0.0 if start_mean is None else start_mean, 1.0 if start_std is None else start_std)
     try:
-        mean, std = (torch.as_tensor(value).to(target.std).expand(target.shape) for value in law)
+        mean, std = (
+            torch.as_tensor(value, dtype=target.std.dtype, device=target.std.device).expand(target.shape)
+            for value in started
+        )
     except RuntimeError:
         raise ValueError(
             f"start_mean and start_std must be numbers or broadcast to one state, {tuple(target.shape)}: to start each "
