@@ -45,7 +45,7 @@ LEFT: dict[str, int] = {
     "foresample/pretrained": 2,
     "foresample/targets": 4,
     "recipes": 2,
-    "tests": 11,
+    "tests": 10,
     "tests/backends": 3,
     "tests/chains": 5,
     "tests/cli": 4,
