@@ -233,28 +233,21 @@ def measure(
     count: int,
     seed: int,
     part: int,
-    alone: int = 0,
 ) -> CurvePoint:
-    """Draw `count` samples in parts, on the clock; or put that on so many samples that are drawn alone."""
+    """Draw `count` samples, `part` at a time, and count their calls and evaluations."""
 
-    def clocked(size: int, seed: int) -> tuple[Tensor, Tensor, float]:
-        began = perf_counter()
+    def drawn(size: int, seed: int) -> tuple[Tensor, Tensor]:
         run = (
             fs.sequential(target, size, seed=seed)
             if method == "sequential"
             else METHODS[method](target, size, seed, states, shape)
         )
-        each = run.calls.double().cpu(), run.evaluations.double().cpu()  # waits for the device
-        return *each, (perf_counter() - began) / size
+        return run.calls.double().cpu(), run.evaluations.double().cpu()
 
-    parts = [clocked(min(part, count - first), seed + first) for first in range(0, count, part)]
-    calls, evaluations, seconds = zip(*parts, strict=True)
-    if alone:
-        clocked(1, PILOT_SEED)  # the first of its shape may have something to compile
-        seconds = tuple(clocked(1, seed + i)[-1] for i in range(alone))
+    parts = [drawn(min(part, count - first), seed + first) for first in range(0, count, part)]
+    calls, evaluations = zip(*parts, strict=True)
     mean, error = with_error(torch.cat(calls))
     states_mean, states_error = with_error(torch.cat(evaluations))
-    seconds_mean, seconds_error = with_error(torch.tensor(seconds, dtype=torch.float64))
     speedup = len(target.std) / mean
     return CurvePoint(
         method=method,
@@ -265,8 +258,6 @@ def measure(
         calls_error=error,
         evaluations=states_mean,
         evaluations_error=states_error,
-        seconds=seconds_mean,
-        seconds_error=seconds_error,
         speedup=speedup,
         speedup_error=speedup * error / mean,
         reuse=reuse,
@@ -347,7 +338,7 @@ def curves(
                 reuse, shape = tuned(method, states, problem.targets, settings.pilots, part)
             size = max(min(count, 10), count // SHARE) if method in TREES else count
             target, size = problem.targets[reuse], part if method == "sequential" else size
-            row = measure(method, states, target, reuse, shape, size, settings.seed, part, settings.alone)
+            row = measure(method, states, target, reuse, shape, size, settings.seed, part)
             print(line(row), f" [{perf_counter() - began:.0f} s]", flush=True)
         rows.append(row)
         save(path, "curves", settings, commands=commands, rows=rows)
@@ -357,22 +348,22 @@ def curves(
 def line(row: CurvePoint) -> str:
     """A row to look at while it runs."""
     told = f"{row.states:4d} {row.method:22s} {row.speedup:6.2f} ± {row.speedup_error:.2f}  {row.calls:7.2f} calls "
-    told += f"{row.evaluations:8.1f} evaluations {row.seconds:8.4f} s  {row.reuse}"
+    told += f"{row.evaluations:8.1f} evaluations  {row.reuse}"
     return told + (f" {row.shape[:24]}" if row.shape else "")
 
 
 def picture(path: Path, settings: CurveSettings, rows: Sequence[CurvePoint]) -> None:
-    """Calls, evaluations and seconds of a sample against the states a call, one line a method."""
+    """Calls and evaluations of a sample against the states a call, one line a method."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib import ticker
 
-    figure, panels = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     others = [f"C{i}" for i in range(10) if i != 3]  # the fourth is red, too
     colours = dict(zip(METHODS, ["crimson", *others], strict=True))
-    for axes, quantity in zip(panels, ("calls", "evaluations", "seconds"), strict=True):
+    for axes, quantity in zip(panels, ("calls", "evaluations"), strict=True):
         for name, colour in colours.items():
             mine = [row for row in rows if row.method == name]
             if not mine:
@@ -433,7 +424,6 @@ def main(
     samples: Annotated[int, typer.Option(help="Measured for each method and batch.")] = 100,
     pilots: Annotated[int, typer.Option(help="Samples that tune a method, of other seeds.")] = 16,
     part: Annotated[int, typer.Option(help="Samples drawn together.")] = 25,
-    alone: Annotated[int, typer.Option(help="Samples drawn alone, on the clock; 0: clock the parts.")] = 0,
     seed: int = 0,
     methods: Annotated[str | None, typer.Option(help="Separated by commas; all by default.")] = None,
     batches: Annotated[str | None, typer.Option(help="States a call, separated by commas.")] = None,
@@ -459,7 +449,6 @@ def main(
         seed=seed,
         pilots=pilots,
         part=part,
-        alone=alone,
         device=device,
         half=half,
     )

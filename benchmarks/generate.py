@@ -22,6 +22,7 @@ import typer
 
 import foresample as fs
 from benchmarks.results import RESULTS, GenerateLawSettings, GenerateMemoryRow, OverheadRow, save
+from benchmarks.timing import take_turns
 from foresample import pretrained
 from foresample.core.noise import seeds_of
 from foresample.targets import ChainTarget
@@ -43,9 +44,9 @@ TARGETS: list[tuple[str, Callable[[], ChainTarget], dict[str, Any]]] = [
 
 
 class Clock:
-    """Seconds inside the engine while a dataset is drawn: those of its generator, less those of its parts'.
+    """Seconds inside the engine while a dataset is drawn: those of its generator, minus those of its input.
 
-    On the wall, and of this thread on the processor.
+    Wall-clock seconds, and processor seconds of this thread.
     """
 
     def __init__(self, draw: Callable[..., Iterator[Any]]) -> None:
@@ -68,49 +69,68 @@ class Clock:
 
 
 @app.command()
-def overhead(repeats: int = 5, shard: int = 1000, out: Out = RESULTS) -> None:
-    """What a dataset costs beyond the engine's own work on the same samples, one worker, in two ways.
+def overhead(
+    turns: Annotated[int, typer.Option(min=2, help="At most, of each target.")] = 30,
+    seconds: Annotated[float, typer.Option(help="Time limit of each target.")] = 60.0,
+    shard: int = 1000,
+    out: Out = RESULTS,
+) -> None:
+    """Time a dataset drawn by one worker beyond the engine's own work on the same samples, in two ways.
 
-    Inside: seconds of a run that are not the engine's, over those that are, on the wall and on the processor
-    (where the thread that writes counts, too); the median of repeats. Beside: a dataset against the engine
-    alone, in turn, the fastest of each; other work on the machine disturbs this one.
+    Inside: seconds of a run that are not the engine's, over those that are, in wall-clock time and in processor time
+    (which counts the thread that writes, too); the median of all turns. Beside: a dataset against the engine alone,
+    in turns.
     """
     rows: list[OverheadRow] = []
-    original = fs.Engine.draw
-    for name, make, how in TARGETS:
-        target, count = make(), how["count"]
-        size = min(shard, count // 5)
-        alone, whole, inside, inside_cpu = [], [], [], []
-        for _ in range(repeats):
-            engine = fs.Engine(target, window=how["window"], slots=how["slots"])
-            started = perf_counter()
-            for _ in engine.draw(seeds_of(0, count)):
-                pass
-            alone.append(perf_counter() - started)
-            clock = Clock(original)
-            fs.Engine.draw = lambda *a, clock=clock, **n: clock.draw(*a, **n)  # type: ignore[method-assign]
-            with tempfile.TemporaryDirectory(dir=out) as folder:
-                started, cpu = perf_counter(), process_time()
-                fs.generate(target, out=folder, shard=size, progress=lambda status: None, **how)
-                whole.append(perf_counter() - started)
-                cpu = process_time() - cpu
-            fs.Engine.draw = original  # type: ignore[method-assign]
-            inside.append(whole[-1] / clock.seconds - 1)
-            inside_cpu.append(cpu / clock.cpu_seconds - 1)
-        row = OverheadRow(
-            target=name,
-            **how,
-            shard=size,
-            engine_seconds=min(alone),
-            dataset_seconds=min(whole),
-            beside=min(whole) / min(alone) - 1,
-            inside=median(inside),
-            inside_cpu=median(inside_cpu),
+    for name, make, settings in TARGETS:
+        rows.append(
+            row := _overhead(name, make(), settings, min(shard, settings["count"] // 5), turns, seconds)
         )
-        rows.append(row)
-        told = f"{row.inside:.2%} inside ({row.inside_cpu:.2%} of the processor), {row.beside:+.2%} beside"
-        print(f"{name}: {told}", flush=True)
-    save(out / "generate-overhead.json", "generate-overhead", {"repeats": repeats}, rows=rows)
+        share = f"{row.inside:.2%} inside ({row.inside_cpu:.2%} of the processor)"
+        print(f"{name}: {share}, {row.beside:+.2%} ± {row.beside_error:.2%} beside", flush=True)
+        save(out / "generate-overhead.json", "generate-overhead", {"turns": turns}, rows=rows)
+
+
+def _overhead(
+    name: str, target: ChainTarget, settings: dict[str, Any], shard: int, turns: int, seconds: float
+) -> OverheadRow:
+    inside, inside_cpu = [], []
+    engine = fs.Engine(target, window=settings["window"], slots=settings["slots"])
+
+    def alone(turn: int) -> None:
+        for _ in engine.draw(seeds_of(0, settings["count"])):
+            pass
+
+    def dataset(turn: int) -> None:
+        original = fs.Engine.draw
+        clock = Clock(original)
+        fs.Engine.draw = lambda *a, **n: clock.draw(*a, **n)  # type: ignore[method-assign]
+        started, cpu = perf_counter(), process_time()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                fs.generate(target, out=folder, shard=shard, progress=lambda status: None, **settings)
+                wall, processor = perf_counter() - started, process_time() - cpu
+        finally:
+            fs.Engine.draw = original  # type: ignore[method-assign]
+        inside.append(wall / clock.seconds - 1)
+        inside_cpu.append(processor / clock.cpu_seconds - 1)
+
+    timing = take_turns(
+        {"dataset": dataset, "engine": alone}, least=min(8, turns), most=turns, seconds=seconds, error=0.002
+    )
+    ratio = timing.ratio("engine")
+    return OverheadRow(
+        target=name,
+        **settings,
+        shard=shard,
+        engine_seconds=timing.median("engine"),
+        dataset_seconds=timing.median("dataset"),
+        beside=ratio.ratio - 1,
+        beside_error=ratio.error,
+        turns=ratio.turns,
+        inside=median(inside[1:]),  # the first is the warm-up
+        inside_cpu=median(inside_cpu[1:]),
+    )
 
 
 @app.command()

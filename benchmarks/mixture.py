@@ -96,11 +96,11 @@ def main(
 
 def _table(title: str, rows: list[BenchRow]) -> Table:
     table = plain_table(
-        *("method", "window", "speed-up", "calls", "evals", "kept", "s"),
+        *("method", "window", "speed-up", "calls", "evals", "kept"),
         left=1,
         title=title,
         caption="speed-up: transitions of the chain / calls; evals: states evaluated a sample\n"
-        "kept: drafts accepted a round; s: seconds for all samples",
+        "kept: drafts accepted a round",
     )
     for i, row in enumerate(rows):
         last = i + 1 == len(rows) or rows[i + 1].window != row.window
@@ -111,7 +111,6 @@ def _table(title: str, rows: list[BenchRow]) -> Table:
             f"{row.calls:.2f}",
             f"{row.evaluations:.1f}",
             f"{row.accepted:.2f}",
-            f"{row.seconds:.2f}",
             style="bold" if last else "",
             end_section=last,
         )
@@ -132,7 +131,6 @@ def row_of(method: str, window: int, run: Run) -> BenchRow:
         calls=report.calls_mean,
         evaluations=report.evaluations_mean,
         accepted=report.accepted_mean,
-        seconds=report.seconds,
     )
 
 

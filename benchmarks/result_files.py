@@ -56,7 +56,8 @@ class BenchRow:
     calls: Positive
     evaluations: Positive
     accepted: NotNegative
-    seconds: NotNegative
+    seconds: NotNegative | None = None
+    """Seconds for all samples, in older files; measured once and cold, so shown nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

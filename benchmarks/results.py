@@ -119,7 +119,8 @@ class CurveSettings:
     seed: int
     pilots: AtLeastOne
     part: AtLeastOne
-    alone: Count
+    alone: Count | None = None
+    """Samples drawn alone on the clock, in older files."""
     device: str
     half: bool
 
@@ -136,9 +137,9 @@ class CurvePoint:
     calls_error: NotNegative
     evaluations: Positive
     evaluations_error: NotNegative
-    seconds: Positive
-    """A sample, drawn alone, or together with the others of its part, whose error it is then."""
-    seconds_error: NotNegative
+    seconds: Positive | None = None
+    """Seconds a sample, in older files; measured a few times and cold, so shown nowhere."""
+    seconds_error: NotNegative | None = None
     speedup: Positive
     speedup_error: NotNegative
     reuse: str
@@ -311,6 +312,37 @@ class CpuRounds(Result):
 
     settings: CpuRoundSettings
     rows: Some[CpuRoundRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuClockRow:
+    """One chain on one core, its samples drawn `together`."""
+
+    target: str
+    steps: AtLeastOne
+    together: AtLeastOne
+    window: AtLeastOne
+    calls: Positive
+    sequential_ms: Positive
+    """Median milliseconds a sample."""
+    ms: Positive
+    ratio: Ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuClockSettings:
+    """Time limit of a case, and the seed of the samples that were timed."""
+
+    seconds: Positive
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuClock(Result):
+    """Both samplers on one core (`benchmarks.cpu`)."""
+
+    settings: CpuClockSettings
+    rows: Some[CpuClockRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1111,6 +1143,8 @@ class OverheadRow:
     engine_seconds: Positive
     dataset_seconds: Positive
     beside: float
+    beside_error: NotNegative | None = None
+    turns: AtLeastOne | None = None
     inside: float
     inside_cpu: float
 
@@ -1208,6 +1242,7 @@ KINDS: Mapping[str, type[Result]] = {
     "quality": Quality,
     "quality-cost": QualityCost,
     "agreement": Agreement,
+    "cpu-clock": CpuClock,
     "cpu-rounds": CpuRounds,
     "published": Published,
     "policy": Policy,

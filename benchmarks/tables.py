@@ -21,6 +21,8 @@ from benchmarks.results import (
     Agreement,
     Calls,
     ClassifierTraining,
+    CpuClock,
+    CpuClockRow,
     CpuRounds,
     CurvePoint,
     Curves,
@@ -374,6 +376,28 @@ def rounds() -> str:
     return table(["drafts", "a round", "the network alone", "all else"], cells)
 
 
+def cpu() -> str:
+    """Both samplers on one core."""
+    cells = [
+        [
+            f"{row.target}, {row.steps} steps{_together(row)}",
+            f"{row.window}",
+            f"{row.calls:.1f}",
+            f"{row.sequential_ms:.3g}",
+            f"{row.ms:.3g}",
+            f"{row.ratio.ratio:.2f} ± {row.ratio.error:.2f}×",
+            f"{row.ratio.turns}",
+        ]
+        for row in load(CpuClock, "cpu").rows
+    ]
+    heads = ["what is drawn", "window", "calls", "ms a sample, sequential", "ms a sample", "faster", "turns"]
+    return table(heads, cells)
+
+
+def _together(row: CpuClockRow) -> str:
+    return f", {row.together} together" if row.together > 1 else ""
+
+
 def cpu_rounds() -> str:
     """Where the time of a round goes on a CPU."""
     cells = [
@@ -698,25 +722,24 @@ def curves_behind() -> str:
 
 
 def curves_cost() -> str:
-    """What the calls cost: evaluations and seconds of a sample at three verification batches."""
+    """What the calls cost: evaluations of a sample at three verification batches."""
     cells = []
     for saved in curve_files():
         rows = saved.rows
-        plain = _row(rows, method="sequential")
         for n in sorted({5, 16, 64}.intersection(batches(rows))):
-            both = ours, peer = _row(rows, method="default", states=n), best_peer(rows, n)
+            peer = best_peer(rows, n)
+            both = _row(rows, method="default", states=n), peer
             cells.append(
                 [
                     _title(saved),
                     f"{n}",
                     ", ".join(f"{row.calls:.2f} ± {row.calls_error:.2f}" for row in both),
                     ", ".join(f"{row.evaluations:.1f} ± {row.evaluations_error:.1f}" for row in both),
-                    ", ".join(f"{1e3 * row.seconds:.1f}" for row in (plain, ours, peer)),
                     label(peer.method),
                 ]
             )
     heads = ["chain", "states a call", "calls: default, best peer", "evaluations: default, best peer"]
-    return table([*heads, "ms: sequential, default, best peer", "best peer"], cells)
+    return table([*heads, "best peer"], cells)
 
 
 def curves_missing() -> str:
@@ -822,10 +845,17 @@ def when() -> str:
     for saved in curve_files():
         if saved.settings.problem in ("langevin", "wells"):
             plain_point = _row(saved.rows, method="sequential")
-            point = min((r for r in saved.rows if r.method == "default"), key=lambda row: row.seconds)
+            points = [row for row in saved.rows if row.method == "default" and row.seconds is not None]
+            point = min(points, key=lambda row: row.seconds or 0)
             where = f"MCMC: {saved.settings.target}, {saved.settings.steps} steps, one CPU core, in batches"
             cells.append(
-                _pair(where, plain_point.calls, 1e3 * plain_point.seconds, point.calls, 1e3 * point.seconds)
+                _pair(
+                    where,
+                    plain_point.calls,
+                    1e3 * (plain_point.seconds or 0),
+                    point.calls,
+                    1e3 * (point.seconds or 0),
+                )
             )
     full = load(Throughput, "cifar10-throughput")
     for row in full.rows:
@@ -892,6 +922,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "latency": latency,
     "rounds": rounds,
     "warm": warm,
+    "cpu": cpu,
     "cpu_rounds": cpu_rounds,
     "throughput": throughput,
     "frontier": frontier,
