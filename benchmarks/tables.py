@@ -922,7 +922,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "latency": latency,
     "rounds": rounds,
     "warm": warm,
-    "cpu": cpu,
     "cpu_rounds": cpu_rounds,
     "throughput": throughput,
     "frontier": frontier,
