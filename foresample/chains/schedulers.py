@@ -8,6 +8,7 @@ name, and read by its attributes.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,7 @@ def scheduler_chain(
 
     `eta` and `use_clipped` are what a pipeline would pass to DDIM's `step`; `reuse` is what drafters reuse.
     """
-    name = type(scheduler).__name__
+    name = _known_name(type(scheduler))
     if name in _WITHOUT_NOISE:
         raise ValueError(
             f"{name} adds no noise, so there is nothing to speculate on; use DDPMScheduler, "
@@ -43,6 +44,31 @@ def scheduler_chain(
         why = _REFUSED.get(name, "is not known to be a chain of Gaussian transitions with fixed std")
         raise ValueError(f"{name} {why}; use one of {', '.join(_READERS)}")
     return _READERS[name](_Reading(scheduler, eta, use_clipped, start, reuse)).since(start)
+
+
+_READ_AS_DATA = ("__init__", "set_timesteps", "add_noise", "scale_noise", "get_velocity")
+"""Methods that a subclass may override: the chain reads their results, or does not need them."""
+
+
+def _known_name(kind: type) -> str:
+    """The name of the scheduler class whose chain this class has: its own, or that of the class it extends.
+
+    A subclass that overrides what a step computes has another chain, so it is refused.
+    """
+    names = [base.__name__ for base in kind.__mro__]
+    known = next((i for i, name in enumerate(names) if name in {*_READERS, *_WITHOUT_NOISE, *_REFUSED}), 0)
+    base, code = kind.__mro__[known], (property, types.FunctionType)
+    for name in {name: None for below in kind.__mro__[:known] for name in vars(below)}:
+        if (
+            name not in _READ_AS_DATA
+            and not name.startswith("__")
+            and isinstance(getattr(base, name, None), code)
+        ):
+            raise ValueError(
+                f"{kind.__name__} overrides {name} of {names[known]}, so its chain may be another one; use "
+                f"{names[known]}, or write its step as a target (foresample.targets.from_step)"
+            )
+    return names[known]
 
 
 @dataclass(frozen=True)

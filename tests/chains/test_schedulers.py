@@ -211,6 +211,35 @@ def test_everything_else_is_refused_with_what_to_use_instead(scheduler: Any, sen
         scheduler_chain(instance)
 
 
+class Noted(diffusers.DDPMScheduler):
+    """A user's subclass: a grid of its own, and a method that no step calls."""
+
+    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
+        super().set_timesteps(timesteps=[900, 500, 300, 40])
+
+    def note(self) -> str:
+        return "mine"
+
+
+def test_a_subclass_that_keeps_the_step_has_the_chain_of_its_base() -> None:
+    own, base = Noted(clip_sample=True), diffusers.DDPMScheduler(clip_sample=True)
+    own.set_timesteps(10)
+    base.set_timesteps(timesteps=[900, 500, 300, 40])
+    chains = [scheduler_chain(scheduler) for scheduler in (own, base)]
+    for name in ("std", "state_weight", "prediction_weight", "time"):
+        one, two = (getattr(chain, name) for chain in chains)
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", ["step", "previous_timestep", "_get_variance"])
+def test_a_subclass_that_overrides_a_part_of_the_step_is_refused(name: str) -> None:
+    kind = type("Mine", (diffusers.DDPMScheduler,), {name: lambda self, *args, **kwargs: 0})
+    scheduler = kind()
+    scheduler.set_timesteps(10)
+    with pytest.raises(ValueError, match=rf"Mine overrides {name} of DDPMScheduler.*use DDPMScheduler"):
+        scheduler_chain(scheduler)
+
+
 @pytest.mark.law
 @pytest.mark.parametrize(
     "name", ["DPMSolverMultistepScheduler", "EulerAncestralDiscreteScheduler", "DDPMScheduler"]

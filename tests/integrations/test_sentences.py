@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from diffusers.callbacks import (  # noqa: E402
     SDXLCFGCutoffCallback,
 )
 
+from tests.integrations.forced import walk  # noqa: E402
 from tests.support.pipelines import (  # noqa: E402
     EXACT,
     PROMPTS,
@@ -325,3 +327,27 @@ def test_generators_of_one_seed_are_served(case: Case, tmp_path: Path) -> None:
             images = pipe(**told, generator=[torch.Generator().manual_seed(seed) for seed in seeds])[0]
             assert len(images) == len(seeds)
             assert pipe.foresample_report.count == len(seeds)
+
+
+# ------------------------------------------------------------------ an ensemble of two networks
+
+
+def test_a_base_and_its_refiner_share_the_steps(tmp_path: Path) -> None:
+    """SDXL's ensemble: `denoising_end` of the base is `denoising_start` of the refiner, which `from_pipe` makes."""
+    base = stable_diffusion_xl(tmp_path)
+    refiner = diffusers.StableDiffusionXLImg2ImgPipeline.from_pipe(base, unet=copy.deepcopy(base.unet))
+    with torch.no_grad():
+        refiner.unet.conv_in.weight.mul_(1.1)
+    told = SIZE | {"prompt": ["a cat"] * 4, "num_inference_steps": 18}
+    drawn = prompts(4) | {"prompt": ["a cat"] * 4, "num_images_per_prompt": 1, "num_inference_steps": 18}
+    with fs.accelerate(base, window=5), fs.accelerate(refiner, window=5):
+        latents = base(**told, denoising_end=0.6, generator=generators(4)).images
+        first = base.foresample_report
+        again = drawn | {"image": latents, "denoising_start": 0.6, "generator": generators(4)}
+        images = refiner(**again).images
+        second = refiner.foresample_report
+    assert first.steps + second.steps == 18
+    assert first.calls_mean + second.calls_mean < 15
+    assert images.shape == latents.shape
+    run = walk(refiner, drawn | {"image": latents, "denoising_start": 0.6})
+    run.require_exact()

@@ -430,6 +430,55 @@ def unconditional(kind: str, scheduler: Any, blocks: int = 2) -> Any:
     return _quiet(getattr(diffusers, kind)(net, scheduler))
 
 
+def hidream() -> Any:
+    """Text embeddings of several layers: the batch is their second dimension."""
+    torch.manual_seed(0)
+    transformer = diffusers.HiDreamImageTransformer2DModel(
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        caption_channels=[16, 16],
+        text_emb_dim=16,
+        num_routed_experts=2,
+        num_activated_experts=1,
+        axes_dims_rope=(4, 2, 2),
+        max_resolution=(4, 4),
+        llama_layers=[0, 1],
+        force_inference_output=True,
+    )
+    absent = {f"{part}{i}": None for part in ("text_encoder", "tokenizer") for i in ("", "_2", "_3", "_4")}
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
+    pipe = diffusers.HiDreamImagePipeline(scheduler, autoencoder(), transformer=transformer, **absent)
+    pipe.default_sample_size = 4
+    return _quiet(pipe)
+
+
+def lumina2() -> Any:
+    """Guidance by two calls of the network, which is given 1 minus the time."""
+    torch.manual_seed(0)
+    transformer = diffusers.Lumina2Transformer2DModel(
+        sample_size=4,
+        patch_size=2,
+        in_channels=4,
+        hidden_size=16,
+        num_layers=1,
+        num_refiner_layers=1,
+        num_attention_heads=2,
+        num_kv_heads=1,
+        multiple_of=8,
+        axes_dim_rope=(4, 2, 2),
+        axes_lens=(32, 8, 8),
+        cap_feat_dim=16,
+    )
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
+    pipe = diffusers.Lumina2Pipeline(transformer, scheduler, autoencoder(), text_encoder=None, tokenizer=None)
+    return _quiet(pipe)
+
+
 def wan(two: bool = False, scheduler: Any = None, **more: Any) -> Any:
     """A video pipeline: frames in a state, two network calls a step; Wan 2.2 has two networks."""
 
@@ -569,6 +618,20 @@ def texts(count: int, **more: Any) -> dict[str, Any]:
     return words | {"num_inference_steps": 12} | more
 
 
+def layered(count: int, **more: Any) -> dict[str, Any]:
+    """HiDream's three kinds of text embeddings."""
+    shapes = {"prompt_embeds_t5": (count, 5, 16), "prompt_embeds_llama3": (2, count, 5, 16)}
+    shapes["pooled_prompt_embeds"] = (count, 16)
+    words = {name: random(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    return SIZE | words | {f"negative_{name}": -value for name, value in words.items()} | more
+
+
+def masked(count: int, **more: Any) -> dict[str, Any]:
+    seen = torch.ones(count, 5, dtype=torch.bool)
+    masks = {"prompt_attention_mask": seen, "negative_prompt_attention_mask": seen}
+    return texts(count, height=16, width=16, output_type="latent") | masks | more
+
+
 def video(count: int, **more: Any) -> dict[str, Any]:
     return texts(count, height=16, width=16, num_frames=5, output_type="latent") | more
 
@@ -619,6 +682,13 @@ def adapter() -> Any:
     return diffusers.T2IAdapter(in_channels=3, channels=list(WIDTHS), num_res_blocks=1, downscale_factor=2)
 
 
+class Renamed(diffusers.DDPMScheduler):
+    """A user's own scheduler that changes nothing about a step."""
+
+    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
+        super().set_timesteps(*args, **kwargs)
+
+
 CONTROL = random(1, 3, 8, 8, unit=True)
 EULER = a_scheduler("EulerAncestralDiscreteScheduler")
 MULTISTEP = a_scheduler("DPMSolverMultistepScheduler", **DPM)
@@ -636,6 +706,13 @@ EXACT = [
         "`eta=1`",
     ),
     Case("StableDiffusionPipeline", "DDPM", sd(), sized, draws=1000),
+    Case(
+        "StableDiffusionPipeline",
+        "DDPM",
+        sd(scheduler=lambda: Renamed(clip_sample=True, steps_offset=1)),
+        sized,
+        "a subclass of the scheduler",
+    ),
     Case(
         "StableDiffusionPipeline", "DDPM", sd(), lambda n: sized(n, guidance_rescale=0.5), "rescaled guidance"
     ),
@@ -765,6 +842,13 @@ EXACT = [
         ),
         lambda n: pictured(n, height=8, width=8),
     ),
+    Case("StableDiffusionPAGPipeline", "DDPM", sd("StableDiffusionPAGPipeline"), sized),
+    Case(
+        "StableDiffusionXLPAGPipeline",
+        "Euler ancestral",
+        sibling("StableDiffusionXLPAGPipeline", stable_diffusion_xl, add_watermarker=False),
+        sized,
+    ),
     Case(
         "AnimateDiffPipeline",
         "Euler ancestral",
@@ -885,6 +969,8 @@ EXACT = [
         lambda folder: cogvideox(),
         lambda n: video(n, max_sequence_length=5),
     ),
+    Case("HiDreamImagePipeline", "flow matching", lambda folder: hidream(), layered),
+    Case("Lumina2Pipeline", "flow matching", lambda folder: lumina2(), masked),
 ]
 """Tested for their law against the sequential pipeline."""
 
@@ -917,9 +1003,17 @@ REFUSED = [
         "StableDiffusionPAGPipeline",
         "DDPM",
         sd("StableDiffusionPAGPipeline"),
-        sized,
-        "",
-        "the pipeline's loop cannot take a batch of drafted states",
+        lambda n: sized(n, pag_adaptive_scale=0.001),
+        "`pag_adaptive_scale`",
+        "pag_adaptive_scale=0.0 turns it off",
+    ),
+    Case(
+        "CogVideoXPipeline",
+        "CogVideoX DPM",
+        lambda folder: cogvideox(),
+        lambda n: video(n, max_sequence_length=5, use_dynamic_cfg=True),
+        "`use_dynamic_cfg`",
+        "use_dynamic_cfg=False turns it off",
     ),
     Case(
         "StableDiffusionSAGPipeline",

@@ -19,6 +19,8 @@ NEUTRAL: dict[str, Any] = {
     "guidance_scale_2": None,
     "sag_scale": 0.0,
     "skip_guidance_layers": None,
+    "pag_adaptive_scale": 0.0,
+    "use_dynamic_cfg": False,
 }
 """Arguments that change a pipeline's loop, or a part of its steps, and the value that turns each off."""
 

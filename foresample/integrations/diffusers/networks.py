@@ -14,6 +14,15 @@ from foresample.integrations.diffusers.clock import Clock
 from foresample.integrations.diffusers.trees import Path, at, mapped, rebuilt, select, tensors
 from foresample.integrations.diffusers.unchanged import Unchanged
 
+ROWS_SECOND = ("encoder_hidden_states_llama3",)
+"""Arguments whose second dimension is the batch: HiDream's text embeddings, of which it takes several layers."""
+
+
+def transposed(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `ROWS_SECOND` with their first two dimensions exchanged; applied twice, the arguments again."""
+    swap = {k: v for k, v in arguments.items() if k in ROWS_SECOND and isinstance(v, Tensor) and v.ndim > 1}
+    return {**arguments, **{name: value.transpose(0, 1) for name, value in swap.items()}}
+
 
 class Route(NamedTuple):
     """Two networks share the steps: the later one serves below a timestep."""
@@ -45,7 +54,7 @@ class Networks:
         """Call one network; its own changes to itself are accepted, unless it counts its calls."""
         self.evaluating = True
         try:
-            output = self.callers[name](arguments)
+            output = self.callers[name](transposed(arguments))
         finally:
             self.evaluating = False
         self.unchanged.accept(tensors(arguments).values())

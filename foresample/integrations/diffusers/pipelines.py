@@ -66,6 +66,7 @@ _ATTRIBUTES = ("_foresample", "foresample_report", "foresample_trace")
 """Attributes that are put on the pipeline's instance."""
 WINDOWS = (2, 4, 8, 16, 32)
 """Those that `window="auto"` tries."""
+_SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]
 
 
 def is_pipeline(served: Any) -> bool:
@@ -126,6 +127,7 @@ class AcceleratedPipeline:
         self._watched: dict[tuple[str, type], type] = {}
         self._methods: dict[str, Callable[..., Any]] = {}  # the scheduler's own, while stand-ins are in place
         self._code: dict[str, Any] = {}  # the same, and everything else of its class
+        self._counts_rows = hasattr(pipe, "pag_applied_layers")  # how many rows guidance makes of an image
         self._positional = 0  # arguments by position in the loop's call of a network under way
         self._drawing, self._thread, self._guard = threading.Lock(), 0, Guard()
         self.pipeline_class = type(pipe)
@@ -394,6 +396,8 @@ class AcceleratedPipeline:
         """Drafted states meet a tensor with a row for each image: it is given a row for each state."""
         session, kwargs = self.session, kwargs or {}
         if isinstance(session, Session) and session.inside:
+            if self._counts_rows and func == _SHAPE:
+                return session.shape_for_images(args[0])
             with torch._C.DisableTorchFunctionSubclass(), self._guard.ours(session):
                 args, kwargs = session.aligned((args, kwargs))
         return Tensor.__torch_function__.__func__(kind, func, types, args, kwargs)  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ from foresample.integrations.diffusers.again import Answered, AskAgain
 from foresample.integrations.diffusers.arguments import Recorded
 from foresample.integrations.diffusers.callbacks import InOrder
 from foresample.integrations.diffusers.clock import Clock
-from foresample.integrations.diffusers.networks import Networks
+from foresample.integrations.diffusers.networks import Networks, transposed
 from foresample.integrations.diffusers.rounds import Rounds
 from foresample.integrations.diffusers.trees import copied, plain, same, select, tensors, twins
 from foresample.integrations.diffusers.witnesses import Batch, Witnesses
@@ -265,6 +265,15 @@ class Session:
         """The arguments of an operation on drafted states, with a row for each state."""
         return tree if self.batch is None else self.batch.aligned(tree, self.wrap)
 
+    def shape_for_images(self, states: Tensor) -> torch.Size:
+        """The shape that these rows would have with one state for each image, for loops that count their rows."""
+        shape = plain(states).shape
+        whole = self.batch is not None and len(shape) > 0 and shape[0] % len(self.batch) == 0
+        if not whole:
+            return shape
+        assert self.batch is not None
+        return torch.Size((shape[0] // len(self.batch) * self.batch.images, *shape[1:]))
+
     def add_noise(self, original: Callable[..., Tensor], bound: dict[str, Any]) -> Tensor:
         """`add_noise` and `scale_noise` after a step, as inpainting does: to the level of each state's own step."""
         batch = self.batch
@@ -288,6 +297,7 @@ class Session:
 
     def evaluate(self, called: str, bound: dict[str, Any], parameters: list[str]) -> Any:
         """A network of the pipeline is called by the loop."""
+        bound = transposed(bound)
         first, time = parameters[0], next((n for n in TIMES if n in parameters), None)
         states = bound.get(first)
         if time is None or time not in bound or not isinstance(states, Tensor):
