@@ -290,7 +290,7 @@ class PolicyServer(Options):
     lerobot: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="Options of LeRobot's server.")
     ] = None
-    window: Annotated[int, typer.Option(min=1, help="Transitions drafted in a round.")] = int(WINDOW)
+    window: Window = WINDOW
     warm: Annotated[bool, typer.Option(help="Draft a plan's first window from the last plan.")] = True
     graph: Annotated[bool, typer.Option("--graph", help="On a GPU, replay rounds as CUDA graphs.")] = False
     prior: Annotated[Path | None, typer.Option(help="A prior saved by Prior.save.")] = None

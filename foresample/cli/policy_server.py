@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from foresample.cli.options import PolicyServer, no_server
+from foresample.cli.targets import read_window
 from foresample.integrations.policies.server import accelerated_server
 
 
@@ -16,7 +17,7 @@ def run(options: PolicyServer) -> None:
 
     policy_server.PolicyServer = accelerated_server(
         policy_server.PolicyServer,
-        window=options.window,
+        window=read_window(options.window),
         warm=options.warm,
         graph=options.graph,
         prior=options.prior,

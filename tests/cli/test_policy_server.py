@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from foresample.cli import options
+from foresample.cli import options, policy_server
 from foresample.integrations.policies.server import accelerated_server
 from tests.cli.common import refuses
 
@@ -65,3 +65,16 @@ def served(host: str) -> SimpleNamespace:
             self.config = config
 
     return accelerated_server(Server)(SimpleNamespace(host=host)).config
+
+
+@pytest.mark.parametrize("window", ["8", "auto"])
+def test_the_window_is_given_to_accelerate_as_other_commands_read_it(
+    window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+    module = SimpleNamespace(PolicyServer=object, serve=lambda: None)
+    monkeypatch.setitem(sys.modules, "lerobot.async_inference", SimpleNamespace(policy_server=module))
+    monkeypatch.setattr(policy_server, "accelerated_server", lambda server, **options: given.update(options))
+    monkeypatch.setattr(sys, "argv", ["foresample"])
+    policy_server.run(options.PolicyServer(window=window))
+    assert given["window"] == (8 if window == "8" else "auto")
