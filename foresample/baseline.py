@@ -28,6 +28,7 @@ from foresample.contracts import (
     transition_mean,
 )
 from foresample.core.noise import START, resolve_seeds
+from foresample.core.preparation import compile_seconds
 from foresample.core.report import Commit, Observer, Report, Run, Tally, TimedTarget
 from foresample.faults import NO_FAULT, broken, note_fault, note_state, raise_faults
 
@@ -57,6 +58,7 @@ class Sequential:
     def sample(self, seeds: Tensor, observe: Observer | None = None, *, rows: Tensor | None = None) -> Run:
         """The samples of these seeds, `slots` at a time; `rows` numbers them for the target, 0, 1, … by default."""
         started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
+        compiled = compile_seconds()
         index, seeds = torch.arange(len(seeds)), seeds.cpu()
         rows = index if rows is None else rows
         parts = [self.draw(rows[i], seeds[i], observe, strict=True)[0] for i in index.split(self.slots)]
@@ -68,7 +70,9 @@ class Sequential:
         run = tally.close(
             report, torch.cat(parts), torch.full_like(index, steps), torch.full_like(index, steps)
         )
-        report.seconds, report.target_seconds = perf_counter() - started, self.timed.seconds
+        report.preparation_seconds = compile_seconds() - compiled
+        report.seconds = perf_counter() - started - report.preparation_seconds
+        report.target_seconds = self.timed.seconds - report.preparation_seconds
         return run
 
     def draw(

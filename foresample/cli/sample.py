@@ -41,9 +41,6 @@ def run(options: Sample) -> None:
     slots, steps = resolve_slots(options.slots, count), len(chain.std)
     window, gains = choose_window(options, chain, samples=count, slots=slots)
     window = window if gains else 0
-    if options.compiled:  # now, so that it does not count as sampling
-        for states in {slots, slots * (window + 1)}:
-            call_seconds(chain, states, repeats=1)
     seeds = seeds_of(options.seed, count)
     saved = {"seeds": seeds}
     if classes is not None:

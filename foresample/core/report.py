@@ -99,6 +99,9 @@ class Report:
     occupancy: float = math.nan
     """Rounds of samples over rounds of slots: 1 if no slot ever waited."""
     evidence: Evidence = field(default_factory=Evidence)
+    preparation_seconds: float = 0.0
+    """Time spent before and beside `seconds` on what later runs find ready: building the engine, measuring windows,
+    compiling, capturing."""
     seconds: float = 0.0
     target_seconds: float = 0.0
     """Time inside the target's `predict`; on a GPU that is the time to launch it."""
@@ -122,6 +125,8 @@ class Report:
         def with_error(mean: float, error: float) -> str:  # one sample has no standard error
             return f"{mean:.2f}" if math.isnan(error) else f"{mean:.2f} ± {error:.2f}"
 
+        if not self.count:
+            return "nothing has been drawn yet"
         calls, each = with_error(self.calls_mean, self.calls_error), self.calls_per_step
         if each > 1:
             calls += f", each {each} network calls ({each * self.calls_mean:.2f})"
@@ -135,6 +140,8 @@ class Report:
             "drafts kept a round": f"{self.accepted_mean:.2f} of {self.drafted / max(1, self.rounds):.2f}",
             "seconds": f"{self.seconds:.2f} ({self.target_seconds:.2f} in the target)",
         }
+        if self.preparation_seconds >= 0.005:
+            lines["seconds to prepare"] = f"{self.preparation_seconds:.2f}, before and beside those"
         if self.look_calls:
             lines["calls to look at it"] = f"{self.look_calls}, on a few states each"
         if str(self.evidence):

@@ -29,6 +29,7 @@ from foresample.contracts import (
 )
 from foresample.core.look import FreeLook
 from foresample.core.noise import resolve_seeds, seeds_of
+from foresample.core.preparation import compile_seconds
 from foresample.core.report import Observer, Report, Run
 from foresample.core.round import Packed, Padded, Speculation, can_draft, last_draftable
 from foresample.engine.sequential import METHOD, SequentialDraws
@@ -68,6 +69,7 @@ class Engine:
     def __init__(
         self, target: Target, settings: Settings | None = None, **keywords: Unpack[RunKeywords]
     ) -> None:
+        started = perf_counter()
         require_target(target)
         require_own_chain(target)
         settings = Settings.of(keywords, settings).for_target(target)
@@ -88,6 +90,7 @@ class Engine:
         unrecorded = getattr(target, "unrecorded", None)  # the look bypasses the recording
         self.look = FreeLook(unrecorded) if settings.look else None
         self._idle: list[FixedSlots] = []  # fixed slots that no draw uses
+        self.preparation_seconds = perf_counter() - started  # not yet in a report
 
     def draw(
         self,
@@ -159,9 +162,13 @@ class Engine:
         """
         seeds, started, parts = resolve_seeds(seeds=seeds), perf_counter(), []
         rows = torch.arange(len(seeds)) if rows is None else rows
+        prepared, self.preparation_seconds = self.preparation_seconds, 0.0
         if self.in_turn is not None:
-            return self.in_turn.sampler.sample(seeds, observe, rows=rows)
+            run = self.in_turn.sampler.sample(seeds, observe, rows=rows)
+            run.report.preparation_seconds += prepared
+            return run
         with self._lease(min(self.slots, len(seeds))) as slots:
+            ready, compiled = perf_counter(), compile_seconds()  # what is captured has been
             for done in _advance(slots, iter([(rows, seeds)]), observe):
                 raise_faults(done.fault, done.index, self.target)
                 parts.append(done)
@@ -172,7 +179,10 @@ class Engine:
             report.calls_per_step = calls_per_step(self.target)
             run = runner.tally.close(report, done.x, done.calls, done.evaluations)
             report.occupancy = report.rounds / (slots.capacity * slots.rounds)
-            report.seconds, report.target_seconds = perf_counter() - started, runner.timed.seconds
+            compiled = compile_seconds() - compiled
+            report.preparation_seconds = prepared + ready - started + compiled
+            report.seconds = perf_counter() - ready - compiled
+            report.target_seconds = max(0.0, runner.timed.seconds - compiled)
             if runner.look is None:
                 report.evidence.trusted.append("look=False")
             else:

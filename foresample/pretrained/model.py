@@ -40,6 +40,8 @@ class Pretrained:
     shape: torch.Size
     device: torch.device
     dtype: torch.dtype
+    compiled: bool = False
+    """Whether torch.compile compiles the network: once for one state, and once for any other number of them."""
 
     def label_index(self, label: str) -> int:
         """The class of a name or a number, or an error that lists them."""
@@ -76,9 +78,15 @@ class Pretrained:
             channels, (_, height, width) = cast(Any, self.unet).config.block_out_channels[0], self.shape
             parts = -(-count // max(1, _CACHED // int(channels * height * width * self.dtype.itemsize)))
         if parts <= 1:
-            return self.unet(*given).sample
+            return self._forward(*given)
         chunks = zip(*(value.chunk(parts) for value in given), strict=True)
-        return torch.cat([self.unet(*chunk).sample for chunk in chunks])
+        return torch.cat([self._forward(*chunk) for chunk in chunks])
+
+    def _forward(self, *given: Tensor) -> Tensor:
+        if self.compiled and len(given[0]) > 1:  # the compiler has a graph of its own for one state
+            for value in given:
+                torch._dynamo.maybe_mark_dynamic(value, 0)
+        return self.unet(*given).sample
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,11 @@ def load(
 ) -> Pretrained:
     """Open a diffusers DDPM folder; by default the embedded Fashion-MNIST model.
 
-    The network runs in `dtype`, and `compiled` by torch.compile if asked (once for each number of states).
+    Args:
+        path: the folder.
+        device: where the network runs.
+        dtype: of the network; the chain stays float32.
+        compiled: compile the network with torch.compile, at most twice: for one state, and for any number of states.
     """
     try:
         from diffusers import DDPMScheduler, UNet2DModel
@@ -162,7 +174,7 @@ def load(
     labels = _labels(path, unet.config.num_class_embeds or 0)
     unet = torch.nn.Module.to(unet, device, dtype).eval().requires_grad_(False)  # diffusers' own warns of casts
     network = cast(torch.nn.Module, torch.compile(unet, dynamic=False)) if compiled else unet
-    return Pretrained(network, scheduler, labels, shape, device, dtype)
+    return Pretrained(network, scheduler, labels, shape, device, dtype, compiled)
 
 
 def _require_parts(path: Path, index: Any) -> None:

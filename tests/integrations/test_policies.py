@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 import foresample as fs
 
@@ -111,6 +113,42 @@ def test_conditioned_coordinates_are_kept_exactly_and_conditions_follow_their_ro
         patch.setattr("foresample.integrations.policies.plans.seeds_from", lambda generator, count: seeds[5:])
         alone = policy.predict_action(observation[5:], seeded(0))
     torch.testing.assert_close(alone[0], plans[5], rtol=1e-4, atol=1e-5)
+
+
+def test_the_report_is_empty_before_the_first_plan_and_counts_preparation_once(family: Any) -> None:
+    policy, plan = family
+    model = getattr(policy, "diffusion", policy)
+    with fs.accelerate(policy, window=4):
+        assert policy.foresample_report is model.foresample_report
+        assert str(policy.foresample_report) == "nothing has been drawn yet"
+        assert json.loads(policy.foresample_report.to_json())["calls_mean"] is None
+        plan(policy, 1, seeded(0))
+        first = policy.foresample_report
+        assert (first.count, first.steps) == (1, 20)
+        plan(policy, 1, seeded(0))
+        assert first.preparation_seconds > policy.foresample_report.preparation_seconds
+    assert not hasattr(policy, "foresample_report")
+    assert not hasattr(model, "foresample_report")
+
+
+def test_a_compiled_network_is_compiled_at_most_twice() -> None:
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(12, 8)
+
+        def forward(self, sample: Tensor, timestep: Tensor, global_cond: Tensor) -> Tensor:
+            time = timestep.expand(len(sample)).unsqueeze(1)
+            return self.layer(torch.cat([sample.flatten(1), time, global_cond], 1)).view_as(sample)
+
+    torch._dynamo.reset()
+    policy, counter = lerobot(), CompileCounter()
+    policy.diffusion.unet = torch.compile(Dense().eval(), dynamic=True, backend=cast(Any, counter))
+    for window in (3, 9):
+        with fs.accelerate(policy, window=window, trace=False):
+            for count in (1, 4):
+                plan_lerobot(policy, count, seeded(0))
+    assert counter.frame_count == 2
 
 
 def test_a_plan_that_is_all_conditions() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import foresample as fs
 from foresample import pretrained
@@ -87,6 +88,18 @@ def test_labels_condition_the_samples(folder: Path) -> None:
     model = pretrained.load(folder)
     one, other = (fs.sample(model.target(5, [c]), 1, window=3, seed=0).samples for c in (0, 2))
     assert not torch.equal(one, other)
+
+
+def test_a_compiled_network_is_compiled_at_most_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one state and for any other number; on a CPU torch's convolutions need another graph from 16 states on."""
+    torch._dynamo.reset()
+    counter, own = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **options: own(module, backend=counter, **options))
+    target = pretrained.load(folder, compiled=True).target(10)
+    for window in (3, 9, 5):
+        fs.sample(target, 3, window=window, slots=1)
+    fs.sequential(target, 3)
+    assert counter.frame_count == 2
 
 
 def test_a_cpu_evaluates_a_few_states_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

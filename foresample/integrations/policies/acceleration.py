@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from foresample.core.report import Report
 from foresample.drafters import LearnedPrior, Prior
 from foresample.drafters.learned import load_prior
 from foresample.integrations.policies.families import Loop, find_loop, lerobot_request
@@ -56,6 +57,9 @@ def accelerate_policy(policy: Any, settings: Settings, plan: PlanSettings) -> Ac
         replaced.put(owner, name, ours)
     if callable(getattr(policy, "reset", None)):
         replaced.put(policy, "reset", ForgettingReset(plans, policy.reset))
+    empty = Report(settings.method, steps=0, count=0, window=0)
+    for holder in (owner, policy):
+        setattr(holder, REPORT, empty)
     return AcceleratedPolicy(policy, plans)
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class Plans:
         A planner is made when the first request of its kind comes, after `watch` has compared the policy's method with
         the chain; the one not used for longest makes room.
         """
-        planner = self.planners.pop(kind, None)
+        started, planner = perf_counter(), self.planners.pop(kind, None)
         if planner is None:
             options = self.options if self.prior is None else replace(self.options, prior=None, pilots=None)
             options = replace(options, trace=options.trace and kind not in self.known)
@@ -98,6 +99,8 @@ class Plans:
             if options.trace:
                 watch(chain)
             planner = Planner(request, chain, self.settings, options, self.prior, follow=follow)
+            if planner.window is not None:
+                planner.engine.preparation_seconds = perf_counter() - started
             if len(self.planners) >= KEPT:
                 self.planners.pop(next(iter(self.planners))).close()
         self.planners[kind] = planner
