@@ -1,23 +1,27 @@
-"""Samplers of other packages at a thousand steps: calls, clock and law, before and after one line.
+"""Samplers of other packages: network calls, seconds and distribution, before and after one line.
 
 python -m benchmarks.packages                             # two samples each on a CPU, tens of minutes
 python -m benchmarks.packages --train --network u.pt      # the U-Net's training alone, minutes on a CPU
 python -m benchmarks.packages --device cuda --count 64 --checked 512 --network u.pt
 python -m benchmarks.packages --openai guided-diffusion   # OpenAI's class from that checkout, for 1 to 1000 samples
 python -m benchmarks.packages --sbi vp                    # a posterior of sbi, for 1 to 1000 samples; or ve, subvp
-python -m benchmarks.packages --posterior                 # deepinv's DPS, for 1 to 100 samples
+python -m benchmarks.packages --posterior                 # deepinv's DPS, for 1 to 1000 samples
 
     21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama;
                                   `foresample.check` compares it with the sequential sampler
     denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST;
                                   its samples are compared with those of its own loop
-    deepinv                       DPS with its own DRUNet, trained here a little on Fashion-MNIST: half of the pixels
-                                  are painted in, with a gradient through the network at every step
     OpenAI's diffusion class      the real files of a checkout and a small network, trained here by the class itself on
                                   points of two moons
     sbi                           an NPSE posterior of two moons, sbi's own network and loss, trained here
+    deepinv                       DPS with a small network, trained here a little on Fashion-MNIST in 8×8 pixels, half
+                                  of which are missing; a gradient through the network at every step
 
-Needs `pip install --no-deps -r tests/packages.txt`. The file is written after every row: what is stopped keeps them.
+The last three take about a minute each on a quiet CPU. For each number of samples the window is chosen on a pilot, then
+the package's own loop and the accelerated one are timed in turns (`benchmarks.timing`) on samples drawn after it. Rows
+are saved as they are measured, so an interrupted run keeps them.
+
+Needs `pip install --no-deps -r tests/packages.txt`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -36,7 +42,8 @@ import typer
 from torch import Tensor, nn
 
 import foresample as fs
-from benchmarks.results import RESULTS, PackageRow, save
+from benchmarks.results import RESULTS, PackageCountRow, PackageRow, save
+from benchmarks.timing import take_turns
 from foresample.checks.samples import samples_law
 from recipes import data
 from tests.support import deepinv
@@ -46,6 +53,19 @@ from tests.support.posteriors import box, sbi
 
 ROOT = Path(__file__).parent.parent
 STEPS = 1000
+DPS_STEPS = 200
+COUNTS = (1, 10, 100, 1000)
+"""Samples drawn at a time."""
+PILOT = 10**6
+"""Seed of what is drawn for warm-up and for the choice of a window; the seeds of reported samples are turns."""
+SECONDS = 10.0
+"""No turn is begun after so many, for each number of samples, once there are four."""
+
+WINDOWS = [6, 16, 50, 100]
+"""Tried on a pilot."""
+
+Sample = Callable[[Any, int], Tensor]
+"""Draws so many samples with an object of a package."""
 
 
 @dataclass(frozen=True)
@@ -174,25 +194,33 @@ class Points(nn.Module):
         return self.layers(torch.cat([x, angle.sin(), angle.cos()], 1))
 
 
-def openai_points(checkout: Path, updates: int) -> Package:
+def openai_points(checkout: Path, updates: int) -> tuple[str, Callable[[], Any], Sample]:
     """OpenAI's class, from the files of a checkout, on points of two moons."""
     os.environ[CHECKOUT] = str(checkout.resolve())
     diffusion = copies()[0].make(variance="FIXED_LARGE", steps=STEPS)
     torch.manual_seed(0)
     network = Points()
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    for _ in range(updates):
+
+    def loss(_: int) -> Tensor:
         angle, side = math.pi * torch.rand(256), torch.randint(2, (256,)) * 2.0 - 1
-        x = torch.stack([side * (angle.cos() - 0.5), side * (angle.sin() - 0.25)], 1) / 2 + 0.02 * torch.randn(
-            256, 2
-        )
-        loss = diffusion.training_losses(network, x, torch.randint(STEPS, (256,)))["loss"].mean()
+        x = torch.stack([side * (angle.cos() - 0.5), side * (angle.sin() - 0.25)], 1) / 2
+        x = x + 0.02 * torch.randn(256, 2)
+        return diffusion.training_losses(network, x, torch.randint(STEPS, (256,)))["loss"].mean()
+
+    fit(network, loss, updates, rate=1e-3)
+    name = f"OpenAI's diffusion class ({copies()[0]}), DDPM"
+    return name, partial(deepcopy, diffusion), lambda served, count: served.p_sample_loop(network, (count, 2))
+
+
+def fit(network: nn.Module, loss: Callable[[int], Tensor], updates: int, rate: float) -> None:
+    """A few updates; the network is left in eval mode."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=rate)
+    for update in range(updates):
+        value = loss(update)
         optimizer.zero_grad()
-        loss.backward()
+        value.backward()
         optimizer.step()
     network.eval()
-    name = f"OpenAI's diffusion class ({copies()[0]}), DDPM"
-    return in_one_line(name, diffusion, lambda count: diffusion.p_sample_loop(network, (count, 2)))
 
 
 def two_moons(theta: Tensor) -> Tensor:
@@ -203,7 +231,7 @@ def two_moons(theta: Tensor) -> Tensor:
     return point + torch.stack([-(a + b).abs(), b - a], 1) / math.sqrt(2)
 
 
-def sbi_posterior(sde: str, updates: int) -> Package:
+def sbi_posterior(sde: str, updates: int) -> tuple[str, Callable[[], Any], Sample]:
     """NPSE with sbi's default network: 499 steps."""
     torch.manual_seed(0)
     theta = 2 * torch.rand(20_000, 2) - 1
@@ -211,62 +239,64 @@ def sbi_posterior(sde: str, updates: int) -> Package:
     build = sbi("neural_nets.net_builders.vector_field_nets").build_vector_field_estimator
     options = {"z_score_x": "independent", "z_score_y": "independent"}
     estimator = build(theta, x, estimator_type="score", sde_type=sde, **options)
-    optimizer = torch.optim.Adam(estimator.parameters(), lr=5e-4)
-    for _ in range(updates):
+
+    def loss(_: int) -> Tensor:
         batch = torch.randint(len(theta), (256,))
-        loss = estimator.loss(theta[batch], x[batch]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return estimator.loss(theta[batch], x[batch]).mean()
+
+    fit(estimator, loss, updates, rate=5e-4)
     kind = sbi("inference.posteriors.vector_field_posterior").VectorFieldPosterior
     posterior = kind(estimator, box(2.0), device="cpu")  # with room: no sample is rejected
     asked = {"x": torch.zeros(1, 2), "show_progress_bars": False, "reject_outside_prior": False}
-    return in_one_line(f"sbi's NPSE, {sde}", posterior, lambda count: posterior.sample((count,), **asked))
+    return (
+        f"sbi's NPSE, {sde}",
+        partial(deepcopy, posterior),
+        lambda served, count: served.sample((count,), **asked),
+    )
 
 
-class Preconditioned(nn.Module):
-    """A network around which scales are those of pictures between 0 and 1, at a noise level for each of them."""
+class SmallDenoiser(nn.Module):
+    """Three convolutions, on scales of pictures between 0 and 1, at a noise level for each row."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.network, self.mean, self.variance = network, 0.3, 0.12
+        self.mean, self.variance = 0.3, 0.08
+        layers: list[nn.Module] = [nn.Conv2d(2, width, 3, padding=1), nn.SiLU()]
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.SiLU(), nn.Conv2d(width, 1, 3, padding=1)]
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
         sigma = sigma.view(-1, 1, 1, 1).expand(len(x), 1, 1, 1)
         scale = (sigma**2 + self.variance).rsqrt()
-        found = self.network((x - self.mean) * scale, sigma.log() / 4)
+        level = (sigma.log() / 4).expand_as(x)
+        found = self.layers(torch.cat([(x - self.mean) * scale, level], 1))
         skip = self.variance * scale**2
         return self.mean + skip * (x - self.mean) + sigma * self.variance**0.5 * scale * found
 
 
-def inpainting(device: str, updates: int, folder: Path | None) -> Package:
-    """deepinv's DPS on pictures of which every other pixel, chosen at random, is missing."""
+def inpainting(device: str, updates: int, folder: Path | None) -> tuple[str, Callable[[], Any], Sample]:
+    """deepinv's DPS on small pictures of which every other pixel, chosen at random, is missing."""
     dinv = deepinv.package()
-    pictures = data.load("fashion-mnist", folder, train=False).images.float().view(-1, 1, 28, 28) / 255
+    whole = data.load("fashion-mnist", folder, train=False).images.float().view(-1, 1, 28, 28) / 255
+    pictures = nn.functional.adaptive_avg_pool2d(whole, 8)
     torch.manual_seed(0)
-    network = dinv.models.DRUNet(1, 1, nc=(16, 32, 32, 32), nb=1, pretrained=None)
-    denoiser = Preconditioned(network).to(device)
-    optimizer = torch.optim.Adam(denoiser.parameters(), lr=2e-3)
-    for update in range(updates):
-        clean = pictures[torch.randint(len(pictures), (32,))].to(device)
-        sigma = torch.exp(torch.empty(32, 1, 1, 1, device=device).uniform_(math.log(0.005), math.log(80)))
+    denoiser = SmallDenoiser().to(device)
+
+    def loss(_: int) -> Tensor:
+        clean = pictures[torch.randint(len(pictures), (64,))].to(device)
+        sigma = torch.exp(torch.empty(64, 1, 1, 1, device=device).uniform_(math.log(0.005), math.log(80)))
         found = denoiser(clean + sigma * torch.randn_like(clean), sigma)
-        loss = ((found - clean).square() * (1 + 0.1 / sigma**2)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if update % 50 == 0:
-            print(f"update {update}: loss {float(loss.detach()):.4f}", flush=True)
-    physics = dinv.physics.Inpainting(
-        (1, 28, 28), mask=0.5, noise_model=dinv.physics.GaussianNoise(0.05), device=device
-    )
+        return ((found - clean).square() * (1 + 0.1 / sigma**2)).mean()
+
+    fit(denoiser, loss, updates, rate=2e-3)
+    noise = dinv.physics.GaussianNoise(0.05)
+    physics = dinv.physics.Inpainting((1, 8, 8), mask=0.5, noise_model=noise, device=device)
     measured = physics(pictures[:1].to(device))
-    model = dinv.sampling.DPS(denoiser.eval(), num_steps=STEPS, device=device)
 
-    def sample(count: int) -> Tensor:
-        return model(measured.expand(count, -1, -1, -1), physics).detach()
+    def make() -> Any:
+        return dinv.sampling.DPS(denoiser, num_steps=DPS_STEPS, device=device)
 
-    return in_one_line("deepinv, DPS", model, sample)
+    return "deepinv, DPS", make, lambda served, count: served(measured, physics, x_init=(count, 1, 8, 8))
 
 
 def measure(
@@ -294,25 +324,64 @@ def measure(
     return row, samples.cpu()
 
 
-def few_and_many(
-    package: Package, counts: tuple[int, ...], windows: list[int], checked: int, out: Path, **settings: Any
+def by_count(
+    name: str, make: Callable[[], Any], sample: Sample, windows: list[int], out: Path, **settings: Any
 ) -> None:
-    """Few samples and many: where a call's overhead counts, and where states do. `out` is the result file."""
-    rows: list[PackageRow] = []
-    for count in counts:
-        sequential_seconds = min(_seconds(package, count) for _ in range(3))
-        for window in windows:
-            many = 0 if rows else checked
-            best, _ = min(
-                (measure(package, window, count, many, sequential_seconds) for _ in range(3)), key=_clock
-            )
-            rows.append(best)
-            print(best, flush=True)
-            save(out, "packages", {"checked": checked, **settings}, rows=rows)
+    """Time an object's own loop and the accelerated one for few samples and for many, and compare their samples."""
+    rows: list[PackageCountRow] = []
+    served, copy = make(), make()
+    for count in COUNTS:
+        window = min(windows, key=partial(_pilot, copy, sample, count))
+        with fs.accelerate(copy, window=window):
+            row, own, ours, steps = _timed(served, copy, sample, count, window)
+        rows.append(row)
+        print(row, flush=True)
+        law = samples_law(torch.cat(own), ours)  # of the most samples at a time
+        save(out, "package-counts", settings, package=name, steps=steps, rows=rows, law=law)
 
 
-def _clock(measured: tuple[PackageRow, Tensor]) -> float:
-    return measured[0].seconds
+def _pilot(copy: Any, sample: Sample, count: int, window: int) -> float:
+    """Seconds of one accelerated draw, of samples that are not reported."""
+    with fs.accelerate(copy, window=window):
+        _seeded(sample, copy, 1, PILOT)  # compares its loop, which later calls need not do
+        began = perf_counter()
+        _seeded(sample, copy, count, PILOT)
+        return perf_counter() - began
+
+
+def _timed(
+    served: Any, copy: Any, sample: Sample, count: int, window: int
+) -> tuple[PackageCountRow, list[Tensor], list[Tensor], int]:
+    """A row, the samples of both loops that it was measured with, and the steps of the chain."""
+    own: list[Tensor] = []
+    ours: list[Tensor] = []
+    reports: list[fs.Report] = []
+
+    def accelerated(turn: int) -> None:
+        ours.append(_seeded(sample, copy, count, turn))
+        reports.append(copy.foresample_report)
+
+    for each in (served, copy):
+        _seeded(sample, each, min(count, 10), PILOT)  # warm
+    sides = {"own": lambda turn: own.append(_seeded(sample, served, count, turn)), "accelerated": accelerated}
+    timing = take_turns(sides, warm=0, least=4, most=60, seconds=SECONDS)
+    calls = torch.tensor([report.calls_mean for report in reports])
+    row = PackageCountRow(
+        count=count,
+        window=window,
+        calls=float(calls.mean()),
+        calls_error=float(calls.std()) / len(calls) ** 0.5,
+        evaluations=sum(report.evaluations_mean for report in reports) / len(reports),
+        seconds=timing.median("accelerated"),
+        own_seconds=timing.median("own"),
+        faster=timing.ratio("accelerated"),
+    )
+    return row, own, ours, reports[0].steps
+
+
+def _seeded(sample: Sample, served: Any, count: int, seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    return sample(served, count).detach().cpu()
 
 
 def _seconds(package: Package, count: int) -> float:
@@ -351,19 +420,16 @@ def main(
 ) -> None:
     """Measure two packages, or OpenAI's class, sbi or deepinv."""
     if openai is not None:
-        package, counts = openai_points(openai, updates), (1, 10, 100, 1000)
-        few_and_many(
-            package, counts, windows or [16, 50], checked, out / "packages-openai.json", updates=updates
-        )
+        file = out / "packages-openai.json"
+        by_count(*openai_points(openai, updates), windows or WINDOWS, file, updates=updates)
         return
     if sde is not None:
-        package, file = sbi_posterior(sde, updates), out / f"packages-sbi-{sde}.json"
-        few_and_many(package, (1, 10, 100, 1000), windows or [12, 24], checked, file, updates=updates)
+        file = out / f"packages-sbi-{sde}.json"
+        by_count(*sbi_posterior(sde, updates), windows or WINDOWS, file, updates=updates)
         return
     if posterior:
-        package, settings = inpainting(device, updates, folder), {"updates": updates, "device": device}
         file = out / "packages-deepinv.json"
-        few_and_many(package, (1, 10, 100), windows or [16, 50], checked, file, **settings)
+        by_count(*inpainting(device, updates, folder), windows or WINDOWS, file, updates=updates, device=device)
         return
     pictures = small_pictures(device, network, updates, folder)
     if train:

@@ -837,6 +837,37 @@ class Packages(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackageCountRow:
+    """A package's own loop and the accelerated one, timed in turns for a number of samples at a time."""
+
+    count: AtLeastOne
+    window: AtLeastOne
+    """Chosen on a pilot."""
+    calls: Positive
+    """Per sample, mean of the turns; the own loop makes one a step."""
+    calls_error: NotNegative
+    evaluations: Positive
+    """States evaluated per sample."""
+    seconds: Positive
+    """Median of the turns, for all samples of one."""
+    own_seconds: Positive
+    """The same of the package's own loop."""
+    faster: Ratio
+    """The own loop's time over the accelerated one's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageCounts(Result):
+    """`benchmarks.packages` for 1 to 1000 samples at a time."""
+
+    package: str
+    steps: AtLeastOne
+    rows: Some[PackageCountRow]
+    law: SamplesLaw
+    """All samples of the last row's turns against those of the package's own loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CopyRow:
     """A repository's copy of OpenAI's diffusion class, and how many tests it passed."""
 
@@ -1247,6 +1278,7 @@ KINDS: Mapping[str, type[Result]] = {
     "published": Published,
     "policy": Policy,
     "packages": Packages,
+    "package-counts": PackageCounts,
     "openai": Copies,
     "order": Order,
     "mcmc": Mcmc,

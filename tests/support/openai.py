@@ -254,7 +254,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor, t: Tensor, y: dict[str, Any] | None = None) -> Tensor:
         self.calls += 1
         told = (t * (self.steps / 1000.0)).round().long() if self.rescaled else t
-        index = torch.tensor([self.place[i] for i in told.tolist()])
+        index = torch.tensor([self.place[i] for i in told.tolist()], dtype=torch.long)
         level, one, two = (table[index].view(-1, *(1,) * (x.ndim - 1)) for table in self.tables)
         alpha, sigma = level.sqrt(), (1 - level).sqrt()
         x0 = 0.5 * torch.tanh(alpha * x / (sigma**2 + 0.5)) + (y or {}).get("shift", 0.0)
