@@ -1032,6 +1032,62 @@ class RobotClock(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanTail:
+    """Distribution of the calls of plans: robots wait for the slow ones."""
+
+    mean: Positive
+    error: NotNegative
+    """Standard error of the mean."""
+    median: Positive
+    p90: Positive
+    p99: Positive
+    most: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPlansRow:
+    """Plans at batch 1, all drafted from the same kind of path."""
+
+    window: AtLeastOne
+    drafted_from: str
+    """nothing, last plan, pooled or learned."""
+    learned_from: Count
+    """Plans that the prior was made from; 0 without a prior."""
+    plans: AtLeastOne
+    calls: PlanTail
+    evaluations: Positive
+    """States evaluated for a plan, on average."""
+    processor_ms: Spread
+    """Processor time of a plan, on one core."""
+    calls_by_part: list[NotNegative]
+    """Calls of a plan that began in each equal part of the chain, on average."""
+    slow_plans: Count
+    """Plans of at least as many calls as the 90th percentile, and more than the mean."""
+    slow_calls_by_part: list[NotNegative]
+    """The same for the slow plans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPlansSettings:
+    """The policy, and the episodes it was planned on."""
+
+    policy: str
+    parameters: AtLeastOne
+    steps: AtLeastOne
+    episodes: AtLeastOne
+    parts: AtLeastOne
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPlans(Result):
+    """Calls of plans by what their first window is drafted from (`benchmarks.learning`)."""
+
+    settings: LearnedPlansSettings
+    rows: Some[LearnedPlansRow]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuccessRow:
     """One task, one way of planning."""
 
@@ -1283,6 +1339,7 @@ KINDS: Mapping[str, type[Result]] = {
     "order": Order,
     "mcmc": Mcmc,
     "policy-warm": PolicyWarm,
+    "policy-learned": LearnedPlans,
     "pens": Pens,
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,

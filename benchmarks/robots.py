@@ -134,7 +134,7 @@ class Clock:
         """A planner for plans at batch 1."""
         with fs.accelerate(self.policy, window=1, trace=False):
             self.policy.diffusion.generate_actions(self.courses[0][0])
-            return _planner(self.policy)
+            return planner_of(self.policy)
 
     def captured(self, plans: int, run: str, planner: Planner) -> None:
         """The sequential chain with each transition replayed from a CUDA graph: the fastest sequential plan here."""
@@ -158,7 +158,7 @@ class Clock:
         ):
             report = lambda: self.policy.foresample_report  # noqa: E731
             ms, calls = self.run(plans, self.policy.diffusion.generate_actions, lambda: report().calls_mean)
-            planner = _planner(self.policy)
+            planner = planner_of(self.policy)
             width: int = planner.window or 0
             more: dict[str, Any] = {"auto": window == "auto"}
             if "graph" in run:
@@ -192,7 +192,8 @@ def _row(
     )
 
 
-def _planner(policy: Any) -> Planner:
+def planner_of(policy: Any) -> Planner:
+    """The planner of an accelerated policy that has planned."""
     return next(iter(policy.diffusion.conditional_sample.plans.planners.values()))
 
 
@@ -418,10 +419,10 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
 
 
 @contextmanager
-def method_of(policy: Any, name: str, window: int, prior: fs.Prior | None) -> Iterator[None]:
-    """The policy, planning this way: DDPM, accelerated, or DDIM-<steps>."""
+def method_of(policy: Any, name: str, window: int, prior: Any) -> Iterator[None]:
+    """The policy, planning this way: DDPM, accelerated, learned (with a learned prior), or DDIM-<steps>."""
     model = policy.diffusion
-    if name == "accelerated":
+    if name in ("accelerated", "learned"):
         with fs.accelerate(policy, window=window, warm=True, prior=prior):
             yield
     elif name == "DDPM":
@@ -448,6 +449,9 @@ def success(
     window: int = 16,
     pilots: Annotated[int, typer.Option(help="plans the prior is fitted on")] = 256,
     methods: Annotated[list[str] | None, typer.Option("--method")] = None,
+    learned: Annotated[
+        Path | None, typer.Option(help="a prior kept by `benchmarks.learning`, for the method `learned`")
+    ] = None,
     seed: int = 0,
     name: Annotated[str, typer.Option(help="of the result file")] = "robot-success",
     out: Annotated[Path, typer.Option(help="folder for the result file")] = RESULTS,
@@ -459,11 +463,12 @@ def success(
     recorded = metaworld.Demonstrations.load(data)
     last = int(recorded.episode[-1]) + 1
     courses = episodes(loaded, recorded, range(1, last, max(1, last // 60)))
-    prior = fit(loaded.policy, courses, pilots)
+    chosen = methods or ["DDPM", "accelerated", "DDIM-10", "DDIM-5"]
+    prior = fit(loaded.policy, courses, pilots) if "accelerated" in chosen else None
     rows, plan_ms = [], {}
-    for method in methods or ["DDPM", "accelerated", "DDIM-10", "DDIM-5"]:
+    for method in chosen:
         began = perf_counter()
-        with method_of(loaded.policy, method, window, prior):
+        with method_of(loaded.policy, method, window, learned if method == "learned" else prior):
             succeeded, plans, calls = roll_out(loaded, physics, seed)
             ms, _ = Clock(loaded, courses, device).run(
                 10, loaded.policy.diffusion.generate_actions, lambda: 1.0
