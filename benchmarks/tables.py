@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks import front
 from benchmarks.curves import BATCHES, OURS, PROBLEMS, TREES
 from benchmarks.result_files import BenchResult, BenchRow, DatasetResult, FrontierResult
 from benchmarks.results import (
@@ -329,19 +330,6 @@ def latency() -> str:
                     [f"{steps}{note}", f"{base:.0f} ms", f"{row.window}", f"{row.calls:.1f}", ms, faster]
                 )
     return table(["steps", "sequential", "window", "calls", "ms a sample", "faster"], cells)
-
-
-def clock() -> str:
-    """The best window at each chain length."""
-    cells = []
-    for mode, note in (("graph", ""), ("eager", ", both eager")):
-        rows = load(Latency, f"cifar10-latency-{mode}").rows
-        for steps in sorted({row.steps for row in rows}):
-            base = _row(rows, steps=steps, window=0)
-            best = max((row for row in rows if row.steps == steps), key=lambda row: row.gain)
-            ours = f"{best.ms:.0f} ms (window {best.window})"
-            cells.append([f"{steps}{note}", f"{base.ms:.0f} ms", ours, f"**{best.gain:.1f}×**"])
-    return table(["steps", "sequential", "foresample", "faster"], cells)
 
 
 def warm() -> str:
@@ -796,7 +784,7 @@ def _quality_cost(*names: str) -> str:
             ]
         )
     heads = ["method", "exact", "calls", "evaluations", *(["ms, drawn alone"] if alone else [])]
-    heads += ["distance to the sequential law", "over the floor"]
+    heads += ["distance to the sequential distribution", "over the floor"]
     told = f"{settings.target}, {settings.steps} steps, {settings.count} samples of each method:"
     return f"{told}\n\n{table(heads, cells)}"
 
@@ -819,72 +807,33 @@ def order() -> str:
 
 
 def when() -> str:
-    """What one draws, and what both samplers take for it on the clock."""
+    """Both samplers on the clock of a GPU."""
     pictures = load(Latency, "cifar10-latency-graph")
     cells = []
     for steps in sorted({row.steps for row in pictures.rows}):
         base = _row(pictures.rows, steps=steps, window=0)
         best = max((row for row in pictures.rows if row.steps == steps), key=lambda row: row.gain)
-        where = f"one picture: {MODELS[pictures.settings.model]}, {steps} steps, H200"
+        where = f"one picture: {MODELS[pictures.settings.model]}, {steps} steps"
         cells.append(_pair(where, base.calls, base.ms, best.calls, best.ms))
-    robot, strict, quickest = _robot()
-    where = f"a robot's plan: LeRobot's policy, {robot.settings.steps} steps, H200"
+    robot, strict, quickest = front.quickest("robot-clock")
+    where = f"a robot's plan: LeRobot's policy, {robot.settings.steps} steps"
     cells.append(_pair(where, strict.calls.mean, strict.ms.median, quickest.calls.mean, quickest.ms.median))
-    plans = load(Policy, "policy-lasa").rows
-    plain, ours = plans[0], min(plans[1:], key=lambda row: row.batch_1.ms)
-    where = "a robot's plan: handwriting, 100 steps, one CPU core, tiny network"
-    cells.append(_pair(where, plain.calls, plain.batch_1.ms, ours.calls, ours.batch_1.ms))
     science = load(Packages, "packages").rows
     for name in dict.fromkeys(row.name for row in science):
         best_row = min((row for row in science if row.name == name), key=lambda row: row.seconds)
-        what = "pictures" if "DDPM" in name else "a field of cosmology"
-        where = f"{what}: {name}, {best_row.steps} steps, {best_row.count} at a time, H200, both eager"
+        what = "pictures" if "DDPM" in name else "a spectrum of cosmology"
+        where = f"{what}: {name}, {best_row.steps} steps, {best_row.count} at a time, both eager"
         each = 1e3 / best_row.count
         times = each * best_row.sequential_seconds, each * best_row.seconds
         cells.append(_pair(where, best_row.steps, times[0], best_row.calls, times[1]))
-    for saved in curve_files():
-        if saved.settings.problem in ("langevin", "wells"):
-            plain_point = _row(saved.rows, method="sequential")
-            points = [row for row in saved.rows if row.method == "default" and row.seconds is not None]
-            point = min(points, key=lambda row: row.seconds or 0)
-            where = f"MCMC: {saved.settings.target}, {saved.settings.steps} steps, one CPU core, in batches"
-            cells.append(
-                _pair(
-                    where,
-                    plain_point.calls,
-                    1e3 * (plain_point.seconds or 0),
-                    point.calls,
-                    1e3 * (point.seconds or 0),
-                )
-            )
     full = load(Throughput, "cifar10-throughput")
     for row in full.rows:
-        where = f"a dataset: {MODELS[full.settings.model]}, {row.steps} steps, {full.settings.slots} at a time, H200"
+        where = f"a dataset: {MODELS[full.settings.model]}, {row.steps} steps, {full.settings.slots} at a time"
         rates = row.sequential_samples_per_second, row.samples_per_second
         cells.append(_pair(where, row.steps, 1e3 / rates[0], row.calls, 1e3 / rates[1]))
     return table(
         ["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "on the clock"], cells
     )
-
-
-def start() -> str:
-    """One sentence for the start page."""
-    robot, strict, quickest = _robot()
-    return (
-        f"A plan of LeRobot's diffusion policy ({robot.settings.parameters / 1e6:.0f} million parameters, "
-        f"{robot.settings.steps} steps) takes {quickest.ms.median:.0f} ms in place of {strict.ms.median:.0f}, "
-        f"likewise: **{strict.ms.median / quickest.ms.median:.1f}×**."
-    )
-
-
-def _robot() -> tuple[RobotClock, RobotClockRow, RobotClockRow]:
-    """LeRobot's policy: the fastest sequential plan, and the fastest of ours."""
-    saved = load(RobotClock, "robot-clock")
-    strict, ours = (
-        min((row for row in saved.rows if row.method == method), key=lambda row: row.ms.median)
-        for method in ("sequential", "accelerated")
-    )
-    return saved, strict, ours
 
 
 def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float) -> list[str]:
@@ -906,7 +855,9 @@ def when_lossy() -> str:
                 told = "the floor" if row is floor else f"{row.distance / floor.distance:.2f}× the floor"
                 what = "other seeds" if row is floor else row.detail
                 cells.append([_chain(saved), f"{label(method)}, {what}", f"{row.calls:.1f}", told])
-    return table(["chain", "method, at its most faithful", "calls", "distance to the sequential law"], cells)
+    return table(
+        ["chain", "method, at its most faithful", "calls", "distance to the sequential distribution"], cells
+    )
 
 
 def _chain(saved: QualityCost) -> str:
@@ -915,10 +866,13 @@ def _chain(saved: QualityCost) -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "order": order,
-    "start": start,
+    "headline": front.headline,
+    "pays": front.pays,
+    "when_cpu": front.when_cpu,
+    "robot_short": front.robot_short,
+    "robot_call": front.robot_call,
     "when": when,
     "when_lossy": when_lossy,
-    "clock": clock,
     "latency": latency,
     "rounds": rounds,
     "warm": warm,

@@ -26,12 +26,11 @@ NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.
 # Findings in rooms that are still to be rewritten. A number may only go down: the test fails when it could be lower.
 LEFT: dict[str, int] = {
     "CONTRIBUTING.md": 3,
-    "README.md": 1,
-    "benchmarks": 37,
+    "benchmarks": 34,
     "benchmarks/checks": 2,
     "benchmarks/peers": 3,
     "benchmarks/report": 16,
-    "docs": 56,
+    "docs": 38,
     "foresample": 13,
     "foresample/backends": 5,
     "foresample/chains": 6,
@@ -56,7 +55,7 @@ LEFT: dict[str, int] = {
     "tests/gpu": 1,
     "tests/integrations": 11,
     "tests/law": 4,
-    "tests/repository": 5,
+    "tests/repository": 2,
     "tests/support": 6,
 }
 

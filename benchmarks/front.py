@@ -1,0 +1,119 @@
+"""The figures of the front pages: a headline, where speculation pays, and both samplers on a CPU."""
+
+from __future__ import annotations
+
+from benchmarks.results import Latency, Pens, RobotClock, RobotClockRow, Throughput, load
+
+
+def headline() -> str:
+    """The first sentence of the README."""
+    plain, ours, gain = _pens()
+    return (
+        f"**A robot's plan in {ours:.0f} ms instead of {plain:.0f} on one CPU core, {gain:.1f}× sooner, "
+        "with exactly the same distribution.**"
+    )
+
+
+def pays() -> str:
+    """Three lines: gains on a CPU, gains on a GPU, losses."""
+    _, _, handwriting = _pens()
+    small, *on_cpu = quickest("robot-clock-cpu")
+    large, *on_gpu = quickest("robot-clock")
+    best = max(load(Latency, "cifar10-latency-graph").rows, key=lambda row: row.gain)
+    full = load(Throughput, "cifar10-throughput")
+    losses = sorted(row.sequential_samples_per_second / row.samples_per_second for row in full.rows)
+    lines = [
+        f"* **Pays on a CPU core,** one plan at a time: {_gain(*on_cpu)} for LeRobot's policy with "
+        f"{_millions(small)} parameters, {handwriting:.1f}× for the pen above.",
+        f"* **Pays on a GPU,** one sample at a time on an H200: {best.gain:.1f}× for a CIFAR-10 picture of "
+        f"{best.steps} steps, {_gain(*on_gpu)} for LeRobot's policy with {_millions(large)} parameters.",
+        f"* **Loses on a full device:** {losses[0]:.1f} to {losses[-1]:.1f}× slower for {full.settings.slots} "
+        "CIFAR-10 pictures at a time on an H200.",
+    ]
+    return "\n".join(lines)
+
+
+def when_cpu() -> str:
+    """Both samplers on one CPU core: rows of a table."""
+    small, before, now = quickest("robot-clock-cpu")
+    pens = load(Pens, "pens")
+    plain, ours = pens.rows
+    rows = [
+        (
+            f"a robot's plan: LeRobot's policy, {_millions(small)} parameters, {small.settings.steps} steps",
+            (before.calls.mean, now.calls.mean),
+            (before.ms.median, now.ms.median),
+        ),
+        (
+            f"a robot's plan: handwriting, a tiny network, {pens.settings.steps} steps",
+            (plain.calls, ours.calls),
+            (plain.ms, ours.ms),
+        ),
+    ]
+    lines = [
+        f"| {what} | {calls[0]:.0f}, {calls[1]:.1f} | {ms[0]:.1f}, {ms[1]:.1f} | {_verdict(ms[0] / ms[1])} |"
+        for what, calls, ms in rows
+    ]
+    return "\n".join(
+        [
+            "| what is drawn | calls: sequential, ours | ms a sample: sequential, ours | on the clock |",
+            "|---|---|---|---|",
+            *lines,
+        ]
+    )
+
+
+def robot_short() -> str:
+    """The rows most readers need: the strictest sequential plan and the fastest of ours, on a GPU and on a CPU."""
+    lines = []
+    for name, where in (("robot-clock", "H200"), ("robot-clock-cpu", "one CPU core")):
+        saved, before, now = quickest(name)
+        title = f"{_millions(saved)} parameters, {where}"
+        for what, row in (("LeRobot's loop", before), (f"foresample, window {now.window}", now)):
+            gain = "" if row is before else f"**{_gain(before, now)}**"
+            numbers = f"{row.calls.mean:.1f} | {row.ms.median:.0f} | {row.ms.p99:.0f}"
+            lines.append(f"| {title} | {what}, {row.run} | {numbers} | {gain} |")
+    heads = "| policy, machine | plan | calls | median ms | 99th percentile | faster |"
+    return "\n".join([heads, "|---|---|---|---|---|---|", *lines])
+
+
+def robot_call() -> str:
+    """Time of a network call on a GPU, and what explains it."""
+    saved, before, now = quickest("robot-clock")
+    assert now.network_ms is not None
+    assert now.window is not None
+    one, gigabytes = before.ms.median / before.calls.mean, 4 * saved.settings.parameters / 1e9
+    return (
+        f"On the H200 a call takes {one:.1f} ms with one state and {now.network_ms:.1f} ms with {now.window + 1}, "
+        f"which is why few wide calls are faster. The weights ({gigabytes:.1f} GB) do not explain the {one:.1f} ms: "
+        f"this GPU reads as much in about {gigabytes / 4.8:.1f} ms. Where the rest goes has not been measured with a "
+        "profiler."
+    )
+
+
+def quickest(name: str) -> tuple[RobotClock, RobotClockRow, RobotClockRow]:
+    """LeRobot's policy: the fastest sequential plan and the fastest accelerated one."""
+    saved = load(RobotClock, name)
+    before, now = (
+        min((row for row in saved.rows if row.method == method), key=lambda row: row.ms.median)
+        for method in ("sequential", "accelerated")
+    )
+    return saved, before, now
+
+
+def _pens() -> tuple[float, float, float]:
+    saved = load(Pens, "pens")
+    plain, ours = saved.rows
+    return plain.ms, ours.ms, saved.ratio
+
+
+def _millions(saved: RobotClock) -> str:
+    return f"{saved.settings.parameters / 1e6:.3g} million"
+
+
+def _gain(before: RobotClockRow, now: RobotClockRow) -> str:
+    return f"{before.ms.median / now.ms.median:.1f}×"
+
+
+def _verdict(gain: float) -> str:
+    return f"**{gain:.1f}×\u00a0faster**" if gain > 1 else f"{1 / gain:.1f}×\u00a0slower"
