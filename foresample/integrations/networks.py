@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,12 +21,20 @@ def require_fixed(
 
 
 def for_rows(value: Any, row: Tensor, count: int) -> Any:
-    """What was given for each of `count` samples, for these rows: tensors of so many rows are indexed, containers
-    looked into, all else is handed on."""
+    """The part of a value that belongs to these rows, where it has one entry for each of `count` samples.
+
+    Tensors, arrays and lists of strings of that length are indexed, other containers are searched for them, and
+    everything else is returned as it is.
+    """
     if isinstance(value, Tensor):
         return value[row.to(value.device)] if value.ndim > 0 and len(value) == count else value
+    if isinstance(value, np.ndarray):
+        return value[row.cpu().numpy()] if value.ndim > 0 and len(value) == count else value
     if isinstance(value, dict):
         return {name: for_rows(item, row, count) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(for_rows(item, row, count) for item in value)
+        if len(value) == count and all(isinstance(item, str) for item in value):  # prompts
+            return type(value)(value[i] for i in row.tolist())
+        items = [for_rows(item, row, count) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value

@@ -232,6 +232,15 @@ def test_many_samples_of_one_measurement() -> None:
     assert law(ours, theirs) > 1e-3 / 4
 
 
+def test_no_samples_are_no_samples() -> None:
+    model = dps()
+    with fs.accelerate(model, window=6):
+        for given in ({}, {"denoise_output": False}):
+            assert model(measured(0), physics(), **given).shape == (0, *SHAPE)
+        assert model(measured(1), physics(), x_init=(0, *SHAPE)).shape == (0, *SHAPE)
+        assert not hasattr(model, "foresample_report")
+
+
 # ------------------------------------------------------------------ its state
 
 
@@ -330,6 +339,22 @@ def test_changes_since_are_refused() -> None:
                 model(y, physics())
             delattr(owner, name)
         model(y, physics())
+
+
+def test_a_deep_copy_is_refused_because_its_sde_calls_the_score_of_the_first() -> None:
+    for model in (posterior(), posterior(**ANCESTRAL), dps()):
+        with pytest.raises(ValueError, match=r"does not call its score.*make a new one instead of a copy"):
+            fs.accelerate(copy.deepcopy(model))
+
+
+@pytest.mark.parametrize(
+    ("timesteps", "sentence"),
+    [([1.0], r"timesteps must be at least two"), ([0.1, 0.5, 1.0], r"timesteps rise: they must fall")],
+)
+def test_times_that_make_no_chain_are_refused(timesteps: list[float], sentence: str) -> None:
+    model = dps()
+    with fs.accelerate(model), pytest.raises(ValueError, match=sentence):
+        model(measured(2), physics(), timesteps=torch.tensor(timesteps))
 
 
 def test_a_solver_of_one_s_own_is_refused() -> None:

@@ -223,14 +223,15 @@ def test_another_variance_shows_in_the_distribution(copy: Copy) -> None:
 
 
 def test_a_sample_keeps_its_conditions_wherever_they_are(copy: Copy) -> None:
-    """MDM's text embedding has the samples in its second dimension; a list of prompts is handed on as it is."""
+    """MDM's text embedding has the samples in its second dimension; prompts are indexed like tensors."""
 
     class Told(Net):
         def forward(self, x: Tensor, t: Tensor, y: Any = None) -> Tensor:
             words, mask = y["text_embed"]
             assert words.shape == (3, len(x), 1)
             assert mask.shape == (len(x), 3)
-            assert y["text"] == ["a", "b", "c", "d", "e", "f"][:count]
+            shift = torch.linspace(-0.3, 0.3, count)
+            assert torch.equal(words[0, :, 0], shift[["abcdef".index(text) for text in y["text"]]])
             return super().forward(x, t, {"shift": (words[0] * mask[:, :1]).view(-1, 1, 1)})
 
     diffusion = made(copy, keep=EVERY_THIRD)
@@ -421,6 +422,33 @@ def test_a_loop_that_looks_at_states_on_the_way_is_told_to_iterate(copy: Copy) -
         pytest.raises(ValueError, match=r"keeps its last state only.*iterate over p_sample_loop_progressive"),
     ):
         drawn(diffusion, Net(diffusion), **asked(copy))
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("window", [5, "auto"])
+def test_no_samples_are_no_samples(copy: Copy, guided: bool, window: Any) -> None:
+    diffusion = made(copy)
+    net = Guided(diffusion)
+    model, given = (net.forward_with_cfg, {"cfg_scale": 2.0}) if guided else (net, {})
+    options = {"device": "cpu", "model_kwargs": {"y": {"shift": torch.zeros(0, 1, 1)}} | given}
+    with fs.accelerate(diffusion, window=window):
+        assert diffusion.p_sample_loop(model, (0, 2, 2), **options).shape == (0, 2, 2)
+        path = list(diffusion.p_sample_loop_progressive(model, (0, 2, 2), **options))
+        assert len(path) == 60
+        assert path[0]["pred_xstart"].shape == (0, 2, 2)
+
+
+def test_noise_for_another_number_of_samples_is_refused(copy: Copy) -> None:
+    diffusion = made(copy)
+    with fs.accelerate(diffusion), pytest.raises(ValueError, match="noise holds 2 states and shape asks for 6"):
+        diffusion.p_sample_loop(Net(diffusion), SHAPE, noise=torch.randn(2, 1, 2))
+
+
+def test_noise_says_the_shape_of_a_state(copy: Copy) -> None:
+    """As in its own loop, which reads of `shape` the number of samples only."""
+    diffusion = made(copy)
+    with fs.accelerate(diffusion, window=5):
+        assert diffusion.p_sample_loop(Net(diffusion), SHAPE, noise=torch.randn(6, 1, 4)).shape == (6, 1, 4)
 
 
 # ------------------------------------------------------------------ refusals, and leaving no trace

@@ -285,7 +285,13 @@ class Mine:
             LANGEVIN | {"corrector_params": {"snr": 0.1}},
             r"corrector_params may have step_size and num_steps here, not snr: leave snr out",
         ),
-        ({"ts": torch.linspace(0, 1, 9)}, r"ts must fall strictly from t_max to t_min.*flip it"),
+        (LANGEVIN | {"corrector_params": {"step_size": -0.1}}, r"step_size of at least 0.*not -0\.1"),
+        (
+            LANGEVIN | {"corrector_params": {"num_steps": 1.5}},
+            r"whole num_steps of at least 0, not .* and 1\.5",
+        ),
+        ({"steps": 1}, r"give steps=2 or more"),
+        ({"ts": torch.linspace(0, 1, 9)}, r"times must fall strictly from t_max to t_min.*another ts"),
     ],
 )
 def test_what_is_no_chain_is_refused(options: dict[str, Any], sentence: str) -> None:

@@ -67,8 +67,12 @@ class DeepinvLoop(PackageLoop):
             )
         posterior = self.served.posterior
         times = torch.as_tensor(timesteps).to(posterior.device, posterior.dtype)
+        if times.ndim != 1 or len(times) < 2:
+            raise ValueError(f"timesteps must be at least two times in a row, not shape {tuple(times.shape)}")
         chain = posterior_chain(self.served, times)
         if not (chain.std > 0).any():
+            if not (times.diff() < 0).any():
+                raise ValueError("timesteps rise: they must fall from noise to data, so flip them")
             eta = getattr(self.served.solver, "eta", None)
             remedy = "give the SDE an alpha above 0, 1.0 say" if eta is None else "use DDPMSolver, or eta=1.0"
             raise ValueError(
@@ -78,7 +82,7 @@ class DeepinvLoop(PackageLoop):
         self._require_explained(chain, times)
         return chain
 
-    def drawing(self, asked: dict[str, Any]) -> Drawing:
+    def drawing(self, asked: dict[str, Any]) -> Drawing | None:
         model, solver = self.served, self.served.solver
         if asked.pop("args", ()):
             raise ValueError(
@@ -94,6 +98,8 @@ class DeepinvLoop(PackageLoop):
         with standing_in(solver, "sample", take):
             self.original(**asked | {"denoise_output": False, "get_trajectory": False})
         timesteps, start = handed["timesteps"], handed["x_init"]
+        if not len(start):
+            return None
         chain = self.checked_chain(solver.timesteps if timesteps is None else timesteps)
         given = {name: value for name, value in asked.items() if name not in _OWN_ARGUMENTS}
         y, physics, count = asked["y"], asked["physics"], len(start)
@@ -140,12 +146,29 @@ class DeepinvLoop(PackageLoop):
         def noise(*args: Any, **options: Any) -> Tensor:  # of size 1 when it is added, as is the score
             return z / chain.std[at].to(z) if chain.std[at] > 0 else z
 
+        called = False
+        elsewhere = (
+            f"the SDE of this {type(model).__name__} does not call its score, but that of another object, as a deep "
+            "copy does: make a new one instead of a copy"
+        )
+
         def score(y: Any, physics: Any, x: Tensor, t: Tensor) -> Tensor:  # another one at other times
+            nonlocal called
+            called = True
             return made_up(x + (t - times[at]), False, wide=True) * (levels.alpha / levels.sigma**2)[at].to(x)
 
         with standing_in(solver, "randn_like", noise), standing_in(model, "score", score):
             for at in range(len(chain.std)):
-                theirs = solver.step(posterior, times[at], times[at + 1], x, y=None, physics=None)[0].detach()
+                try:
+                    theirs = solver.step(posterior, times[at], times[at + 1], x, y=None, physics=None)[
+                        0
+                    ].detach()
+                except (AttributeError, TypeError, RuntimeError) as error:
+                    if called:
+                        raise
+                    raise ValueError(elsewhere) from error
+                if not called:
+                    raise ValueError(elsewhere)
                 ours = beside.after(at, x, score(None, None, x, times[at]), noise())
                 apart = difference(ours, theirs, lambda x: 1 + x.abs())
                 if not apart <= _ROUNDING.get(theirs.dtype, _COARSE):

@@ -87,8 +87,11 @@ class PackageLoop(ABC):
         """Refuse, before anything is replaced, an object that cannot be served."""
 
     @abstractmethod
-    def drawing(self, asked: dict[str, Any]) -> Drawing:
-        """What a call with these arguments, defaults included, draws; with gradients off."""
+    def drawing(self, asked: dict[str, Any]) -> Drawing | None:
+        """The samples that a call with these arguments, defaults included, draws; None if it asks for none.
+
+        Called with gradients off.
+        """
 
     def generator(self) -> torch.Generator | None:
         """The generator that the function draws from; None for torch's own."""
@@ -104,11 +107,17 @@ class PackageLoop(ABC):
         put_back = kept_random_state(self.generator())
         with torch.no_grad():
             drawing = self.drawing(self._asked(args, kwargs))
-            require_fixed(drawing.network)
-            window = self._window(drawing)
-            if window is not None:
-                return drawing.result(self._draw(drawing, window))
+            if drawing is not None and drawing.count:
+                require_fixed(drawing.network)
+                window = self._window(drawing)
+                if window is not None:
+                    return drawing.result(self._draw(drawing, window))
         put_back()
+        if (
+            drawing is None or not drawing.count
+        ):  # no sample: the package's function returns them, and no report
+            vars(self.served).pop(REPORT, None)
+            return self.original(*args, **kwargs)
         slower = NothingGains(len(drawing.target.std), drawing.count)
         result, report = slower.run(self.original, *args, **kwargs)
         setattr(self.served, REPORT, report)

@@ -81,11 +81,17 @@ class OpenAILoop(PackageLoop):
         finally:
             progressive.last_only = False
 
-    def drawing(self, asked: dict[str, Any]) -> Drawing:
+    def drawing(self, asked: dict[str, Any]) -> Drawing | None:
         self.refuse_others(asked, *_ARGUMENTS)
         model, shape, start, device = asked["model"], asked["shape"], asked.get("noise"), asked.get("device")
         device = next(model.parameters()).device if device is None else device
         start = torch.randn(*shape, device=device) if start is None else start
+        if len(start) != shape[0]:
+            raise ValueError(
+                f"noise holds {len(start)} states and shape asks for {shape[0]}: give one for each sample"
+            )
+        if not len(start):
+            return None
         chain = openai_chain(self.served).to(start.device, torch.promote_types(start.dtype, torch.float32))
         options = {name: asked[name] for name in _OPTIONS if name in asked}
         steps = _Steps(self.served, chain, model, options, asked.get("model_kwargs") or {}, len(start))
@@ -93,7 +99,9 @@ class OpenAILoop(PackageLoop):
         steps.halves = not isinstance(model, torch.nn.Module) and steps.doubles(start)
         drawn = start[: len(start) // 2] if steps.halves else start
         dtype, last_only = chain.std.dtype, self.last_only
-        target: Target = from_chain(steps, chain, shape[1:], start=drawn, dtype=dtype, device=start.device)
+        target: Target = from_chain(
+            steps, chain, start.shape[1:], start=drawn, dtype=dtype, device=start.device
+        )
         kept = [] if last_only else ["sample", "pred_xstart"]
         path = _Path(target, steps, len(drawn), kept + ["answer"] * steps.halves)
         if path.names:

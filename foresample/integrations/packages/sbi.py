@@ -44,6 +44,13 @@ class Corrector:
     step_size: float = 1e-4
     num_steps: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.step_size >= 0 or not isinstance(self.num_steps, int) or self.num_steps < 0:
+            raise ValueError(
+                "corrector_params must have a step_size of at least 0 and a whole num_steps of at least 0, not "
+                f"{self.step_size} and {self.num_steps}"
+            )
+
 
 @dataclass(frozen=True)
 class _Timed(Drawing):
@@ -231,7 +238,10 @@ class SbiLoop(PackageLoop):
 def sde_steps(estimator: Any, times: Tensor, eta: float, corrector: Corrector) -> Chain:
     """The chain of sbi's loop on these times. Each coefficient is computed by itself, as the loop does: to the bit."""
     if times.ndim != 1 or len(times) < 2 or not (times.diff() < 0).all():
-        raise ValueError("ts must fall strictly from t_max to t_min, at least two times: flip it?")
+        raise ValueError(
+            "the times must fall strictly from t_max to t_min, at least two of them: give steps=2 or more, "
+            "or another ts"
+        )
     if not eta > 0:
         raise ValueError(f"predictor_params must have a positive eta, not {eta}")
     one, here = torch.ones(1, device=times.device), times[:-1]

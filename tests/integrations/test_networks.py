@@ -1,0 +1,52 @@
+"""Conditions follow their samples into every call of the network."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foresample.integrations.networks import for_rows
+
+ROW = torch.tensor([2, 0, 2, 1])
+Pair = namedtuple("Pair", "values scale")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (torch.tensor([5, 6, 7]), [7, 5, 7, 6]),
+        (np.array([5, 6, 7]), [7, 5, 7, 6]),
+        (["a", "b", "c"], ["c", "a", "c", "b"]),
+        (("a", "b", "c"), ("c", "a", "c", "b")),
+        ({"y": {"text": ["a", "b", "c"], "scale": 2.0}}, {"y": {"text": ["c", "a", "c", "b"], "scale": 2.0}}),
+        (Pair(np.array([5, 6, 7]), 2.0), Pair([7, 5, 7, 6], 2.0)),
+    ],
+    ids=repr,
+)
+def test_one_entry_for_each_sample_is_indexed(given: Any, expected: Any) -> None:
+    found = for_rows(given, ROW, 3)
+    assert type(found) is type(given)
+    assert plain(found) == plain(expected)
+
+
+OTHERS = [torch.zeros(2), np.zeros(2), ["a", "b"], "abc", (1, 2, 3), Pair(1, "abc"), None]
+
+
+@pytest.mark.parametrize("given", OTHERS, ids=repr)
+def test_everything_else_is_passed_on(given: Any) -> None:
+    found = for_rows(given, ROW, 3)
+    assert type(found) is type(given)
+    assert plain(found) == plain(given)
+
+
+def plain(value: Any) -> Any:
+    """The same without arrays, which cannot be compared."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
