@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -202,3 +203,36 @@ def test_another_schedule_is_compared_again() -> None:
         diffusion.num_sample_steps = 7
         diffusion.sample(1)
         assert diffusion.foresample_report.evidence.steps_replayed == 7
+
+
+class Weighed(nn.Module):
+    """A network with weights before it, which take states of their own dtype only."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network, self.weights = network, nn.Linear(SIZE, SIZE, bias=False)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("network"), name)
+
+    def forward(self, x: Tensor, *given: Any) -> Tensor:
+        return self.network(self.weights(x), *given)
+
+    def forward_with_cond_scale(self, x: Tensor, *given: Any, **more: Any) -> Any:
+        return self.network.forward_with_cond_scale(self.weights(x), *given, **more)
+
+
+@pytest.mark.parametrize(("module", "name", "returns", "options"), CASES[5::2], ids=IDS[5::2])
+def test_the_default_dtype_is_that_of_the_states(
+    module: str, name: str, returns: str, options: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(torch.set_default_dtype, torch.get_default_dtype()))
+    torch.set_default_dtype(torch.float64)
+    diffusion = made(module, name, returns, **options)
+    held = "net" if hasattr(diffusion, "net") else "model"
+    setattr(diffusion, held, Weighed(getattr(diffusion, held)))
+    with fs.accelerate(diffusion.double(), window=4):
+        assert sample(diffusion, 2).dtype == torch.float64

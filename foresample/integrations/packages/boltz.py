@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.integrations.packages.loop import Drawing, PackageLoop
+from foresample.integrations.packages.loop import Drawing, PackageLoop, states_dtype
 from foresample.targets import structures
 
 _ATTRIBUTES = (
@@ -65,6 +65,7 @@ class AtomLoop(PackageLoop):
             step_scale=diffusion.step_scale,
             align=diffusion.alignment_reverse_diff,
             mask=atom_mask[0],
+            dtype=states_dtype(),
             device=diffusion.device,
         )
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from foresample.chains import Chain, edm_chain
 from foresample.chains.chain import Clip, Levels, denoising_chain
 from foresample.integrations.packages.gaussian import as_picture
-from foresample.integrations.packages.loop import Drawing, PackageLoop
+from foresample.integrations.packages.loop import Drawing, PackageLoop, states_dtype
 from foresample.integrations.replaced import standing_in
 from foresample.integrations.trusted import held
 from foresample.targets import from_chain
@@ -73,6 +73,7 @@ class ContinuousLoop(PackageLoop):
             lambda x, log_snr, row: network(x, log_snr),
             self.checked_chain(),
             shape[1:],
+            dtype=states_dtype(),
             device=self.served.device,
         )
         return Drawing(target, shape[0], network, _clamped)
@@ -115,7 +116,8 @@ class ElucidatedLoop(PackageLoop):
             return own.preconditioned_network_forward(x, sigma, None, clamp=asked["clamp"])
 
         shape = (own.channels, own.image_size, own.image_size)
-        target = from_chain(network, self.chain(asked["num_sample_steps"]), shape, device=own.device)
+        chain = self.chain(asked["num_sample_steps"])
+        target = from_chain(network, chain, shape, dtype=states_dtype(), device=own.device)
         return Drawing(target, asked["batch_size"], own.net, _clamped)
 
 

@@ -157,7 +157,8 @@ def gaussian_target(
         output = network(x, time, **for_rows(given, row, len(start)))
         return output[0] if isinstance(output, tuple) else output  # with guidance also that without classes
 
-    return from_chain(denoiser, chain, start.shape[1:], start=start, device=start.device)
+    dtype = torch.promote_types(start.dtype, torch.float32)
+    return from_chain(denoiser, chain, start.shape[1:], start=start, dtype=dtype, device=start.device)
 
 
 def gaussian_chain(diffusion: Any) -> Chain:

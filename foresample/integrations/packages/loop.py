@@ -60,6 +60,11 @@ class Drawing:
     slots: int | None = None
 
 
+def states_dtype() -> torch.dtype:
+    """The dtype of a chain whose package draws its start in torch's default dtype."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
+
+
 class PackageLoop(ABC):
     """Stands in for a sampling function of an object, with its arguments and its distribution; see the module."""
 
