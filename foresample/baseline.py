@@ -1,4 +1,4 @@
-"""The plain sampler: the baseline every figure is measured against, and the oracle of the law.
+"""The sequential sampler: the baseline of every figure, and the reference of every distribution test.
 
 It imports nothing of what it judges: neither rounds, nor verification, nor drafters, nor the engine.
 """

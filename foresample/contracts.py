@@ -1,4 +1,4 @@
-"""What a target and a drafter must offer, and the refusal of those that do not.
+"""The protocols of targets and drafters, and errors for objects that do not follow them.
 
 Shapes: R rows (samples under way), B states of one call, N steps, L the window, `*shape` one state.
 """
@@ -22,9 +22,9 @@ Method = TypeVar("Method")
 class Target(Protocol):
     """A chain of Gaussian transitions x_{k+1} = mean_k(x_k) + std_k z_k, z_k ~ N(0, I), k = 0 … N−1.
 
-    `std` also fixes the chain's dtype and device. Each row of a call must be treated by itself and always get the same
-    answer: a network whose output for one row depends on its batch-mates, on random numbers or on earlier calls has no
-    transition distribution (samplers look at some calls, `foresample.check` at every step).
+    `std` also fixes the chain's dtype and device. A call must process each row independently and always return the same
+    answer for it: a network whose output for one row depends on its batch-mates, on random numbers or on earlier calls
+    has no transition distribution (samplers check some calls, `foresample.check` every step).
     """
 
     @property
@@ -33,7 +33,7 @@ class Target(Protocol):
 
     @property
     def std(self) -> Tensor:
-        """[N], the noise scale of each transition; 0 where it is deterministic."""
+        """[N], the noise scale of each transition; 0 for a deterministic one."""
 
     def start(self, noise: Tensor, row: Tensor) -> Tensor:
         """The first states x_0 from unit noise, [R, *shape], of the samples `row`, [R] -> [R, *shape]."""
@@ -42,31 +42,31 @@ class Target(Protocol):
         """The expensive call: states [B, *shape], their steps [B] and sample indices [B] -> [B, *shape].
 
         Returns the quantity worth reusing at a nearby state (denoised estimate, velocity, score, …). It may write into
-        x, which is a copy, and not into the others. A target that evaluates its network twice for that (second-order
-        steps) says so with an attribute `calls_per_step = 2`.
+        x, which is a copy, but not into step and row. A target that evaluates its network twice (second-order steps)
+        has an attribute `calls_per_step = 2`.
         """
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
         """The cheap part: the transition's mean at (x, step), given the prediction there.
 
-        A multistep target, whose mean also needs the prediction of the step before, says so with an attribute
-        `multistep = 1` (or True) and takes that as a fourth argument (at step 0 it is zero and must not matter).
+        A multistep target, whose mean also needs the prediction of the step before, has an attribute `multistep = 1`
+        (or True) and takes that prediction as a fourth argument (at step 0 it is zero and must not matter).
         With `multistep = 2` the argument holds the predictions one and two steps before, [B, 2, *shape].
 
-        A target with **extra noise** has an attribute `extra`, the shape of ξ_k ~ N(0, I), and takes that as a
-        keyword in both methods: predict(x, step, row, extra=ξ), mean(x, prediction, step, extra=ξ), ξ being
-        [B, *extra]. It is a function of the sample's seed and the step, independent of all z: given ξ the chain is
-        one of the kind above, so whatever ξ does to predictions and means the law is exact (theory, section 11).
+        A target with **extra noise** has an attribute `extra`, the shape of ξ_k ~ N(0, I), and takes ξ as a keyword in
+        both methods: predict(x, step, row, extra=ξ), mean(x, prediction, step, extra=ξ), with ξ of shape [B, *extra].
+        ξ is a function of the sample's seed and the step, independent of all z. Given ξ the chain is one of the kind
+        above, so samples are exact whatever ξ does to predictions and means (theory, section 11).
 
-        A target whose mean is affine may offer its weights as `chain` (`AffineChain`): rounds on a GPU are fused
-        then. One in whose basis the prediction's average Jacobian is a diagonal may say which elements are alike, as
-        `bands`: a number for each, [elements of a state], on the CPU; priors hold that diagonal then. One that knows
-        more about a NaN ends the error with its `fault_hint`, a string.
+        A target whose mean is affine may offer its weights as `chain` (`AffineChain`), so that rounds on a GPU are
+        fused. A target whose average Jacobian of predictions is diagonal may have `bands`, a number for each element
+        of a state, on the CPU, equal for elements with the same entry; priors then hold that diagonal. A target may
+        have a `fault_hint`, a string that ends the error about NaN.
         """
 
 
 class UnknownRow(ValueError, IndexError):
-    """A target looks something up by `row`, and has nothing for this one."""
+    """An error of a target that looks something up by `row` and has nothing for this one."""
 
 
 class Wrapper:
@@ -90,12 +90,12 @@ class Wrapper:
 
 
 DrafterMemory = dict[str, Tensor]
-"""What a drafter carries from round to round: tensors whose first dimension is the row."""
+"""The state of a drafter from round to round: tensors whose first dimension is the row."""
 
 
 @dataclass(frozen=True)
 class DraftPath:
-    """The states of one round and what the target said of them, for the drafter to learn from."""
+    """The states of one round and the target's predictions at them, for the drafter to learn from."""
 
     states: Tensor
     """[R, W+1, *shape]: the round's first state and its drafts; position j is step `step + j`."""
@@ -104,15 +104,15 @@ class DraftPath:
     innovations: Tensor
     """[R, W, *shape]: std · noise of the drafted transitions; position j leads to the state at j + 1."""
     length: Tensor
-    """[R]: drafts of each row to learn from, fewer than were made where one strayed hopelessly or broke the
-    network; positions past `length` hold nothing."""
+    """[R]: drafts of each row to learn from. Fewer than were drafted if one strayed hopelessly or broke the network;
+    positions past `length` hold nothing."""
     step: Tensor
     """[R]: the step of position 0."""
 
 
 @dataclass(frozen=True)
 class PreviousDraft:
-    """The transition drafted just before a position: what was guessed there, and what noise did."""
+    """The transition drafted just before a position: its guessed prediction and its noise."""
 
     guess: Tensor
     """[R, *shape]"""
@@ -121,25 +121,25 @@ class PreviousDraft:
 
 
 class Drafter(Protocol):
-    """Guesses the target's predictions along a window, from what earlier rounds paid for.
+    """Guesses the target's predictions along a window, from what earlier rounds evaluated.
 
-    **Adaptedness**, the one rule: what is decided of a position, the guess there and whether the window reaches
-    beyond it, may use the states and predictions of steps up to that position's and the innovations of steps
-    before it, of this path and of earlier ones, never those of later steps, whose noise is still to be spent.
-    `foresample.check` tests it.
+    **Adaptedness** is the one rule. The guess at a position, and whether the window reaches beyond it, may use the
+    states and predictions of steps up to that position's step and the innovations of steps before it, of this path and
+    of earlier ones. They must not use anything of later steps, whose noise is still to be spent. `foresample.check`
+    tests this.
     """
 
     def begin(self, rows: int, window: int, like: Tensor) -> DrafterMemory:
-        """The memory of rows that have seen nothing; `like` is a state, [*shape]."""
+        """The memory of rows before their first round; `like` is a state, [*shape]."""
 
-    # A drafter that starts from something (`drafters.Prior`) also has prime(memory, row) -> memory, called once after
+    # A drafter with a starting point (`drafters.Prior`) also has prime(memory, row) -> memory, called once after
     # `begin` with the indices of the samples, [R]; and for_target(target) -> drafter, called once before any work, to
-    # move what it starts from to the target's device, or to refuse a target that it does not fit.
+    # move its starting point to the target's device, or to refuse a target that it does not fit.
 
     def reach(self, memory: DrafterMemory, window: int) -> Tensor:
-        """[R]: how many transitions can be drafted now, 0 … window (0: just evaluate the state).
+        """[R]: the number of transitions to draft now, 0 … window (0: only evaluate the state).
 
-        Adapted as well: whether the transition from a position is drafted is decided by what is known there.
+        Adapted as well: whether the transition from a position is drafted depends only on what is known there.
         """
 
     def guess(
@@ -163,7 +163,7 @@ class Drafter(Protocol):
 
 
 def require_target(target: Any) -> None:
-    """Refuse what is no target, with the remedy, before any work."""
+    """Refuse an object that is not a target, before any work."""
     missing = [n for n in ("shape", "std", "start", "predict", "mean") if not hasattr(target, n)]
     if missing:
         raise TypeError(
@@ -196,20 +196,20 @@ def require_target(target: Any) -> None:
         )
 
 
-_TRIED = 2**17  # elements of the states at which a mean is tried at a time
+_TRIED = 2**17  # elements of the states at which means are compared at a time
 _CHAIN_MEANS: set[object] = set()
 
 
 def chain_mean(method: Method) -> Method:
-    """Marks a `mean` that is its chain's own by construction: that of `Chain`, and of targets that call it."""
+    """Marks a `mean` that is its chain's own by construction: the one of `Chain`, and those of targets that call it."""
     _CHAIN_MEANS.add(method)
     return method
 
 
 def require_own_chain(target: Target) -> None:
-    """Refuse a target that offers a chain with another std or mean than its own: kernels look at the chain alone.
+    """Refuse a target whose chain has another std or mean than the target: kernels read the chain alone.
 
-    A mean that is not the chain's own by construction (`chain_mean`) is tried at every step.
+    A mean that is not the chain's own by construction (`chain_mean`) is compared at every step.
     """
     chain = affine_chain(target)
     if chain is None:
@@ -220,13 +220,13 @@ def require_own_chain(target: Target) -> None:
         found = None if step is None else f"mean at step {step}"
     if found is not None:
         raise ValueError(
-            f"{type(target).__name__} offers a chain that is not its own, for its {found} is another: give it one that "
-            "agrees, or none (chain = None)"
+            f"{type(target).__name__}.chain has another {found} than the target: give the target a chain that agrees "
+            "with it, or none (chain = None)"
         )
 
 
 def _has_mean_of(chain: AffineChain, target: Any) -> bool:
-    """Whether the target's mean is that of the chain by construction."""
+    """Whether the target's mean is the chain's by construction."""
     while getattr(type(target), "mean", None) is Wrapper.mean and "mean" not in vars(target):
         target = target.target
     return offered_chain(target) is chain and all(
@@ -262,7 +262,7 @@ def _first_other_mean(target: Target, chain: AffineChain) -> int | None:
 
 
 def require_drafter(drafter: object) -> None:
-    """Refuse what is no drafter, with the remedy, before any work."""
+    """Refuse an object that is not a drafter, before any work."""
     missing = [n for n in ("begin", "reach", "guess", "learn") if not callable(getattr(drafter, n, None))]
     if isinstance(drafter, type) or missing:
         raise TypeError(
@@ -278,14 +278,14 @@ def drafter_for(drafter: Drafter, target: Target) -> Drafter:
 
 
 def begin_memory(drafter: Drafter, window: int, row: Tensor, like: Tensor) -> DrafterMemory:
-    """The memory of samples `row`, [R], that have seen nothing; `like` is a state, [*shape]."""
+    """The memory of samples `row`, [R], before their first round; `like` is a state, [*shape]."""
     memory = drafter.begin(len(row), window, like)
     prime = getattr(drafter, "prime", None)
     return memory if prime is None else prime(memory, row)
 
 
 def times_written(value: object) -> int:
-    """How often a tensor has been written to; 0 where torch does not count, in inference mode."""
+    """The number of times that a tensor was written to; 0 in inference mode, where torch does not count."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
@@ -297,7 +297,7 @@ def start_states(target: Target, noise: Tensor, row: Tensor) -> Tensor:
 
 
 def predict(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
-    """The target's prediction, its shape and dtype checked; `extra` is its extra noise, if it has any."""
+    """The target's prediction, its shape and dtype checked; `extra` is the extra noise of a target that has some."""
     prediction = target.predict(x, step, row, **_extra(target, extra))
     _require_like(prediction, x, "target.predict(x, step, row)")
     return prediction
@@ -306,7 +306,7 @@ def predict(target: Target, x: Tensor, step: Tensor, row: Tensor, extra: Tensor 
 def transition_mean(
     target: Target, x: Tensor, prediction: Tensor, step: Tensor, previous: Tensor, extra: Tensor | None = None
 ) -> Tensor:
-    """The transition's mean, checked; `previous` is what `remember` made of earlier predictions."""
+    """The transition's mean, checked; `previous` comes from `no_history` or `remember`."""
     history = (previous,) if earlier_predictions(target) else ()
     mean = target.mean(x, prediction, step, *history, **_extra(target, extra))
     _require_like(mean, x, "target.mean(x, prediction, step)")
@@ -314,13 +314,13 @@ def transition_mean(
 
 
 def no_history(target: Target | AffineChain, x: Tensor) -> Tensor:
-    """What stands for earlier predictions before the first step: zeros, [R, *shape], or [R, 2, *shape] for two."""
+    """The earlier predictions before the first step: zeros, [R, *shape], or [R, 2, *shape] for two."""
     earlier = earlier_predictions(target)
     return torch.zeros_like(x) if earlier < 2 else x.new_zeros((len(x), earlier, *x.shape[1:]))
 
 
 def remember(target: Target | AffineChain, prediction: Tensor, previous: Tensor) -> Tensor:
-    """Earlier predictions as the next step sees them: this one, and before it what there was."""
+    """The earlier predictions of the next step: this one, then those before it."""
     if earlier_predictions(target) < 2:
         return prediction
     return torch.cat([prediction.unsqueeze(1), previous[:, :-1]], dim=1)
@@ -332,17 +332,17 @@ def expand(values: Tensor, like: Tensor) -> Tensor:
 
 
 def earlier_predictions(target: object) -> int:
-    """How many earlier predictions the target's mean needs: 0, 1 or 2."""
+    """The number of earlier predictions that the target's mean needs: 0, 1 or 2."""
     return int(getattr(target, "multistep", 0))
 
 
 def extra_shape(target: Target) -> torch.Size | None:
-    """Shape of the extra noise of a step, None for a target without."""
+    """Shape of the extra noise of a step, None for a target without extra noise."""
     return getattr(target, "extra", None)
 
 
 def bands(target: Target) -> Tensor | None:
-    """The band of each element of a state, None for a target without; see `Target.mean`."""
+    """The band of each element of a state, None for a target without bands; see `Target.mean`."""
     return getattr(target, "bands", None)
 
 
@@ -352,14 +352,14 @@ def calls_per_step(target: Target) -> int:
 
 
 def _extra(target: Target, extra: Tensor | None) -> dict[str, Tensor]:
-    """The extra noise as the target takes it: a keyword, if at all."""
+    """The extra noise as a keyword of the target's methods; {} for a target without."""
     shape = extra_shape(target)
     if shape is None:
         return {}
     if extra is None:
         raise TypeError(
-            f"{type(target).__name__} has extra noise, which is not known here: it can be sampled, but it cannot draft "
-            "for another target; draft with foresample.Replay()"
+            f"{type(target).__name__} has extra noise, which a drafter does not know: it can be sampled, but it cannot "
+            "draft for another target; draft with foresample.Replay()"
         )
     if extra.shape[1:] != shape:
         raise ValueError(f"extra noise must have shape {(len(extra), *shape)} here, not {tuple(extra.shape)}")
@@ -367,9 +367,9 @@ def _extra(target: Target, extra: Tensor | None) -> dict[str, Tensor]:
 
 
 def affine_chain(target: Target) -> AffineChain | None:
-    """The chain of a target that offers one with an affine mean, for the kernels; see `Target.mean`.
+    """The chain of a target with an affine mean, for the kernels; see `Target.mean`.
 
-    Kernels know nothing of extra noise, nor of more than one earlier prediction.
+    None for targets with extra noise or more than one earlier prediction, which kernels do not support.
     """
     chain = offered_chain(target)
     served = extra_shape(target) is None and earlier_predictions(target) < 2
@@ -377,10 +377,10 @@ def affine_chain(target: Target) -> AffineChain | None:
 
 
 def offered_chain(target: Target) -> Any:
-    """The chain a target offers, None if it offers none.
+    """The target's attribute `chain`, None if it has none that belongs to its mean.
 
-    A subclass with a mean of its own does not offer the chain that it inherits, nor does a class with a mean of its
-    own offer one that it gets from another target by `__getattr__`.
+    A subclass with a mean of its own does not offer the chain that it inherits. Neither does a class with a mean of its
+    own offer a chain that it gets from another target by `__getattr__`.
     """
     declared = _declares_chain(type(target))
     own = "chain" in getattr(target, "__dict__", {}) if declared is None else declared
@@ -389,7 +389,7 @@ def offered_chain(target: Target) -> Any:
 
 @cache
 def _declares_chain(kind: type) -> bool | None:
-    """Whether `chain` is declared in as near a class as `mean` is defined in; None if in no class."""
+    """Whether `chain` is declared in the class that defines `mean`, or nearer; None if no class declares it."""
     mean_found = False
     for base in kind.__mro__:
         if "chain" in vars(base) or "chain" in inspect.get_annotations(base):
@@ -399,7 +399,7 @@ def _declares_chain(kind: type) -> bool | None:
 
 
 class AffineChain(Protocol):
-    """What kernels need of a chain: mean = state_weight·x + prediction_weight·p (+ previous_weight·previous p).
+    """The part of a chain that kernels need: mean = state_weight·x + prediction_weight·p (+ previous_weight·p_before).
 
     All are [N]; `previous_weight` is None unless the chain is multistep.
     """
@@ -418,14 +418,14 @@ class AffineChain(Protocol):
 
 
 def at_least_one(name: str, value: int) -> int:
-    """A whole number ≥ 1, or an error."""
+    """The value as a whole number of at least 1, or an error."""
     if _whole(value) < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
     return _whole(value)
 
 
 def resolve_slots(slots: int | None, count: int) -> int:
-    """Samples under way at a time: all by default, and never more than there are."""
+    """Samples under way at a time: all by default, and never more than `count`."""
     return count if slots is None else min(at_least_one("slots", slots), count)
 
 
@@ -435,14 +435,14 @@ def resolve_window(window: int, steps: int) -> int:
 
 
 def seed_number(value: int) -> int:
-    """A seed, or an error."""
+    """The value as a seed, or an error."""
     if not 0 <= _whole(value) < 2**63:
         raise ValueError(f"a seed must be a whole number from 0 to 2**63 - 1, not {value!r}")
     return _whole(value)
 
 
 def _whole(value: Any) -> int:
-    """An integer of any make (numpy's, a tensor's); −1 for others, bools and floats among them."""
+    """An integer of any type (numpy's, a tensor's); −1 for all else, bools and floats included."""
     try:
         return -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:

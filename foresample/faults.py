@@ -1,10 +1,10 @@
-"""NaN and infinity: noted inside a round, raised by whoever looks.
+"""NaN and infinity: noted inside a round, raised when the engine collects finished samples.
 
-Raising inside a round would mean waiting for the device, so a row carries a code instead, [R] int64:
+Raising inside a round would mean waiting for the device. Instead each row carries a code, [R] int64:
 
     NO_FAULT             every value used so far was finite
     k ≥ 0                the network returned NaN or infinity at step k
-    BROKEN_STATE − k     the state at step k was NaN or infinite already; k = N: the sample is
+    BROKEN_STATE − k     the state at step k was NaN or infinite already; k = N for the sample itself
 
 Only this file and the kernels (which import the two constants) know the encoding.
 """
@@ -26,9 +26,9 @@ def broken(values: Tensor) -> Tensor:
 
 
 def note_fault(fault: Tensor, network: Tensor, state: Tensor, step: Tensor, used: Tensor) -> Tensor:
-    """The codes after a round: the first broken value that was used, unless one was noted before.
+    """The codes after a round: the first broken value that a transition used, unless one was noted before.
 
-    `network` and `state` say whether an output and a state are broken; all but the codes are [R, W].
+    `network` and `state` mark broken outputs and broken states; all arguments but the codes are [R, W].
     """
     wrong = (network | state) & used
     first = wrong.int().argmax(1, keepdim=True)
@@ -37,23 +37,23 @@ def note_fault(fault: Tensor, network: Tensor, state: Tensor, step: Tensor, used
 
 
 def note_state(fault: Tensor, x: Tensor, step: Tensor | int) -> Tensor:
-    """The codes of rows that have come to states x, [R, *shape], of these steps."""
+    """The codes of rows that have reached states x, [R, *shape], of these steps."""
     wrong = broken(x.unsqueeze(1)).squeeze(1)
     return torch.where((fault == NO_FAULT) & wrong, BROKEN_STATE - step, fault)
 
 
 def fault_step(fault: int) -> int:
-    """The step a code speaks of."""
+    """The step in a code."""
     return fault if fault > NO_FAULT else BROKEN_STATE - fault
 
 
 def fault_error(fault: int, sample: int, hint: str = "") -> FloatingPointError:
-    """The error for a code; `hint` is the target's `fault_hint`, if it has one."""
+    """The error for a code; `hint` is the target's `fault_hint`."""
     where = f"at step {fault_step(fault)} of sample {sample}"
     if fault < NO_FAULT:
-        return FloatingPointError(f"the state {where} is NaN or infinite: look at target.mean and target.std")
+        return FloatingPointError(f"the state {where} is NaN or infinite: check target.mean and target.std")
     return FloatingPointError(
-        f"the network returned NaN or infinity {where}; look at its input there, or run it in a wider dtype{hint}"
+        f"the network returned NaN or infinity {where}; check its input there, or run it in a wider dtype{hint}"
     )
 
 
@@ -65,5 +65,5 @@ def raise_faults(fault: Tensor, sample: Tensor, target: object = None) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of another library's error, or its type if it has no text."""
+    """The first line of another library's error; its type if it has no text."""
     return printable((str(error).strip().splitlines() or [type(error).__name__])[0])

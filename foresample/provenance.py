@@ -1,4 +1,4 @@
-"""Result files: JSON objects that name their kind, their origin (command, commit, versions, machine) and settings."""
+"""Result files: JSON objects with their kind, origin (command, commit, versions, machine) and settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where a result was made."""
+    """The machine on which a result was made."""
 
     cpu: str | None = None
     threads: int | None = None
@@ -29,12 +29,12 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a result comes from, as far as it says so (`provenance`)."""
+    """The origin of a result; None for what it does not state (`provenance`)."""
 
     command: str | None = None
     commit: str | None = None
     commit_note: str | None = None
-    """Note on a commit that was named by hand."""
+    """A note on a commit that was named by hand."""
     versions: dict[str, str] = field(default_factory=dict)
     machine: Machine = field(default_factory=Machine)
 
@@ -50,7 +50,7 @@ def result_json(result: Mapping[str, Any]) -> str:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Save a result as a JSON file, and make its folder."""
+    """Save a result as a JSON file; its folder is made if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(result_json(result) + "\n", encoding="utf-8")
 
@@ -58,10 +58,10 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 def provenance() -> dict[str, Any]:
     """The origin of a result, to be saved with it.
 
-    The commit is that of the checkout this file lies in, None outside of one; `-dirty` if tracked files differ from
-    it, other than results, which runs write themselves. GIT_COMMIT overrides it.
+    The commit is that of the checkout that holds this file, None outside a checkout. It ends in `-dirty` if tracked
+    files differ, except results, which runs write themselves. GIT_COMMIT in the environment overrides it.
     """
-    import torch  # here, so that the version is known without it
+    import torch  # here, so that the version can be read without torch
 
     return {
         "command": re.sub(r" --out[ =]\S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
@@ -85,7 +85,7 @@ def _commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        if not git("ls-files", Path(__file__).name):  # somebody else's repository around an installed package
+        if not git("ls-files", Path(__file__).name):  # another repository around an installed package
             return None
         changed = git("status", "--porcelain", "-uno", ":/", ":(top,exclude)benchmarks/results")
         return git("describe", "--always") + ("-dirty" if changed else "")

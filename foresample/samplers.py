@@ -48,7 +48,7 @@ __all__ = [
 
 
 class SamplerKeywords(RunKeywords, total=False):
-    """What the samplers take by keyword, each those of k-diffusion's sampler of its name; see the module."""
+    """The keywords of the samplers, each taking those of k-diffusion's sampler of its name; see the module."""
 
     extra_args: dict[str, Any] | None
     callback: None

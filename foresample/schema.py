@@ -1,7 +1,7 @@
-"""Files are read with suspicion: plain files only, JSON of sane depth, and every value of the type that is expected.
+"""Strict reading of files: plain files only, JSON of bounded depth, and every value of the expected type.
 
-A dataclass is the schema: its annotations are the types, `Annotated[..., Rule]` says more. What does not fit is
-`Unfit`: half a sentence with the place and what was found there; whoever reads the file adds its name and the remedy.
+A dataclass is the schema: its annotations are the types, `Annotated[..., Rule]` adds conditions. A value that does not
+fit raises `Unfit`: half a sentence with the place and the value; the caller adds the file's name and the remedy.
 Result files, a dataset's manifest and shards, and model folders all go through here.
 """
 
@@ -22,21 +22,21 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, g
 from foresample.text import printable
 
 MOST_BYTES = 2**29
-"""Of a JSON file: a manifest of a million shards has a third of it."""
-_DEEPEST = 32  # lists and objects inside one another; what is deeper breaks those that write it again
+"""The largest JSON file; a manifest of a million shards has a third of this."""
+_DEEPEST = 32  # nested lists and objects, at most; deeper ones cannot be written again
 
 
 class Unfit(ValueError):
-    """What is wrong with a file's content, and where."""
+    """An error in a file's content, with its place."""
 
 
 # ---------------------------------------------------------------- files
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True, folder: int | None = None) -> int:
-    """A descriptor of a plain file. What is none is refused, and a pipe is not waited for.
+    """A descriptor of a plain file. Anything else is refused, without waiting for a pipe.
 
-    `follow`: whether it may be a link to one. `folder`: descriptor of the directory that the path begins at.
+    `follow`: whether the path may be a link. `folder`: descriptor of the directory that the path begins at.
     """
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -56,7 +56,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True, fol
 
 
 def read_plain(path: Path, *, most: int = MOST_BYTES, follow: bool = True) -> bytes:
-    """The bytes of a plain file of at most so many."""
+    """The bytes of a plain file, of at most `most`."""
     with open(open_plain(path, follow=follow), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -65,7 +65,7 @@ def read_plain(path: Path, *, most: int = MOST_BYTES, follow: bool = True) -> by
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; NaN and infinity are none."""
+    """The value of a JSON text; NaN and infinity are refused."""
     constants: list[str] = []
     try:
         data = json.loads(text, parse_constant=constants.append)
@@ -90,14 +90,14 @@ def parse_json(text: str) -> Any:
 
 
 class Rule(NamedTuple):
-    """What a value must be beyond its type."""
+    """A condition on a value beyond its type."""
 
     name: str
     holds: Callable[[Any], bool]
 
 
 MOST = 1e100
-"""So that ratios and products of what was read are finite as well."""
+"""The largest number, so that ratios and products of numbers read are finite as well."""
 T = TypeVar("T")
 Positive = Annotated[float, Rule("a positive number", lambda value: value > 1 / MOST)]
 NotNegative = Annotated[float, Rule("a number from 0 on", lambda value: value >= 0)]
@@ -107,9 +107,9 @@ Some = Annotated[list[T], Rule("a list with something in it", bool)]
 
 
 def read_object(kind: type[T], data: Any, where: str = "", *, given: Mapping[str, Any] | None = None) -> T:
-    """A JSON object as a dataclass; what it has beyond that is left.
+    """A JSON object as a dataclass; further entries are ignored.
 
-    `where`: of whom the fields are, in front of their names. `given`: fields that come from elsewhere.
+    `where`: the object's place, in front of the names of fields. `given`: fields that come from elsewhere.
     """
     if not isinstance(data, dict):
         raise Unfit(f"{printable(where.rstrip('.')) or 'it'} is {shortened(data)}, not an object")

@@ -1,21 +1,21 @@
-"""How to speculate and how to run: each setting is defined, checked, documented and defaulted here.
+"""The settings of speculation and of running: each is defined, checked, documented and defaulted here.
 
 `sample`, `stream`, `Engine`, `tune`, `check`, `generate`, `accelerate`, `samplers` and the command line take the same
 keywords, `**settings: Unpack[RunKeywords]`, and pass them on as one value, `Settings.of(settings)`.
 
-Speculation, which decides the samples drawn from given seeds (never their distribution):
+Speculation, which affects the samples drawn from given seeds, but never their distribution:
 
     window    transitions drafted in a round, L; a call evaluates at most L + 1 states of each sample. "auto" measures
-              which window is fastest here and samples sequentially if none gains; a saved `Tuning` does so at no cost
+              which window is fastest here and samples sequentially if none gains; a saved `Tuning` has measured it
     drafter   source of the guessed predictions; `Replay()` by default
     block     transitions verified as one block; the whole window by default, 1 is the per-step test
     recycle   turn rejected noise back into fresh noise; False draws fresh noise instead
 
-Running, which decides only time and memory:
+Running, which only affects time and memory:
 
-    slots     samples under way at a time; by default all that the call draws, or 1 where the call does not say how many
-    graph     replay rounds as CUDA graphs: no launch overhead, for a network that can be captured
-    look      refuse a target whose answer at a state depends on more than that state; see `core.look` for what it costs
+    slots     samples under way at a time; by default all samples of the call, or 1 for an `Engine`
+    graph     replay rounds as CUDA graphs, without launch overhead; the network must allow capture
+    look      refuse a target whose answer at a state depends on more than that state; `core.look` documents its cost
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from foresample.drafters import Replay
 if TYPE_CHECKING:
     from foresample.engine.tuning import Tuning
 
-WINDOW = 16  # by default
+WINDOW = 16  # the default
 Window = Union[int, Literal["auto"], "Tuning"]
 
 
 class DraftKeywords(TypedDict, total=False):
-    """How to speculate, but for the window."""
+    """The settings of speculation, except the window."""
 
     drafter: Drafter | None
     block: int | None
@@ -44,7 +44,7 @@ class DraftKeywords(TypedDict, total=False):
 
 
 class SpeculationKeywords(DraftKeywords, total=False):
-    """How to speculate."""
+    """The settings of speculation."""
 
     window: Window
 
@@ -104,22 +104,22 @@ class Settings:
         return replace(cls() if base is None else base, **given)
 
     def for_count(self, count: int) -> Settings:
-        """These settings for a call that draws `count` samples: the slots are a number, no more than the samples."""
+        """These settings for a call that draws `count` samples, with at most as many slots."""
         return replace(self, slots=count if self.slots is None else min(self.slots, count))
 
     def for_target(self, target: Target) -> Settings:
-        """These settings for one target: the drafter fitted to it, the window no longer than its chain."""
+        """These settings for one target: its drafter fitted to the target, its window no longer than the chain."""
         window = resolve_window(self.window, len(target.std)) if isinstance(self.window, int) else self.window
         return replace(self, window=window, drafter=drafter_for(self.drafter, target), slots=self.slots or 1)
 
     @property
     def method(self) -> str:
-        """What decides the samples besides the window, for reports and manifests."""
+        """The settings that affect samples, except the window, as a text for reports and manifests."""
         noise = "recycled" if self.recycle else "fresh"
         return f"{self.drafter}, block {self.block or 'window'}, {noise} noise"
 
 
 def remedy(name: str, known: list[str]) -> str:
-    """What to give instead of a name that is none of the known ones."""
+    """The known name to use instead of an unknown one, or the list of all."""
     near = get_close_matches(name, known, 1, cutoff=0.75)
     return f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"

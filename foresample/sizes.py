@@ -1,6 +1,6 @@
-"""Memory and disk space of this machine, so that what cannot fit is refused before the work begins.
+"""Memory and disk space of this machine, so that work that cannot fit is refused before it begins.
 
-Estimates are lower bounds: what is refused could not have worked.
+Estimates are lower bounds: refused work could not have succeeded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-_CGROUP = Path("/sys/fs/cgroup/memory.max")  # of a container
+_CGROUP = Path("/sys/fs/cgroup/memory.max")  # the limit of a container
 
 
 def machine_memory(device: torch.device | str = "cpu") -> int:
@@ -24,7 +24,7 @@ def machine_memory(device: torch.device | str = "cpu") -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(memory, int(_CGROUP.read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit
+    except (OSError, ValueError):  # not in a container, or in one without a limit
         return memory
 
 
@@ -34,28 +34,28 @@ def state_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def round_bytes(rows: int, window: int, state: int) -> int:
-    """Bytes that so many samples under way take at least: the window's noise, states and predictions."""
+    """The least bytes that these rows take: the window's noise, states and predictions."""
     return 3 * rows * (window + 1) * state
 
 
 def require_memory(needed: int, what: str, remedy: str, device: torch.device | str = "cpu") -> None:
-    """Refuse what takes more bytes than there are."""
+    """Refuse work that needs more bytes than the machine has."""
     if needed > (there := machine_memory(device)):
         raise ValueError(
-            f"{what} would take {readable(needed)} of memory, and there are {readable(there)}: {remedy}"
+            f"{what} would take {readable(needed)} of memory, but only {readable(there)} exist: {remedy}"
         )
 
 
 def require_disk(needed: int, folder: Path, what: str, remedy: str) -> None:
-    """Refuse what takes more bytes than are free where the folder lies."""
+    """Refuse files that need more bytes than are free on the folder's disk."""
     if needed > (free := shutil.disk_usage(folder).free):
         raise OSError(
-            f"{what} would take {readable(needed)}, and {readable(free)} are free at {folder}: {remedy}"
+            f"{what} would take {readable(needed)}, but only {readable(free)} are free at {folder}: {remedy}"
         )
 
 
 def readable(size: int) -> str:
-    """A number of bytes, as people read it."""
+    """A number of bytes as readable text."""
     if size >= 1000**7:
         return "more than a million PB"
     power = min(5, max(0, (len(str(size)) - 1) // 3))

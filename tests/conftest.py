@@ -1,4 +1,4 @@
-"""What all tests share: the same random numbers in every run, and skips for what this machine lacks."""
+"""Fixtures of all tests: the same random numbers in every run, and skips for what this machine lacks."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
-    """Whoever takes numbers from torch's own generator gets the same ones in every run and every order."""
+    """torch's own generator returns the same numbers in every run, whatever the order of the tests."""
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ its command names the extra it lacks; with the extras `doctor`, `sample` and `ch
 accelerated. The oldest versions are the lower bounds of pyproject.toml, the newest what the index has. In one
 environment `mypy --strict` reads a program that uses every public name.
 
-An interpreter that is missing is said, and counts as skipped; with `--all-required` it is a failure.
+A missing interpreter is reported, and counts as skipped; with `--all-required` it is a failure.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of it."""
+    """The result of a case."""
 
     case: str
     python: str
@@ -96,7 +96,7 @@ def lower_bounds() -> tuple[str, ...]:
 
 
 def pinned() -> tuple[str, ...]:
-    """What `make` installs."""
+    """The versions that `make` installs."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return tuple(line for line in lines if line and not line.startswith("#"))
 
@@ -190,7 +190,7 @@ def try_case(case: Case, wheel: Path, folder: Path) -> Outcome:
 
 
 def use(case: Case, wheel: Path, bin: Path, pins: list[str], folder: Path) -> None:
-    """What a stranger does first."""
+    """The first steps of a new user."""
     install = [bin / "pip", "install", *QUIET, *pins]
     run([*install, wheel], folder)
     where = run([bin / "python", "-c", BARE], folder).strip()
@@ -217,7 +217,7 @@ def use(case: Case, wheel: Path, bin: Path, pins: list[str], folder: Path) -> No
 
 
 def run(command: list[Any], folder: Path | None = None) -> str:
-    """What it prints; elsewhere, and with nothing of this process' environment that leads back here."""
+    """The output of a command, run elsewhere and with nothing in its environment that leads to this repository."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "FORESAMPLE"))}
     done = subprocess.run(
         [str(part) for part in command], check=True, capture_output=True, text=True, cwd=folder, env=env

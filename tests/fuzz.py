@@ -311,7 +311,7 @@ def _shard(data: st.DataObject, path: Path) -> None:
 
 
 def properties(ground: Ground) -> dict[str, Property]:
-    """What is read, each with its damage."""
+    """The files to read, each with its damage."""
     shards = [f"shard-0000{i}.safetensors" for i in range(3)]
 
     @given(st.data())

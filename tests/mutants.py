@@ -1,11 +1,11 @@
-"""Change the source in small ways, run the tests that should notice, and say which changes nobody noticed.
+"""Change the source in small ways, run the tests that should notice, and list the changes that no test noticed.
 
     make mutants                                              # the nasty ones below, then 150 at random
     python -m tests.mutants --sample 0                        # the nasty ones alone
     python -m tests.mutants --room core --sample 100000       # everything in a room
 
 By hand, at low priority: a mutant takes seconds, a room an hour or more. The working tree is not touched: mutants live
-in a copy. A process that has imported torch forks once a mutant, so nobody waits for imports. Tests that pin bits
+in a copy. A process that has imported torch forks once a mutant, so that imports cost no time. Tests that pin bits
 (`test_golden`) do not take part: they notice everything and understand nothing.
 
 A mutant that hangs counts as noticed. What survives is either a missing test, or has its reason in `SPARED`.
@@ -457,7 +457,7 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
 
 
 def spared(mutant: Mutant) -> str | None:
-    """Why nobody needs to notice it."""
+    """The reason why no test needs to notice it."""
     for file, text, change, reason in SPARED:
         if (file, text) == (mutant.file, mutant.text) and change in (ANY, mutant.change):
             return reason

@@ -1,4 +1,4 @@
-"""What `foresample.check` finds, as a table: `python -m tests.power` writes it into docs/guarantee.md.
+"""The errors that `foresample.check` finds, as a table: `python -m tests.power` writes it into docs/guarantee.md.
 
 Each row is a twin of a sound target, drafter or sampler with one thing wrong. `tests/test_power.py` runs all of them
 and compares the answers with the table.

@@ -1,7 +1,7 @@
-"""What is supported, as tables that the tests make: `python -m tests.supported` writes them into the pages.
+"""Tables of what is supported, made by the tests: `python -m tests.supported` writes them into the pages.
 
 A row is there because a test is: pipelines come from the cases of `tests.support.pipelines`, policies from the families
-of `tests.support.policies`, packages name the test that replays them, commands are asked for their help.
+of `tests.support.policies`, packages name the test that replays them, commands give their help.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The self-test itself: it passes what is exact and names what is not."""
+"""`foresample.check` passes exact samplers and names the defects of others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.small_chains import CHAINS, LooksAhead, flow, mixture, single
 
 
 def with_network(target: ChainTarget, network: Callable[[Tensor, Tensor, Tensor], Tensor]) -> ChainTarget:
-    """The same weights with a network whose output is the prediction itself, and which is told the step."""
+    """The same weights with a network whose output is the prediction itself, and which takes the step."""
     weights = target.chain
     return replace(
         target, chain=Chain(weights.std, weights.state_weight, weights.prediction_weight), network=network
@@ -75,7 +75,7 @@ def test_rounding_that_changes_with_the_batch_is_not_mixing() -> None:
 def test_a_drafter_that_looks_ahead_fails() -> None:
     result = fs.check(flow("x0"), window=14, drafter=LooksAhead(), samples=3000, slots=3000)
     assert [f.passed for f in result.findings] == [True, False, False]
-    assert "moves when only later steps change" in str(result)
+    assert "changes when only later steps change" in str(result)
 
 
 def test_a_row_keeps_its_condition_in_every_batch() -> None:
@@ -97,7 +97,7 @@ def labelled(labels: int) -> ChainTarget:
 
 
 @pytest.mark.slow
-def test_only_rows_the_target_has_are_asked_for() -> None:
+def test_only_rows_the_target_has_are_used() -> None:
     target = labelled(64)
     fs.sample(target, 64, window=6)
     result = fs.check(target, window=6, samples=150, rows=64)
@@ -121,12 +121,12 @@ def test_a_target_that_writes_into_its_states_is_no_false_alarm(make: Callable[[
     target = Writes(**vars(make()))
     result = fs.check(target, window=6, samples=500)
     assert result.passed, str(result)
-    assert "writes into its states, which does no harm here" in result.findings[0].detail
+    assert "writes into its states, which is harmless" in result.findings[0].detail
 
 
 @pytest.mark.parametrize("level", [-5, 0, 1, 1.5, float("nan")])
 def test_a_level_that_is_no_probability_is_refused(level: float) -> None:
-    sentence = f"level is a probability between 0 and 1, not {level}"
+    sentence = f"level must be a probability between 0 and 1, not {level}"
     for judge in (
         lambda: fs.check(flow(), window=6, samples=20, level=level),
         lambda: samples_law(torch.randn(5, 2), [], level),
@@ -174,8 +174,8 @@ def test_a_sample_that_comes_in_parts_is_tested_like_a_whole_one(sizes: tuple[in
 @pytest.mark.slow
 @pytest.mark.parametrize("said", ["x0", "eps", "v", "score"])
 @pytest.mark.parametrize("returned", ["x0", "score"])
-def test_a_network_that_returns_something_else_is_doubted(said: Any, returned: str) -> None:
-    """It is sampled exactly all the same, and its samples are worth nothing."""
+def test_a_network_that_returns_another_quantity_is_noted(said: Any, returned: str) -> None:
+    """It is still sampled exactly, but its samples are worthless."""
     grid = torch.linspace(0.02, 0.98, 12, dtype=torch.float64)
 
     def network(x: Tensor, level: Tensor, row: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def test_a_network_that_returns_something_else_is_doubted(said: Any, returned: s
     if returned == said:
         assert not doubts
     elif (returned, said) != ("x0", "v"):  # which are too much alike here
-        assert f"does it return {said}, as was said?" in doubts[0]
+        assert f"returns {said}, as its chain declares" in doubts[0]
         assert "note  network: noise put into finished samples" in str(result)
 
 
@@ -198,7 +198,7 @@ def test_a_network_that_returns_something_else_is_doubted(said: Any, returned: s
 
 
 @pytest.mark.parametrize("samples", [1, 10])
-def test_too_few_samples_to_find_anything_are_no_ok(samples: int) -> None:
+def test_too_few_samples_to_find_anything_are_noted(samples: int) -> None:
     result = fs.check(flow(), window=6, samples=samples)
     law = result.findings[2]
     assert law.smallest_shift is None
@@ -210,17 +210,17 @@ def test_too_few_samples_to_find_anything_are_no_ok(samples: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_error_that_so_many_samples_find_is_told() -> None:
+def test_the_error_that_so_many_samples_reveal_is_reported() -> None:
     law = fs.check(flow(), window=6, samples=500).findings[2]
     assert law.tests is not None
     assert law.smallest_shift == smallest_shift(1e-3 / law.tests, 500)
-    assert f"500 samples find, 95 times in 100, a mean that is off by {law.smallest_shift:.2g}" in law.detail
+    assert f"500 samples reveal, 95 times in 100, a mean that is off by {law.smallest_shift:.2g}" in law.detail
     shifts = [smallest_shift(1e-5, n) for n in (100, 1000, 10_000)]
     assert shifts == sorted(shifts, reverse=True)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("samples", [100, 2000])
-def test_that_error_is_found_about_as_often_as_told(samples: int) -> None:
+def test_that_error_is_found_about_as_often_as_reported(samples: int) -> None:
     rng, level = np.random.default_rng(0), 1e-5
     one, two = smallest_shift(level, samples), smallest_shift(level, samples / 2)
     assert one is not None
@@ -238,7 +238,7 @@ def test_that_error_is_found_about_as_often_as_told(samples: int) -> None:
 
 @pytest.mark.law
 @pytest.mark.parametrize("std", [1e-8, 1e-7, 3e-7, 1e-6, 3e-6, 1e-4])
-def test_noise_that_the_chain_s_numbers_cannot_hold_is_no_wrong_distribution(std: float) -> None:
+def test_noise_lost_in_rounding_is_not_a_wrong_distribution(std: float) -> None:
     """States near 1 in float32, whose neighbours are 1e-7 apart; one dimension, where rounding shows most."""
     one = torch.ones(12)
     network = lambda x, step, row: torch.zeros_like(x)  # noqa: E731
@@ -246,7 +246,7 @@ def test_noise_that_the_chain_s_numbers_cannot_hold_is_no_wrong_distribution(std
     target = fs.targets.from_chain(network, Chain(std * one, one, 0 * one), (1,), start=start)
     law = fs.check(target, window=4, samples=2000, slots=2000).findings[2]
     if std < 4e-7:
-        assert law.detail.startswith("not tested: float32 cannot hold the noise of steps 1, 3, 6, 9, 11")
+        assert law.detail.startswith("not tested: float32 cannot represent the noise of steps 1, 3, 6, 9, 11")
         assert "use a chain in float64" in law.detail
         assert law.smallest_p is None
     else:
@@ -257,14 +257,14 @@ def test_noise_that_the_chain_s_numbers_cannot_hold_is_no_wrong_distribution(std
 
 
 @pytest.mark.law
-def test_steps_that_are_held_are_tested_beside_those_that_are_not() -> None:
+def test_steps_within_precision_are_still_tested() -> None:
     one = torch.ones(12)
     std = torch.where(torch.arange(12) < 6, 0.1, 1e-8)
     network = lambda x, step, row: torch.zeros_like(x)  # noqa: E731
     target = ChainTarget(Chain(std * one, one, 0 * one), torch.Size([1]), network)
     result = fs.check(target, window=4, samples=1000)
     assert result.passed, str(result)
-    assert "note  precision: float32 cannot hold the noise of steps 6, 9, 11" in str(result)
+    assert "note  precision: float32 cannot represent the noise of steps 6, 9, 11" in str(result)
     assert result.findings[2].tests == 2 * 18
 
 
@@ -356,7 +356,7 @@ def test_a_learned_variance_is_tested_behind_a_wrapper_too() -> None:
     )
     last = fs.check(own, window=3, samples=20).findings[-1]
     assert last.note
-    assert "not tested: SimpleNamespace does not hand out its network's output" in last.detail
+    assert "not tested: SimpleNamespace has no method `output`, as ChainTarget has" in last.detail
 
 
 # ------------------------------------------------------------------ rows
@@ -378,7 +378,7 @@ def test_a_mean_that_mixes_a_little_of_a_small_noise_is_found() -> None:
     assert rows_are_independent(base).passed
 
 
-def test_a_network_with_coarse_rounding_is_doubted_and_forgiven() -> None:
+def test_a_network_with_coarse_rounding_is_checked_and_accepted() -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(2, 256), torch.nn.SiLU(), torch.nn.Linear(256, 2)).bfloat16()
     base = CHAINS["single precision"]()

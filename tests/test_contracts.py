@@ -72,7 +72,7 @@ def test_count_must_be_a_whole_number_of_at_least_one(sampler, count):
 
 
 @both
-def test_neither_count_nor_seeds_is_refused_with_both_ways_to_say_it(sampler):
+def test_a_call_without_count_and_seeds_is_refused_with_both_remedies(sampler):
     refuses(sampler, Walk(), ValueError, r"count=64, or seeds=\[…\]")
 
 
@@ -119,7 +119,7 @@ def test_a_target_that_lacks_a_member_is_refused_by_its_name(sampler, member):
 
 @both
 @pytest.mark.parametrize("thing", [None, 3, torch.nn.Linear(3, 3), lambda x: x])
-def test_what_is_no_target_is_refused(sampler, thing):
+def test_an_object_that_is_not_a_target_is_refused(sampler, thing):
     with pytest.raises(
         TypeError, match=r"is not a target: it lacks .*wrap a denoiser with foresample\.targets"
     ):
@@ -170,12 +170,12 @@ class Offering(Walk):
 def test_a_chain_that_is_not_the_target_s_own_is_refused(sampler, broken):
     sampler(Offering(), 2)
     assert affine_chain(Offering()) is not None
-    remedy = r"Offering offers a chain that is not its own.*one that agrees, or none"
+    remedy = r"Offering.chain has another .* than the target: give the target a chain that agrees.*or none"
     refuses(lambda target: sampler(target, 2), Offering(**broken), ValueError, remedy)
 
 
 class Long:
-    """A chain of a hundred steps with a mean of its own, which leaves the chain it offers where it is told to."""
+    """A chain of a hundred steps with a mean of its own, which differs from the chain it offers at the given steps."""
 
     shape, calls = torch.Size([2]), 0
 
@@ -229,9 +229,7 @@ def test_a_mean_that_leaves_its_chain_at_any_step_is_refused(run, name):
     if step is None:
         run(Long(leaves))
         return
-    remedy = (
-        rf"offers a chain that is not its own, for its mean at step {step} is another.*or none \(chain = None\)"
-    )
+    remedy = rf"chain has another mean at step {step} than the target.*or none \(chain = None\)"
     with pytest.raises(ValueError, match=remedy):
         run(Long(leaves))
 
@@ -243,7 +241,7 @@ def patched(target, **attributes):
 
 
 def test_only_the_mean_of_a_chain_itself_is_taken_on_trust():
-    """It need not be tried: a thousand steps of large pictures would take a second."""
+    """It is not compared: a thousand steps of large pictures would take a second."""
     grid = torch.linspace(0.01, 0.99, 20, dtype=torch.float64)
 
     def make():
@@ -267,7 +265,7 @@ def test_only_the_mean_of_a_chain_itself_is_taken_on_trust():
         ),
     }
     for target in wrong.values():
-        with pytest.raises(ValueError, match="offers a chain that is not its own"):
+        with pytest.raises(ValueError, match=r"chain has another .* than the target"):
             fs.sample(target, 2, window=3)
     tried = []
     with pytest.MonkeyPatch.context() as patch:
@@ -280,8 +278,8 @@ def test_only_the_mean_of_a_chain_itself_is_taken_on_trust():
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3, 8, 8), (3, 224, 224)])
-def test_a_mean_is_tried_in_parts_that_bound_the_memory(shape):
-    """And at every step, whatever the size of a state."""
+def test_a_mean_is_compared_in_parts_that_bound_the_memory(shape):
+    """Means are compared at every step, whatever the size of a state."""
     target, steps, most = Long(lambda mean, step: mean, torch.float32), set(), 0
     target.shape = torch.Size(shape)
 
@@ -407,7 +405,7 @@ def test_nan_or_infinity_is_reported_when_only_a_later_sample_has_it(value):
             fs.sample(Walk(output=output), 7, window=window)
 
 
-def test_a_draft_model_is_held_to_the_same_contract():
+def test_a_draft_model_must_follow_the_same_contract():
     draft = Walk(output=lambda x, step, row: x.double())
     with pytest.raises(TypeError, match="cast inside the target"):
         fs.sample(Walk(), 2, window=3, drafter=fs.DraftModel(draft))
@@ -443,7 +441,7 @@ def test_no_sample_that_is_nan_is_returned(sampler):
 
 
 @both
-def test_a_state_that_broke_before_the_network_is_not_blamed_on_it(sampler):
+def test_a_state_that_broke_before_the_network_is_reported_as_a_state(sampler):
     def mean(x, prediction, step):
         return torch.where((step == 2).unsqueeze(1), torch.inf, prediction)
 
@@ -457,14 +455,14 @@ def test_seeds_are_not_rounded_into_whole_numbers(sampler, seeds):
     refuses(lambda target: sampler(target, seeds=seeds), Walk(), ValueError, "a seed must be a whole number")
 
 
-def test_whole_numbers_of_any_make_are_taken():
+def test_whole_numbers_of_any_type_are_accepted():
     np = pytest.importorskip("numpy")
     run = fs.sample(Walk(), np.int64(2), window=np.int32(3), seeds=torch.tensor([4, 5]))
     assert torch.equal(run.samples, fs.sample(Walk(), 2, window=3, seeds=[4, 5]).samples)
 
 
 @pytest.mark.parametrize("drafter", ["replay", fs.Replay, 7], ids=["name", "class", "number"])
-def test_what_is_no_drafter_is_refused(drafter):
+def test_an_object_that_is_not_a_drafter_is_refused(drafter):
     run = partial(fs.sample, count=2, window=3, drafter=drafter)
     refuses(lambda target: run(target), Walk(), TypeError, "is not a drafter; pass an object such as")
 

@@ -1,4 +1,4 @@
-"""Codes for NaN and infinity: what is noted in a round is what is said of it, whatever the step."""
+"""Codes for NaN and infinity: the error names what the round noted, at every step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at(*positions: int) -> Tensor:
 
 
 @given(first=st.integers(0, 10**6), position=st.integers(0, WIDTH - 1), state=st.booleans())
-def test_a_code_says_what_was_noted(first: int, position: int, state: bool) -> None:
+def test_the_error_of_a_code_names_what_was_noted(first: int, position: int, state: bool) -> None:
     code = noted(at() if state else at(position), at(position) if state else at(), first)
     assert code != NO_FAULT
     assert fault_step(code) == first + position
@@ -85,6 +85,6 @@ def test_one_value_is_enough(value: float) -> None:
 
 
 @pytest.mark.parametrize("said", ["out of memory", "\n\n  out of memory\nat line 3", "out of memory \n"])
-def test_somebody_else_s_error_is_told_by_its_first_line(said: str) -> None:
+def test_an_error_of_another_library_is_reported_by_its_first_line(said: str) -> None:
     assert first_line(RuntimeError(said)) == "out of memory"
     assert first_line(RuntimeError("\n")) == first_line(RuntimeError()) == "RuntimeError"

@@ -429,7 +429,7 @@ def cells() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is measured, the window is 2 or there is none."""
+    """Whatever is measured, the window is 2, or sampling is sequential."""
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     monkeypatch.setattr("foresample.engine.tuning.WINDOWS", (2,))
     monkeypatch.setattr("foresample.integrations.diffusers.pipelines.WINDOWS", (2,))

@@ -1,4 +1,4 @@
-"""What `foresample.check` finds and what not: the table of docs/guarantee.md, row by row."""
+"""The errors that `foresample.check` finds or misses: the table of docs/guarantee.md, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public surface: names that exist, modules nobody hides, and no package that was not asked for."""
+"""The public surface: names that exist, modules that no name hides, and no import of optional packages."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_public_names_exist_and_are_named_once(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("package", packages(), ids=lambda package: package.__name__)
 def test_no_module_is_hidden_by_a_name(package: ModuleType) -> None:
-    """`foresample.check` is a function, so no module may be called so: whoever imports it would get the function."""
+    """`foresample.check` is a function, so no module may have that name: its import would return the function."""
     modules = [module.name for module in pkgutil.iter_modules(package.__path__)]
     hidden = [name for name in modules if not isinstance(vars(package).get(name, package), ModuleType)]
     assert hidden == []
 
 
-def test_what_others_write_against_stays() -> None:
-    """Names of the issue that named them; targets have more, which may come and go."""
+def test_names_that_others_rely_on_stay() -> None:
+    """The names that other code may be written against; targets have more, which may change."""
     functions = {"accelerate", "check", "generate", "restore", "sample", "sequential", "stream", "tune"}
     classes = {"Drafter", "Engine", "Frozen", "GaussianMixture", "Replay", "Report", "Run", "Target"}
     assert functions | classes | {"pretrained", "targets", "__version__"} <= set(fs.__all__)
@@ -66,7 +66,7 @@ def test_what_others_write_against_stays() -> None:
 
 
 def fresh(code: str) -> str:
-    """What a new interpreter prints."""
+    """The output of a new interpreter."""
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout
@@ -110,7 +110,7 @@ def test_type_checkers_see_the_names_that_are_imported_late() -> None:
 
 @pytest.mark.slow
 def test_it_samples_without_any_extra() -> None:
-    """Where none is installed; `None` in sys.modules refuses an import."""
+    """As if none were installed: `None` in sys.modules refuses an import."""
     speedup = fresh(
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({EXTRAS!r}))\n"
@@ -122,7 +122,7 @@ def test_it_samples_without_any_extra() -> None:
 
 @pytest.mark.slow
 def test_a_strangers_program_uses_every_name_and_runs(tmp_path: Path) -> None:
-    """Strict types of it are the linter's affair, and those of the installed package that of `make dist`."""
+    """The linter checks its strict types, and `make dist` those of the installed package."""
     text = Path(outside.__file__).read_text()
     for module in (fs, fs.chains, fs.targets, fs.samplers):
         names = getattr(module, "__all__", [])

@@ -1,4 +1,4 @@
-"""Drop-ins for k-diffusion: their arguments are its own and more, their law is its own."""
+"""Drop-ins for k-diffusion: its arguments and more, and its distribution."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_arguments_are_theirs_in_their_order(name: str) -> None:
 @pytest.mark.law
 @pytest.mark.filterwarnings("ignore:Should have t:UserWarning")  # of a level and its logarithm's exponential
 @pytest.mark.parametrize("name", CALLS)
-def test_samples_have_the_law_of_theirs(name: str) -> None:
+def test_samples_have_the_distribution_of_theirs(name: str) -> None:
     torch.manual_seed(0)
     theirs = getattr(k_diffusion(), name)(denoise, start(5000, 1), LEVELS, disable=True, **CALLS[name])
     ours = getattr(samplers, name)(denoise, start(5000, 2), LEVELS, **CALLS[name], window=6, seed=3)

@@ -1,8 +1,8 @@
-"""Where the work is done: in plain PyTorch, by Triton on CUDA, or by Numba on a CPU.
+"""The choice of a backend: plain PyTorch, Triton on CUDA, or Numba on a CPU.
 
 Drafting a window is a linear recurrence per element, and verifying it takes two sums and a few scalars per
-transition: hundreds of small operations in plain PyTorch, which take longer than a small network. The other two
-backends do the same work in a few passes and agree with plain PyTorch to rounding (tests/backends). Each offers the
+transition: hundreds of small operations in plain PyTorch, which take longer than a small network. Triton and Numba do
+the same work in a few passes and agree with plain PyTorch to rounding (tests/backends). Each offers the
 functions of a `Backend`, and a round for affine chains, the default drafter and recycled noise (`backends.rounds`).
 
 `backend_for` is the one place that chooses. Triton and Numba are imported only where they are chosen.
@@ -28,17 +28,17 @@ from foresample.core.report import Count
 
 Transition = Callable[[AffineChain, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 """One step of the sequential sampler, in place: chain, x, prediction, previous prediction, seed, step (which is not
-moved on), fault."""
+advanced), fault."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What a backend does for everybody."""
+    """The functions that every backend offers."""
 
     name: str
-    normal: Normal  # as `core.noise.normal`
-    count: Count  # adds a round to a tally, as `core.report.count`
-    transition: Transition | None  # for affine chains; None: `baseline` makes it
+    normal: Normal  # like `core.noise.normal`
+    count: Count  # adds a round to a tally, like `core.report.count`
+    transition: Transition | None  # for affine chains; None leaves it to `baseline`
     change_basis: Callable[[Tensor, Tensor, Tensor], Tensor]  # left · x · right, for x [B, rows, columns]
     prepare: Callable[[torch.dtype], None]  # compiles what `transition` needs, before any clock runs
 
@@ -55,7 +55,7 @@ PLAIN = Backend("plain", streams.normal, report.count, None, _product, _nothing)
 
 
 def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
-    """The fastest there is for such numbers."""
+    """The fastest backend for this device and dtype."""
     if device.type == "cuda" and find_triton():
         return _triton()
     plain = device.type != "cpu" or dtype not in (torch.float32, torch.float64)
@@ -65,19 +65,19 @@ def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
 
 
 def backend_of(target: Target) -> Backend:
-    """The fastest there is for this target's states."""
+    """The fastest backend for this target's states."""
     return backend_for(target.std.device, target.std.dtype)
 
 
 def normal(
     seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int = STEP, step: Tensor, draw: Tensor
 ) -> Tensor:
-    """`core.noise.normal`, by the fastest backend."""
+    """`core.noise.normal` of the fastest backend."""
     return backend_for(seed.device, dtype).normal(seed, shape, dtype, stream=stream, step=step, draw=draw)
 
 
 def extra_noise(target: Target, seed: Tensor, step: Tensor) -> Tensor | None:
-    """`core.noise.extra_noise`, by the fastest backend."""
+    """`core.noise.extra_noise` of the fastest backend."""
     return streams.extra_noise(target, seed, step, backend_of(target).normal)
 
 

@@ -1,4 +1,4 @@
-"""Which round a backend has for a target and a way to speculate; every other one is that of `core.round`."""
+"""The choice of a round: a backend's own for the targets and settings it serves, else that of `core.round`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Round(NamedTuple):
 
 
 def round_for(target: Target, speculation: Speculation) -> Round:
-    """The fastest round that draws what the plain one draws."""
+    """The fastest round that draws the same samples as the plain one."""
     backend = backend_of(target)
     if backend.name == "Triton":
         from foresample.backends.triton import round as fused

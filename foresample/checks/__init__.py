@@ -2,23 +2,23 @@
 
 Three questions, each answered with numbers:
 
-    rows       Do `start`, `predict` and `mean` treat rows independently, and answer the same when asked the same?
-               What they answered along a few paths, at every step, is asked for again with other batch-mates
+    rows       Do `start`, `predict` and `mean` process rows independently, and return the same answer every time?
+               Their answers along a few paths, at every step, are computed again with other batch-mates
                (`core.look`). A target that mixes rows, draws random numbers or keeps state has no transition
                distribution at all.
-    adapted    Does a guess at a step, or how far a window reaches, change when states and predictions of later
-               steps do?
+    adapted    Does a guess at a step, or the reach of a window, change with states and predictions of later
+               steps?
     distribution
                Do speculative and sequential samples have the same distribution? Kolmogorov–Smirnov tests along the
                chain: random projections and norms of states, of increments (the joint distribution of consecutive
                states), and innovations (x_{k+1} − mean_k(x_k))/std_k, which must be N(0, I) and independent of x_k.
 
 The first two compare numbers, and their power does not depend on how many samples are drawn. The distribution tests
-share one false-alarm level: a correct sampler fails them with at most that probability. They also say which error so
-many samples would have shown.
+share one false-alarm level: a correct sampler fails them with at most that probability. They also state the size of
+an error that this number of samples would reveal.
 
-A network that does not return what was promised (a score for x0, say) is sampled exactly all the same, and its samples
-are worth nothing: where noise put into them is not found again, a note says so.
+A network that returns another quantity than declared (a score instead of x0, say) is still sampled exactly, but its
+samples are worthless. A note reports a network that does not find the noise that is put into its samples.
 """
 
 from foresample.checks.exactness import check

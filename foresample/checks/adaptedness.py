@@ -1,4 +1,4 @@
-"""Does a guess at a step, or how far a window reaches, change when states and predictions of later steps do?"""
+"""The test of adaptedness: does a guess, or the reach of a window, change with states of later steps?"""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from foresample.checks.findings import Finding
 from foresample.contracts import Drafter, DraftPath, PreviousDraft, Target, begin_memory, expand
 
-_ROWS = 64  # whose guesses are compared: the first, and as many spread over all
+_ROWS = 64  # rows compared: half of them the first, half spread over all
 _MANY = 160  # rows of the largest batch, at least
-_ELEMENTS = 2**20  # of a path held at a time
-_STARTS_AT = 8, 16  # windows begin at so many places along the chain, at least and at most
+_ELEMENTS = 2**20  # numbers of a path held at a time
+_STARTS_AT = 8, 16  # places along the chain where windows begin, at least and at most
 
 History = tuple[tuple[int, ...], int]
 """The transitions committed by each round before a window, and the window's first step."""
@@ -20,12 +20,12 @@ History = tuple[tuple[int, ...], int]
 def drafter_is_adapted(
     drafter: Drafter, target: Target, window: int, seed: int = 0, rows: int = _ROWS
 ) -> Finding:
-    """Change what happened at later steps than some step: nothing that is decided before that step may move.
+    """Change the noise from some step on: no guess and no reach that is decided before that step may change.
 
-    After some rounds, every guess of the next window, and how far it reaches, is compared with that of a memory whose
-    rounds differ only in noise of that step and later, and in what came of it. Sizes vary over decades, rows are many
-    and spread over 0 … rows − 1, for rules that look at them. Windows begin along the whole chain, after none to eight
-    rounds that committed one transition or many, in batches of 1, 2 and many rows.
+    After some rounds, every guess of the next window, and its reach, is compared with that of a memory whose rounds
+    differ only in the noise of that step and later, and in the states that follow from it. To find drafters that depend
+    on them, sizes vary over decades and rows are spread over 0 … rows − 1. Windows begin along the whole chain, after
+    none to eight rounds that committed one transition or many, in batches of 1, 2 and many rows.
     """
     few = torch.arange(min(rows, _ROWS // 2))
     spread = torch.cat([few, torch.linspace(0, rows - 1, _ROWS - len(few)).long()]).unique()
@@ -41,14 +41,14 @@ def drafter_is_adapted(
             return Finding("drafter is adapted", False, detail)
     longest = max(len(committed) for committed, _ in histories)
     detail = (
-        f"no guess of a window of {window} looks ahead, nor how far it reaches ({len(spread)} rows, after up to "
+        f"no guess of a window of {window} depends on later steps, nor does its reach ({len(spread)} rows, after up to "
         f"{longest} rounds, along the whole chain, in batches of 1, 2 and {len(many)})"
     )
     return Finding("drafter is adapted", True, detail)
 
 
 def _histories(steps: int, window: int) -> list[History]:
-    """Two rounds from the first step on, and then windows along the chain after rounds of several kinds."""
+    """Histories to try: two rounds at the start, then windows along the chain after rounds of several kinds."""
     kinds = [(2, 1, min(3, window + 1), 1, 1, 1), (window + 1, 1, 1, window, 1), (1,), (1,) * 5]
     found: list[History] = [((1, 1), 2)] if steps > 3 else []
     places = min(_STARTS_AT[1], max(_STARTS_AT[0], -(-steps // window)))
@@ -94,7 +94,7 @@ def _looks_ahead(
         """Reach and first guesses of the window; the noise of its rounds is changed from that step on."""
         memory = begin_memory(drafter, window, row, current[0, 0])
         for first, many, old, new in zip(firsts, committed, paths, other, strict=True):
-            # A state at a step is made by the noise of the step before; an innovation is that noise.
+            # The noise of a step makes the state at the next; an innovation is that noise.
             x, prediction, innovation = (
                 _where_later(first + offset, changed_from, b, a)
                 for a, b, offset in zip(old, new, (0, 0, 1), strict=True)
@@ -115,20 +115,20 @@ def _looks_ahead(
         other_reach, other_guesses = next_window(start + known - 1, known)
         if not torch.equal(other_reach.clamp(max=known), reach.clamp(max=known)):
             return (
-                "how far a window reaches moves when only later steps change; whether a transition is drafted may "
-                "depend on noise of the steps before it only"
+                "the reach of a window changes when only later steps change; whether a transition is drafted may "
+                "depend only on noise of the steps before it"
             )
         for j, (one, two) in enumerate(zip(other_guesses, guesses, strict=False)):
             if not torch.equal(one, two):
                 return (
-                    f"the guess at position {j} of a window moves when only later steps change (step {start + j}, "
-                    f"after {len(paths)} rounds, {rows} rows at once); use states and predictions of that step and "
-                    "before only"
+                    f"the guess at position {j} of a window changes when only later steps change (step {start + j}, "
+                    f"after {len(paths)} rounds, {rows} rows at once); use only states and predictions of that step "
+                    "and before"
                 )
     return None
 
 
 def _where_later(first: int, step: int, new: Tensor, old: Tensor) -> Tensor:
-    """`new` at the positions of a path from `first` on that lie behind `step`, else `old`."""
+    """`new` at the positions of a path from `first` on that come after `step`, else `old`."""
     later = first + torch.arange(old.shape[1], device=old.device) > step
     return torch.where(later.view(-1, *(1,) * (old.ndim - 2)), new, old)

@@ -1,4 +1,4 @@
-"""Do speculative and sequential samples have the same distribution, along the whole chain?"""
+"""Tests that speculative and sequential samples have the same distribution, along the whole chain."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from foresample.checks.kolmogorov import critical_distance, ks_normal, ks_two_sa
 from foresample.contracts import Target, earlier_predictions, no_history, predict, remember, transition_mean
 from foresample.core.report import Commit
 
-_TESTS = 18  # of each step
+_TESTS = 18  # tests of each step
 
 
 class Recorder:
-    """Keeps the states around chosen steps, in float64: x_k and x_{k+1} for each k, and before them as many as its
-    mean needs predictions of."""
+    """Keeps the states around chosen steps, in float64: x_k and x_{k+1} for each k, and the states before x_k whose
+    predictions its mean needs."""
 
     def __init__(
         self, steps: Sequence[int], target: Target, samples: int, *, seeds: Tensor | None = None
@@ -28,7 +28,7 @@ class Recorder:
         self.steps = list(steps)
         shape = (len(self.steps), 2 + earlier_predictions(target), samples, *target.shape)
         self.states = torch.full(shape, torch.nan, dtype=torch.float64)
-        self.row = torch.zeros(samples, dtype=torch.int64)  # of each sample in its own run
+        self.row = torch.zeros(samples, dtype=torch.int64)  # row of each sample in its own run
         self.seeds = torch.zeros_like(self.row) if seeds is None else seeds  # for extra noise
 
     def from_sample(
@@ -52,7 +52,7 @@ class Recorder:
 
 
 def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level: float) -> list[Finding]:
-    """Compare two sets of recorded states by many Kolmogorov–Smirnov tests at one joint level."""
+    """Compare two sets of recorded states by Kolmogorov–Smirnov tests at one joint level."""
     coarse = _too_coarse(target, ours, level)
     results = law_tests(target, ours, theirs, seed, without=coarse)
     if not results:
@@ -68,7 +68,7 @@ def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level:
         )
     else:
         power = (
-            f"{samples} samples find, 95 times in 100, a mean that is off by {shift:.2g} of a step's noise along a "
+            f"{samples} samples reveal, 95 times in 100, a mean that is off by {shift:.2g} of a step's noise along a "
             "tested direction" + (f", or by {state:.2g} of a state's std" if state is not None else "")
         )
     detail = f"{tests} tests at joint level {level:g}, smallest p-value {smallest:.1e} ({worst}); {power}"
@@ -80,10 +80,10 @@ def same_law(target: Target, ours: Recorder, theirs: Recorder, seed: int, level:
 
 
 def _too_coarse(target: Target, recorder: Recorder, level: float) -> dict[int, float]:
-    """Steps whose noise the chain's floating-point numbers cannot hold: std in spacings of the states there.
+    """Steps whose noise is lost in rounding, with their std in spacings of floating-point numbers there.
 
-    With u = spacing/std the distribution function of an innovation has jumps of up to u/√(2π), and lies up to half of
-    one from the normal one. Half of the distance that fails a test is too much: it would be taken for an error.
+    With u = spacing/std the distribution function of an innovation has jumps of up to u/√(2π), and differs from the
+    normal one by up to half a jump. A step is left out if that exceeds half the distance that fails a test.
     """
     eps = torch.finfo(target.std.dtype).eps
     distance = critical_distance(level / (_TESTS * len(recorder.steps)), len(recorder.row))
@@ -99,15 +99,16 @@ def _coarse(target: Target, coarse: dict[int, float]) -> str:
     kind = str(target.std.dtype).removeprefix("torch.")
     steps = ", ".join(map(str, coarse))
     return (
-        f"{kind} cannot hold the noise of step{'s' * (len(coarse) > 1)} {steps}: its std is {min(coarse.values()):.2g} "
-        "times the distance of two neighbouring numbers of the states' size; use a chain in float64"
+        f"{kind} cannot represent the noise of step{'s' * (len(coarse) > 1)} {steps}: its std is "
+        f"{min(coarse.values()):.2g} times the distance of two neighbouring numbers of the states' size; use a chain "
+        "in float64"
     )
 
 
 def law_tests(
     target: Target, ours: Recorder, theirs: Recorder, seed: int = 0, *, without: Collection[int] = ()
 ) -> list[tuple[str, float]]:
-    """(name, p-value) of every test; they are dependent, so use them with Bonferroni's bound."""
+    """(name, p-value) of every test; the tests are dependent, so use Bonferroni's bound."""
     generator = torch.Generator().manual_seed(seed)
     results = []
     for i, k in enumerate(ours.steps):
@@ -124,7 +125,7 @@ def law_tests(
             one, two = [(a @ along, (b - a) @ along) for a, b in ((x, y), (x_seq, y_seq))]
             compare("state", one[0] + one[1], two[0] + two[1])
             compare("increment", one[1], two[1])
-            # Centred alike on both sides: sharp laws would show a difference of the two sample means.
+            # The same centre on both sides: narrow distributions would show a difference of the two sample means.
             centre = [torch.cat(pair).mean() for pair in zip(one, two, strict=True)]
             products = [(a - centre[0]) * (b - centre[1]) for a, b in (one, two)]
             compare("state × increment", *products)
@@ -141,12 +142,12 @@ def law_tests(
 
 
 def steps_to_test(target: Target, at_most: int = 5) -> list[int]:
-    """Stochastic steps spread over the chain, from the first on whose states before it are committed ones."""
+    """Stochastic steps spread over the chain, beginning with the first after which all states needed are recorded."""
     std = target.std
     candidates = [k for k in range(1 + earlier_predictions(target), len(std)) if std[k] > 0]
     if not candidates:
         raise ValueError(
-            "no transition of this chain but perhaps the first adds noise: nothing to speculate on"
+            "no transition of this chain adds noise, except perhaps the first: there is nothing to speculate on"
         )
     return sorted({candidates[round(i)] for i in np.linspace(0, len(candidates) - 1, at_most)})
 
@@ -163,7 +164,7 @@ def _innovations(target: Target, recorder: Recorder, i: int, batch: int = 1024) 
 
 @torch.no_grad()
 def _mean_along(states: list[Tensor], target: Target, k: int, row: Tensor, seed: Tensor) -> Tensor:
-    """The mean of transition k, given the states before it, the last being x_k: as many as it needs predictions of."""
+    """The mean of transition k at x_k, the last of these states; the others are those whose predictions it needs."""
     previous = no_history(target, states[-1])
     for x, at in zip(states, range(k - len(states) + 1, k + 1), strict=True):
         step = torch.full_like(row, at)

@@ -38,9 +38,9 @@ def check(
         samples: speculative samples, and as many sequential ones.
         slots: samples under way at a time, at most.
         rows: number of rows that the target has, if it looks something up by `row` (labels, prompts): only rows
-            0 … rows − 1 are used. By default, as many as are drawn at a time.
-        seed: fixes everything; two checks with one seed agree.
-        level: probability with which a correct sampler fails the distribution tests.
+            0 … rows − 1 are used. The slots by default.
+        seed: of all random numbers; two checks with the same seed agree.
+        level: false-alarm probability: a correct sampler fails the distribution tests at most that often.
         progress: called with the number of transitions committed since the last call.
         **settings: window, drafter, block and recycle; see `foresample.settings`.
     """
@@ -50,7 +50,7 @@ def check(
     slots = min(at_least_one("slots", slots), at_least_one("samples", samples))
     rows = slots if rows is None else at_least_one("rows", rows)
     slots = min(slots, rows)
-    given = replace(given, slots=slots, look=False)  # the first question answers what a look would
+    given = replace(given, slots=slots, look=False)  # the test of rows covers more than a look would
     with naming_rows(rows, "rows=64 (foresample check: --slots 64)"):
         window = _window_to_check(target, given)
         given = replace(given, window=window)
@@ -78,13 +78,13 @@ def check(
 
 
 def _window_to_check(target: Target, settings: Settings) -> int:
-    """The window as a number; "auto" is measured with as many slots as the check has."""
+    """The window as a number; "auto" is measured with the slots of the check."""
     if settings.window == "auto":
-        steps_to_test(target)  # refuses a chain that adds no noise
+        steps_to_test(target)  # raises for a chain that adds no noise
     window = chosen_window(target, settings)
     if window is None:
         raise ValueError(
-            f"there is no speculation to check, since no window gains with {settings.slots} samples at a time and "
-            "sampling is sequential: pass a number as the window to check that one"
+            f"with {settings.slots} samples at a time no window gains and sampling is sequential, so there is no "
+            "speculation to check: give window as a number to check that window"
         )
     return window

@@ -10,7 +10,7 @@ LEVEL = 1e-3
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer."""
+    """The answer to one question."""
 
     question: str
     passed: bool
@@ -21,12 +21,12 @@ class Finding:
     note: bool = False
     """True for a remark that has no bearing on exactness."""
     smallest_shift: float | None = None
-    """Shift of a transition's mean, in std of its noise, that these tests find 95 times in 100; None if none."""
+    """Shift of a transition's mean, in std of its noise, that these tests reveal 95 times in 100; None for none."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """All answers."""
+    """The findings of `foresample.check`."""
 
     findings: list[Finding]
     level: float
@@ -46,6 +46,6 @@ class Check:
 
 
 def require_level(level: float, name: str = "level") -> None:
-    """Refuse a false-alarm level that is no probability: everything would pass, or nothing."""
+    """Refuse a false-alarm level outside (0, 1): everything would pass, or nothing."""
     if not 0 < level < 1:
-        raise ValueError(f"{name} is a probability between 0 and 1, not {level}")
+        raise ValueError(f"{name} must be a probability between 0 and 1, not {level}")

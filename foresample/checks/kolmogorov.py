@@ -1,4 +1,4 @@
-"""Kolmogorov–Smirnov tests, and the shift that they find."""
+"""Kolmogorov–Smirnov tests, and the smallest shift that they reveal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 class KolmogorovSmirnov:
-    """The two-sample test of a sample that is held against one that comes in parts.
+    """The two-sample test of a sample that is held in memory against one that comes in parts.
 
-    The distance of the empirical distributions is largest at or just before a held value: to count there is enough.
+    The distance of the empirical distributions is largest at or just before a held value, so counting there suffices.
     """
 
     def __init__(self, held: np.ndarray) -> None:
@@ -20,7 +20,7 @@ class KolmogorovSmirnov:
         self.at, self.before = (np.zeros(len(held) + 1, dtype=np.int64) for _ in range(2))
 
     def add(self, values: np.ndarray) -> None:
-        """A part of the other sample."""
+        """Add a part of the other sample."""
         self.count += len(values)
         self.at += np.bincount(np.searchsorted(self.held, values, "left"), minlength=len(self.at))
         self.before += np.bincount(np.searchsorted(self.held, values, "right"), minlength=len(self.at))
@@ -59,7 +59,8 @@ def _kolmogorov(distance: float, n: float) -> float:
 
 
 def smallest_shift(p_value: float, points: float) -> float | None:
-    """The shift of N(0, 1) that a Kolmogorov–Smirnov test at that p-value finds 95 times in 100; None if no shift is.
+    """The shift of N(0, 1) that a Kolmogorov–Smirnov test at that p-value reveals 95 times in 100; None if it
+    reveals no shift.
 
     Shifted by s the distribution functions are 2Φ(s/2) − 1 apart at s/2, where their empirical difference has a
     standard error of at most 1/(2√points). A two-sample test of n and n values has n/2 points.
@@ -69,7 +70,7 @@ def smallest_shift(p_value: float, points: float) -> float | None:
 
 
 def critical_distance(p_value: float, points: float) -> float:
-    """The distance of distribution functions that has this p-value; 1 or more if none has."""
+    """The distance of distribution functions with this p-value; 1 or more if no distance has it."""
     low, high = 0.0, 2.0
     for _ in range(50):
         middle = (low + high) / 2

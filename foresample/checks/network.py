@@ -1,4 +1,4 @@
-"""Remarks on a network: does it return what was promised, and is its learned variance above its base?"""
+"""Remarks on a network: does it return the declared quantity, and is its learned variance above its base?"""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from foresample.checks.distribution import Recorder
 from foresample.checks.findings import Finding
 from foresample.contracts import Wrapper, predict
 
-_NEAR = 1.05  # of its base: a learned variance that low came near it
-_FOUND = 0.5  # of the noise put into samples: a network that finds less of it is doubted
+_NEAR = 1.05  # times its base: a learned variance below that is near it
+_FOUND = 0.5  # part of the noise put into samples; a network that finds less is doubtful
 
 
 def network_is_doubtful(target: Any, samples: Tensor, at_most: int = 256) -> list[Finding]:
     """A note if the network does not find the noise that is put into finished samples, rows 0, 1, … of the target.
 
-    With ξ̂ = E[ξ | x] at x = α y + σ ξ one has E⟨ξ, ξ̂⟩ = E‖ξ̂‖², so the slope of ξ on ξ̂ is 1 at every level; with what
-    networks and samples are like it is near 1, and with a score in the place of x0 near 0 at the lower levels.
+    With ξ̂ = E[ξ | x] at x = α y + σ ξ one has E⟨ξ, ξ̂⟩ = E‖ξ̂‖², so the slope of ξ on ξ̂ is 1 at every level. For real
+    networks and samples it is near 1; for a score instead of x0 it is near 0 at the lower levels.
     """
     chain, y = getattr(target, "chain", None), samples[:at_most]
     levels = getattr(chain, "levels", None)
@@ -42,23 +42,21 @@ def network_is_doubtful(target: Any, samples: Tensor, at_most: int = 256) -> lis
     if not worst < _FOUND:
         return []
     detail = (
-        f"noise put into finished samples is not what the network finds there (slope {worst:.2g} at step {k}, 1 for a "
-        f"denoiser): is it trained, and does it return {chain.predicts}, as was said?"
+        f"the network does not find the noise that is put into finished samples (slope {worst:.2g} at step {k}, 1 for "
+        f"a denoiser): check that it is trained and returns {chain.predicts}, as its chain declares"
     )
     return [Finding("network", True, detail, note=True)]
 
 
 def variance_is_above_its_base(target: Any, recorder: Recorder) -> list[Finding]:
-    """Compare a learned variance with the part of it that the chain takes for certain; [] for other chains."""
+    """Compare a learned variance with the base that the chain assumes for it; [] for other chains."""
     question, chain, ratios = "variance is above its base", getattr(target, "chain", None), []
     if chain is None or getattr(chain, "low_variance", None) is None:
         return []
     while isinstance(target, Wrapper):
         target = target.target
     if not hasattr(target, "output"):
-        detail = (
-            f"not tested: {type(target).__name__} does not hand out its network's output, as ChainTarget does"
-        )
+        detail = f"not tested: {type(target).__name__} has no method `output`, as ChainTarget has"
         return [Finding(question, True, detail, note=True)]
     for k, states in zip(recorder.steps, recorder.states, strict=True):
         x, row = states[-2].to(target.std), recorder.row.to(target.std.device)

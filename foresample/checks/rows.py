@@ -1,4 +1,4 @@
-"""Do `start`, `predict` and `mean` treat rows independently, and answer the same when asked the same?"""
+"""The test of rows: do `start`, `predict` and `mean` process each independently, with the same answer each time?"""
 
 from __future__ import annotations
 
@@ -27,80 +27,80 @@ from foresample.core.look import (
 )
 from foresample.core.noise import START, seeds_of
 
-_AT_ONCE = 64  # states of many steps in one call
-_DOUBTED = 64  # answers that are asked for twice more, at most
+_AT_ONCE = 64  # states, of many steps, in one call
+_DOUBTED = 64  # answers that are computed twice more, at most
 _STARTS = 4 * STATES  # first states that are compared
-_HELD = 2**24  # elements of the states that are kept of a walk
-_ELEMENTS = 2**20  # of the states in one call
+_HELD = 2**24  # numbers in the states kept of a walk
+_ELEMENTS = 2**20  # numbers in the states of one call
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A method of a target, with arguments for many rows and the answers that they got."""
+class Answers:
+    """A method of a target, with arguments for many rows and its first answers to them."""
 
     part: Part
-    answer: Callable[[Tensor], Tensor]  # answers to the arguments of these indices, in one call
-    before: Tensor  # [M, *shape]: answers as they were first given, NaN where there is none
-    allowed: Tensor  # [M]: relative changes that are rounding
+    answer: Callable[[Tensor], Tensor]  # computes the answers of these indices again, in one call
+    before: Tensor  # [M, *shape]: the first answers, NaN where there was no answer
+    allowed: Tensor  # [M]: relative changes that rounding explains
     shift: Callable[[int], Shift]
 
 
 @torch.no_grad()
 def rows_are_independent(target: Target, seed: int = 0, rows: int | None = None) -> Finding:
-    """Ask for first states, predictions and means a second time, in other company, at every step of the chain.
+    """Compute first states, predictions and means a second time, with other batch-mates, at every step of the chain.
 
-    What the target answered along the paths of a few samples is asked for again, in calls on states of many steps. An
-    answer that differs may be rounding, so it is asked for twice more, in calls of one size with different batch-mates.
+    The answers along the paths of a few samples are computed again, in calls on states of many steps. A difference may
+    be rounding, so such an answer is computed twice more, in calls of one size with different batch-mates.
     """
     key = seeds_of(seed, _STARTS).to(target.std.device)
     row = torch.arange(_STARTS, device=key.device) % (rows or STATES)
     start = _started(target, key, row)
     columns, edited = _walk(target, start.before[:STATES], key[:STATES], row[:STATES])
     worst = []
-    for asked in (start, *_along(target, columns)):
-        change, wrong = _depends(asked)
+    for answers in (start, *_along(target, columns)):
+        change, wrong = _depends(answers)
         if wrong is not None:
-            return Finding("rows are independent", False, str(replace(wrong, part=asked.part)))
+            return Finding("rows are independent", False, str(replace(wrong, part=answers.part)))
         worst.append(change)
     detail = (
         f"with other batch-mates a prediction changes by {worst[1]:.1e} of its size, a mean by {worst[2]:.1e}, a first "
         f"state by {worst[0]:.1e} ({len(target.std)} steps)"
     )
     if edited:
-        detail += "; predict writes into its states, which does no harm here: they are copies"
+        detail += "; predict writes into its states, which is harmless, as they are copies"
     return Finding("rows are independent", True, detail)
 
 
-def _depends(asked: Asked) -> tuple[float, Difference | None]:
-    """The largest change of an answer, and what else than its own row it depends on."""
-    count, device = len(asked.before), asked.before.device
+def _depends(answers: Answers) -> tuple[float, Difference | None]:
+    """The largest change of an answer, and its cause if one changes too much."""
+    count, device = len(answers.before), answers.before.device
     changes = torch.zeros(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    half = order % STATES < STATES // 2  # of the samples, so that a call's average over rows is another one
-    at_once = max(STATES, min(_AT_ONCE, _ELEMENTS // asked.before[0].numel()))
+    half = order % STATES < STATES // 2  # half of the samples, so that averages over the rows of a call differ
+    at_once = max(STATES, min(_AT_ONCE, _ELEMENTS // answers.before[0].numel()))
     for part in (*order[half].split(at_once), *order[~half].split(at_once)):
         at = part.to(device)
-        one, two = asked.before[at].flatten(1), asked.answer(at).flatten(1)
+        one, two = answers.before[at].flatten(1), answers.answer(at).flatten(1)
         apart = (one - two).norm(dim=1) / (one.norm(dim=1) + 1e-30)
         changes[part] = torch.where(apart.isfinite(), apart, 0.0).float().cpu()
-    doubted = (changes > asked.allowed).nonzero().flatten()
+    doubted = (changes > answers.allowed).nonzero().flatten()
     for i in doubted[torch.linspace(0, len(doubted) - 1, min(_DOUBTED, len(doubted))).long()].tolist():
-        found = dependence(partial(_in_company, asked, i), asked.shift(i), float(asked.allowed[i]))[1]
+        found = dependence(partial(_in_company, answers, i), answers.shift(i), float(answers.allowed[i]))[1]
         if found is not None:
             return float(changes.max()), found
     return float(changes.max()), None
 
 
-def _in_company(asked: Asked, i: int, kind: int) -> Tensor:
-    """Answer i, second in a call with the other samples' or with far ones of a single other sample: an `Ask`."""
-    count = len(asked.before)
+def _in_company(answers: Answers, i: int, kind: int) -> Tensor:
+    """Answer i, second in a call with answers of other samples (kind 0) or far ones of one other sample: an `Ask`."""
+    count = len(answers.before)
     away = [1, 2, 3] if kind == 0 else [count // 2 // STATES * STATES + STATES * n + 2 for n in range(3)]
     mates = [(i + n) % count for n in away]
-    at = torch.tensor([mates[0], i, *mates[1:]], device=asked.before.device)
-    return asked.answer(at)[1].clone()
+    at = torch.tensor([mates[0], i, *mates[1:]], device=answers.before.device)
+    return answers.answer(at)[1].clone()
 
 
-def _started(target: Target, key: Tensor, row: Tensor) -> Asked:
+def _started(target: Target, key: Tensor, row: Tensor) -> Answers:
     """First states, made in calls of four rows."""
     zero = torch.zeros_like(key)
     unit = normal(key, target.shape, target.std.dtype, stream=START, step=zero, draw=zero)
@@ -109,14 +109,14 @@ def _started(target: Target, key: Tensor, row: Tensor) -> Asked:
         return start_states(target, unit[i], row[i])
 
     x = torch.cat([started(i) for i in torch.arange(len(key), device=key.device).split(STATES)])
-    return Asked("start", started, x, torch.full((len(key),), DIFFERS), lambda i: lambda one, two: (0, None))
+    return Answers("start", started, x, torch.full((len(key),), DIFFERS), lambda i: lambda one, two: (0, None))
 
 
 def _walk(target: Target, x: Tensor, key: Tensor, row: Tensor) -> tuple[list[Any], bool]:
-    """Take a few samples through the chain. Returns what `_along` needs, and whether predict writes into its states.
+    """Take a few samples through the chain. Returns columns for `_along`, and whether predict writes into its states.
 
     The columns are states, steps, rows, predictions, earlier predictions, means and extra noise, at all steps, or at
-    some spread over the chain if all would take too much memory.
+    steps spread over the chain if all would take too much memory.
     """
     std, steps = target.std, len(target.std)
     kept = set(range(steps))
@@ -139,8 +139,8 @@ def _walk(target: Target, x: Tensor, key: Tensor, row: Tensor) -> tuple[list[Any
     return [None if v[0] is None else torch.cat(v) for v in zip(*walked, strict=True)], edited
 
 
-def _along(target: Target, columns: list[Any]) -> tuple[Asked, Asked]:
-    """Predictions and means of a walk: its states, steps, rows, predictions, earlier ones, means and extra noise."""
+def _along(target: Target, columns: list[Any]) -> tuple[Answers, Answers]:
+    """The predictions and means of a walk, from its columns."""
     x, step, row, prediction, previous, mean, extra = columns
     some = (lambda i: None) if extra is None else (lambda i: extra[i])
 
@@ -158,11 +158,11 @@ def _along(target: Target, columns: list[Any]) -> tuple[Asked, Asked]:
         k, scale = int(step[i]), float(target.std[step[i]])
         return lambda one, two: (k, float((one - two).norm()) / scale if scale > 0 else None)
 
-    # A mean's change matters relative to the step's noise, as far as its digits go.
+    # A mean's change matters relative to the step's noise, within the precision of its dtype.
     std = target.std[step] * math.sqrt(target.shape.numel())
     noise = 1e-2 * std / (mean.flatten(1).norm(dim=1) + 1e-30)
     allowed = torch.where(std > 0, noise.clamp(64 * torch.finfo(std.dtype).eps, DIFFERS), DIFFERS).float().cpu()
     return (
-        Asked("prediction", predicted, prediction, torch.full_like(allowed, DIFFERS), of_prediction),
-        Asked("mean", meant, mean, allowed, of_mean),
+        Answers("prediction", predicted, prediction, torch.full_like(allowed, DIFFERS), of_prediction),
+        Answers("mean", meant, mean, allowed, of_mean),
     )

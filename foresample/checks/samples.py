@@ -1,4 +1,4 @@
-"""Do finished samples have the distribution of sequential ones?"""
+"""Tests that finished samples have the distribution of sequential ones."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from foresample.checks.kolmogorov import KolmogorovSmirnov
 
 @dataclass(frozen=True)
 class SamplesLaw:
-    """Finished samples against sequential ones."""
+    """The result of comparing finished samples with sequential ones."""
 
     passed: bool
     tests: int
     smallest_p: float
     worst: str  # the test with the smallest p-value
-    level: float  # probability with which samples of the right distribution fail
+    level: float  # false-alarm probability of all tests together
     samples: int
     sequential: int
 
 
 def samples_law(plain: Tensor, parts: Iterable[Tensor], level: float = LEVEL) -> SamplesLaw:
-    """Test whether samples, [n, *shape] in parts, have the distribution of those in `plain`, drawn sequentially.
+    """Test whether samples, [n, *shape] in parts, have the distribution of the sequential samples `plain`.
 
     Kolmogorov–Smirnov tests of random projections and of the norm. Each part is read once and then dropped, so memory
-    does not grow with their number. The seeds of the two sets must differ.
+    does not grow with the number of parts. The seeds of the two sets must differ.
     """
     require_level(level)
     generator = torch.Generator().manual_seed(0)

@@ -1,1 +1,1 @@
-"""The mathematics and one round of it: coupling → verify → round, beside the sequential sampler (`baseline`)."""
+"""The mathematics and one round of it, in plain PyTorch: coupling → verify → round."""

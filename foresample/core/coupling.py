@@ -2,7 +2,7 @@
 
 At one transition the draft and the target are Gaussians with the same scale and means a *mismatch* δ apart
 (in units of that scale). Along the line through both means the draft is N(0, 1) and the target N(δ, 1);
-across it they agree. So all the sampler ever decides is about the coordinate s along that line, with
+in all other directions they agree. So every decision of the sampler is about the coordinate s along that line, with
 
     ratio r(s) = target/draft = exp(δ s − δ²/2).
 
@@ -14,9 +14,9 @@ threshold t = δ/2 − ln(p)/δ, and
 
 The functions here are pure, elementwise and float64, and take ln p (`log_p` ≤ 0), never p: p = 1e-300 is
 ordinary. They keep a relative error below 1e-9 for δ from 0 to 1e4 wherever the value can influence a sample.
-It cannot where the acceptance probability S/c is under 2⁻⁵³ (no uniform falls below it), where s < −8.5
-(Φ(s) < 1e-17), and for 1 − F under 2⁻⁵³, the spacing of float64 numbers below 1. docs/theory.md, "Numerics",
-says why each formula has the form it has.
+The value cannot influence one where the acceptance probability S/c is under 2⁻⁵³ (no uniform falls below it), where
+s < −8.5 (Φ(s) < 1e-17), and for 1 − F under 2⁻⁵³, the spacing of float64 numbers below 1. docs/theory.md,
+"Numerics", explains the form of each formula.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def log_ratio(mismatch: Tensor, s: Tensor) -> Tensor:
 
 
 def threshold(mismatch: Tensor, log_p: Tensor) -> Tensor:
-    """Where p·target = draft: t = δ/2 − ln(p)/δ (δ/2 at p = 1, ∞ at δ = 0 with p < 1)."""
+    """The coordinate where p·target = draft: t = δ/2 − ln(p)/δ (δ/2 at p = 1, ∞ at δ = 0 with p < 1)."""
     slope = torch.where(log_p < 0, -log_p / mismatch, torch.zeros_like(log_p))
     return 0.5 * mismatch + slope
 
@@ -80,7 +80,7 @@ def acceptance(mismatch: Tensor, log_p: Tensor) -> Tensor:
 
 
 def tilted_cdf(s: Tensor, mismatch: Tensor, log_p: Tensor) -> Tensor:
-    """F(s) = [Φ(s) − p Φ(s − δ)] / c on s ≤ t: the law of the coordinate of a rejected draft.
+    """F(s) = [Φ(s) − p Φ(s − δ)] / c on s ≤ t: the distribution of the coordinate of a rejected draft.
 
     Given that the draft was rejected at this transition, F(s) is uniform on (0, 1). The value returned lies
     strictly inside, so that Φ⁻¹ and the residual of it are finite. Where c = 0 nothing is ever rejected and
@@ -101,8 +101,8 @@ def residual(level: Tensor, mismatch: Tensor, log_p: Tensor) -> Tensor:
 
         φ(w) · {[M(w) − M(w + δ)] − M(w + δ)·expm1(−δ y)},
 
-    whose logarithm is concave and falls with y: after its first step Newton's method comes to the root from the
-    right, without a bracket, and a fixed number of steps suffices.
+    whose logarithm is concave and falls with y: after its first step Newton's method approaches the root from the
+    right, so it needs no bracket, and a fixed number of steps suffices.
     """
     t = threshold(mismatch, log_p)
     S = surplus(mismatch, log_p)

@@ -1,21 +1,21 @@
-"""The free look: is a target's answer at a state a function of that state alone, and does it stay the same?
+"""The free look: does a target's answer at a state depend on that state alone, and does it stay the same?
 
 A network that mixes the rows of its call, draws random numbers or keeps state between calls has no transition
-distribution, and its samples are not exact, whatever the sampler. So an engine evaluates a few states twice. At calls
-1, 4, 16, 64 and then every 128th, a small call is made on two states:
+distribution, and no sampler can draw it exactly. So an engine evaluates a few states twice. At calls 1, 4, 16, 64 and
+then every 128th, it makes a small call on two states:
 
-    one of this call       must get the answer that it just got among its other batch-mates
-    one of the last look   must get the answer that it got then, with the step, row and extra noise that it had
+    one of this call       must get the answer that it just got among other batch-mates
+    one of the last look   must get the answer that it got then, with the same step, row and extra noise
 
 Each is the other's batch-mate. In the first look, where there is no earlier state, the mate is another first state of
-the same sample. So the network only sees states that its chain can visit; elsewhere it may be NaN or anything.
+the same sample. So the network only sees states that its chain can visit; elsewhere it may return NaN or anything.
 
 Libraries choose other algorithms for calls of other sizes, so a state of this call may be answered a little
 differently. Then it is evaluated once more, in the same place of a call of the same size, with another mate, and the
 target is refused only if those two answers differ. A state of an earlier look is compared with its answer in an equally
-large call. An answer that is NaN or infinite is not compared. A clipped one says little about the network, so the next
-call is looked at as well. The two states have a call of their own, because one state more in the sampler's call would
-change the last bits of its other answers.
+large call. An answer that is NaN or infinite is not compared. A clipped answer says little about the network, so the
+next call is checked as well. The two states have a call of their own, because one state more in the sampler's call
+would change the last bits of its other answers.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from foresample.core.report import Evidence
 STATES = 4  # in a call that compares batch-mates in `foresample.check` and in pipelines
 EVERY = 128  # calls between two looks, once an engine has made half as many
 RUNS = 16  # runs between two looks where rounds are replayed as CUDA graphs, once an engine has made that many
-DIFFERS = 1e-4  # relative change of an answer that no arithmetic explains, in two calls of one size
-_CLIPPED = 16  # calls that are looked at in turn, at most, while answers are clipped
-_SEED = 2**60  # of the first looks' mates
+DIFFERS = 1e-4  # relative change of an answer, in two calls of one size, that rounding cannot explain
+_CLIPPED = 16  # consecutive calls that are checked while answers are clipped, at most
+_SEED = 2**60  # of the mates in first looks
 
 Cause = Literal["random", "state", "mixes", "changed"]
 Part = Literal["prediction", "mean", "start"]
 Ask = Callable[[int], Tensor]
-"""The answer at one state among mates of kind 0 or 1, in calls of one size."""
+"""A function that returns the answer at one state among mates of kind 0 or 1, in calls of one size."""
 Shift = Callable[[Tensor, Tensor], tuple[int, float | None]]
-"""Two answers → a step, and how far its mean moves from one to the other, in std of that step."""
+"""A function from two answers to a step, and the distance of its two means in std of that step."""
 
-_SAID: dict[Cause, tuple[str, str, str]] = {
+_SENTENCES: dict[Cause, tuple[str, str, str]] = {
     "random": (
         "draws random numbers",
-        "asked the same twice",
+        "evaluated twice at one state",
         "put the network in eval mode (dropout), and take random numbers out of it",
     ),
     "state": (
         "keeps state between calls",
-        "asked the same twice",
+        "evaluated twice at one state",
         "take caches and running statistics out of the network",
     ),
     "mixes": (
         "mixes rows",
-        "with other batch-mates",
+        "evaluated with other batch-mates",
         "put batch normalisation in eval mode, and take attention over the batch and batch statistics out of the "
         "network",
     ),
     "changed": (
         "changed between two calls",
-        "asked again later",
+        "evaluated again later",
         "take caches and counters out of the network, leave its weights, mode and conditions alone while an engine "
-        "uses it, and make a new engine after changing them",
+        "uses it, and make a new engine after you change them",
     ),
 }
 _BY_ITSELF = "compute it for each row from that row alone, without random numbers or state"
@@ -75,7 +75,7 @@ _BY_ITSELF = "compute it for each row from that row alone, without random number
 
 @dataclass(frozen=True)
 class Difference:
-    """Two answers to one state, in calls of one size."""
+    """Two different answers at one state, in calls of one size."""
 
     cause: Cause
     change: float  # relative change of the answer
@@ -84,7 +84,7 @@ class Difference:
     part: Part = "prediction"  # the target's method that gave the answers
 
     def __str__(self) -> str:
-        what, when, remedy = _SAID[self.cause]
+        what, when, remedy = _SENTENCES[self.cause]
         who, answer = "the target", f"a {self.part}"
         if self.part != "prediction":
             who, remedy = f"the target's {self.part}", _BY_ITSELF
@@ -95,7 +95,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class State:
-    """A state as the target is asked for it."""
+    """A state with the arguments of `target.predict`."""
 
     x: Tensor  # [1, *shape]
     step: Tensor  # [1]
@@ -105,7 +105,7 @@ class State:
 
 @dataclass(frozen=True)
 class Answered:
-    """A state that was looked at: its answer, and its place in the call on two states that gave it."""
+    """A state that was checked: its answer, and its place in the call on two states that returned it."""
 
     state: State
     place: int
@@ -114,36 +114,36 @@ class Answered:
 
 @dataclass
 class _Memory:
-    """What all draws of an engine share."""
+    """State that all draws of an engine share."""
 
     seen: int = 0  # calls made
     due: int = 1
     runs: int = 1
     runs_due: int = 2
     kept: Answered | None = None
-    telling: bool = False  # whether an answer was compared that was not clipped
+    unclipped: bool = False  # whether an answer that was not clipped has been compared
 
 
 class FreeLook:
-    """Makes an engine's calls and looks at some of them, as the module says.
+    """Makes an engine's calls and checks some of them, as the module describes.
 
-    A look that found something looks again at the next call. Nothing is looked at while a CUDA graph is captured: the
-    runs that warm it up come before, and `look_back` is for the runs that replay it.
+    Nothing is checked while a CUDA graph is captured: the runs that warm it up come before, and `look_back` is for the
+    runs that replay it.
     """
 
-    def __init__(self, asked: Target | None = None) -> None:
-        """`asked`: the target that looks evaluate, if another than the calls'."""
-        self.asked, self.evidence, self._memory = asked, Evidence(), _Memory()
-        self.calls = 0  # made to look, all on two states
+    def __init__(self, instead: Target | None = None) -> None:
+        """`instead`: the target that looks evaluate instead of the one that calls do."""
+        self.instead, self.evidence, self._memory = instead, Evidence(), _Memory()
+        self.calls = 0  # calls of looks, each on two states
 
     def of_one_draw(self) -> FreeLook:
-        """The same look, which counts one draw's calls and evidence: draws may be interleaved or run in threads."""
+        """The same look, with calls and evidence of its own, for one draw of several: in turn or in threads."""
         look = copy(self)
         look.evidence, look.calls = Evidence(), 0
         return look
 
     def forget(self) -> None:
-        """Compare nothing with answers given so far: the target's conditions are about to change."""
+        """Compare nothing with earlier answers: the target's conditions are about to change."""
         self._memory.kept = None
 
     def predict(
@@ -155,32 +155,32 @@ class FreeLook:
         if memory.seen < memory.due or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return predict(target, x, step, row, extra)
         given = x.clone(), step.clone(), row.clone()
-        # A copy, since a captured network answers into the same memory again.
+        # A copy, because a captured network writes its next answer into the same memory.
         prediction = predict(target, x, step, row, extra).clone()
         require_unedited(given[1:], (step, row))
-        i, clipped = _worth_asking(prediction, memory.seen)
+        i, clipped = _state_to_check(prediction, memory.seen)
         if i is not None:
             one_x, one_step, one_row = (v[i : i + 1].clone() for v in given)
             state = State(one_x, one_step, one_row, None if extra is None else extra[i : i + 1].clone())
-            self._look(self.asked or target, state, prediction[i])
-            memory.telling |= not clipped
-            often = not memory.telling and memory.seen < _CLIPPED
+            self._look(self.instead or target, state, prediction[i])
+            memory.unclipped |= not clipped
+            often = not memory.unclipped and memory.seen < _CLIPPED
             memory.due = memory.seen + (1 if often else min(3 * memory.seen, EVERY))
         return prediction
 
     def look_back(self, target: Target) -> None:
-        """Ask again at the start of a run whose calls do not come through here: runs 2, 4, 8, 16, then every 16th."""
+        """Evaluate the kept state again at the start of a run of captured rounds: runs 2, 4, 8, 16, then every 16th."""
         memory = self._memory
         memory.runs += 1
         if memory.runs < memory.runs_due or memory.kept is None:
             return
-        kept, target = memory.kept, self.asked or target
+        kept, target = memory.kept, self.instead or target
         mate = first_state(target, kept.state.row, 0)
         self._compare_kept(target, kept, mate, self._pair(target, kept.place, kept.state, mate)[kept.place])
         memory.runs_due = memory.runs + min(memory.runs, RUNS)
 
     def _look(self, target: Target, state: State, prediction: Tensor) -> None:
-        """Evaluate a state of this call, answered `prediction`, and the one kept from the last look, in one call."""
+        """Evaluate a state of this call, which got `prediction`, and the state kept from the last look, in one call."""
         kept = self._memory.kept
         place = 0 if kept is None else 1 - kept.place
         mate = first_state(target, state.row, 0) if kept is None else kept.state
@@ -207,14 +207,14 @@ class FreeLook:
         raise _refused(explain(ask, shift, now, elsewhere))
 
     def _same(self, before: Tensor, again: Tensor) -> bool:
-        """Compare two answers, and put that on record."""
+        """Compare two answers, and record it as evidence."""
         found = change(before, again)
         self.evidence.asked_again += 1
         self.evidence.largest_change = max(self.evidence.largest_change, found)
         return found <= DIFFERS
 
     def _among(self, target: Target, place: int, state: State, mate: State, kind: int) -> Tensor:
-        """The answer at a state beside that mate, or beside a first state: an `Ask`."""
+        """The answer at a state beside that mate (kind 0) or a first state (kind 1): an `Ask`."""
         return self._pair(target, place, state, mate if kind == 0 else first_state(target, state.row, 1))[place]
 
     def _pair(self, target: Target, place: int, state: State, mate: State) -> Tensor:
@@ -227,7 +227,7 @@ class FreeLook:
 
 
 def first_state(target: Target, row: Tensor, draw: int) -> State:
-    """A first state of the sample `row`, [1], from noise that no sample is drawn from."""
+    """A first state of the sample `row`, [1], from noise that no sample uses."""
     generator, std, shape = torch.Generator().manual_seed(_SEED + draw), target.std, extra_shape(target)
 
     def noise(shape: torch.Size) -> Tensor:
@@ -238,34 +238,34 @@ def first_state(target: Target, row: Tensor, draw: int) -> State:
 
 
 def _refused(found: Difference) -> ValueError:
-    return ValueError(f"{found} (look=False samples it all the same, inexactly)")
+    return ValueError(f"{found} (with look=False it is sampled nevertheless, inexactly)")
 
 
 def dependence(ask: Ask, shift: Shift, allowed: float = DIFFERS) -> tuple[float, Difference | None]:
-    """How much an answer changes with its mates, and what else than its own state it depends on: two calls."""
+    """The relative change of an answer with its mates, and its cause if it is too large; two calls."""
     there, elsewhere = ask(0), ask(1)
     found = change(there, elsewhere)
     return found, None if found <= allowed else explain(ask, shift, there, elsewhere, allowed)
 
 
 def explain(ask: Ask, shift: Shift, there: Tensor, elsewhere: Tensor, allowed: float = DIFFERS) -> Difference:
-    """Why the answer was `there` among mates of the first kind, and then `elsewhere` among others."""
+    """The cause of an answer that was `there` among mates of kind 0 and `elsewhere` among mates of kind 1."""
     cause: Cause = "mixes"
     others = [again for again in (ask(0), ask(0)) if not change(there, again) <= allowed]
     if others:
         elsewhere, seeded = others[0], [_seeded(ask), _seeded(ask)]
-        ask(1)  # something else for it to remember
+        ask(1)  # another state, for a network that remembers
         seeded.append(_seeded(ask))
         cause = "random" if all(change(seeded[0], other) <= allowed for other in seeded) else "state"
     return Difference(cause, change(there, elsewhere), *shift(there, elsewhere))
 
 
-def _worth_asking(prediction: Tensor, turn: int) -> tuple[int | None, bool]:
-    """The index of a state to ask again, another one at each turn, and whether its answer is clipped.
+def _state_to_check(prediction: Tensor, turn: int) -> tuple[int | None, bool]:
+    """The index of a state to evaluate again, another one at each turn, and whether its answer is clipped.
 
-    None if all answers are NaN or infinite, which `faults` reports. Noisy states have denoised estimates far outside of
-    where data are, so a chain that clips them answers ±1, whatever the network returned: then most of an answer lies on
-    one bound.
+    None if all answers are NaN or infinite, which `faults` reports. Denoised estimates of noisy states lie far outside
+    the data, so a chain that clips them returns ±1, whatever the network returned: then most of an answer lies on one
+    bound.
     """
     size = prediction.flatten(1).abs()
     finite, most = size.isfinite().all(1), size.amax(1, keepdim=True)
@@ -287,7 +287,7 @@ def change(one: Tensor, two: Tensor) -> float:
 
 
 def require_unedited(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> None:
-    """Refuse a target that wrote into the steps or rows of its call, which others read. States are copies."""
+    """Refuse a target that wrote into the steps or rows of its call, which the sampler reads again."""
     for name, old, new in zip(("step", "row"), before, after, strict=True):
         if not torch.equal(old, new[: len(old)]):
             raise ValueError(
@@ -296,7 +296,7 @@ def require_unedited(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]
 
 
 def shift_at(target: Target, state: State) -> Shift:
-    """How far the mean of the first step with noise from the state's on moves with a prediction."""
+    """A function from two predictions at a state to the distance of their means, at the first step with noise."""
 
     def shift(one: Tensor, two: Tensor) -> tuple[int, float | None]:
         first = int(state.step)
@@ -312,7 +312,7 @@ def shift_at(target: Target, state: State) -> Shift:
 
 
 def _seeded(ask: Ask) -> Tensor:
-    """The answer with the global random numbers of one seed, which are put back afterwards."""
+    """The answer under a fixed global seed; the state of the random numbers is restored afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)

@@ -2,8 +2,8 @@
 
 The generator is Philox4x32-10 (Salmon et al. 2011), a keyed bijection of counters. The key is the sample's
 seed; the counter says which number is meant: (element, step, draw, stream). There is no state to carry, so a
-sample's noise cannot depend on its batch-mates, on the order of work or on how often a number is asked for,
-and nothing has to be stored to ask for it again.
+sample's noise cannot depend on its batch-mates, on the order of work or on how often a number is drawn,
+and nothing has to be stored to draw it again.
 
     stream   element        step         draw
     START    of the state   0            0        unit noise the chain starts from
@@ -43,7 +43,7 @@ def seeds_of(seed: int, count: int, first: int = 0) -> Tensor:
 
 
 def as_seeds(seeds: Sequence[int] | Tensor) -> Tensor:
-    """A list of seeds as a tensor on the host, or an error that says which one cannot be a seed."""
+    """A list of seeds as a tensor on the host, or an error that names the one that cannot be a seed."""
     if isinstance(seeds, Tensor) and seeds.dtype == torch.int64 and seeds.ndim == 1 and not (seeds < 0).any():
         return seeds.cpu()
     return torch.tensor([seed_number(seed) for seed in seeds], dtype=torch.int64)
@@ -52,7 +52,7 @@ def as_seeds(seeds: Sequence[int] | Tensor) -> Tensor:
 def resolve_seeds(
     count: int | None = None, seed: int = 0, seeds: Sequence[int] | Tensor | None = None
 ) -> Tensor:
-    """One seed per sample: derived from the run's, or those given."""
+    """One seed per sample: derived from the run's seed, or the seeds given."""
     if seeds is None:
         if count is None:
             raise ValueError("say how many samples to draw: count=64, or seeds=[…], one per sample")
@@ -66,13 +66,13 @@ def resolve_seeds(
 
 
 Normal = Callable[..., Tensor]
-"""`normal`, or what a backend has in its place."""
+"""`normal`, or a backend's version of it."""
 
 
 def normal(
     seed: Tensor, shape: torch.Size, dtype: torch.dtype, *, stream: int = STEP, step: Tensor, draw: Tensor
 ) -> Tensor:
-    """Standard normal states, [B, *shape]: row b is that of (seed[b], stream, step[b], draw[b])."""
+    """Standard normal states, [B, *shape]: row b is the state of (seed[b], stream, step[b], draw[b])."""
     size = math.prod(shape)
     pair = torch.arange((size + 1) // 2, device=seed.device)
     counter = pair, step.unsqueeze(1), draw.unsqueeze(1), torch.full_like(pair, stream)
@@ -86,7 +86,8 @@ def normal(
 def extra_noise(target: Target, seed: Tensor, step: Tensor, normal: Normal = normal) -> Tensor | None:
     """ξ of these samples at these steps, [B] and [B] or [R] and [R, W]; None for a target without extra noise.
 
-    A function of seed and step alone: drafts, the target, every later round and the sequential sampler see one ξ.
+    ξ is a function of seed and step alone: drafts, the target, every later round and the sequential sampler see the
+    same one.
     """
     shape = extra_shape(target)
     if shape is None:
@@ -115,7 +116,7 @@ def _philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Tensor) -> tupl
     c0, c1, c2, c3 = counter
     k0, k1 = key & _MASK, (key >> 32) & _MASK
     for _ in range(_ROUNDS):
-        # The products wrap modulo 2⁶⁴ in int64; their 32-bit halves are right all the same.
+        # The products wrap modulo 2⁶⁴ in int64; their 32-bit halves are still right.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _MASK) ^ c1 ^ k0,

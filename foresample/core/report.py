@@ -1,4 +1,4 @@
-"""What a run tells: the commits of its rounds to those who watch, and at the end what it cost and how it went."""
+"""Reports of a run: the commits of its rounds, for observers, and its costs at the end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from foresample.text import without_nan
 
 @dataclass(frozen=True)
 class Commit:
-    """What one round committed, for those who watch a run."""
+    """The transitions that one round committed, for observers of a run."""
 
     sample: Tensor
     """[R]: index of the sample in the run."""
     step: Tensor
     """[R]: the first transition committed."""
     committed: Tensor
-    """[R]: how many, at least 1; 0 for a slot with nothing to do."""
+    """[R]: transitions committed, at least 1; 0 for a slot with nothing to do."""
     path: Tensor
     """[R, W+1, *shape]: the round's first state and its drafts."""
     x: Tensor
@@ -47,17 +47,19 @@ Observer = Callable[[Commit], None]
 
 @dataclass
 class Evidence:
-    """What a run checked about its target as it went, and what it took on trust."""
+    """Checks that a run made of its target as it went, and assumptions that no check covers."""
 
     asked_again: int = 0  # states of earlier calls that were evaluated a second time
     largest_change: float = 0.0  # largest difference between two such answers, relative to their size
     steps_replayed: int = 0  # steps of the original sampling loop that the chain reproduced to rounding
-    trusted: list[str] = field(default_factory=list)  # assumptions that no check covers, a phrase each
+    trusted: list[str] = field(default_factory=list)  # assumptions, a phrase each
 
     def __str__(self) -> str:
         parts = []
         if self.asked_again:
-            parts.append(f"{self.asked_again} states asked again (largest change {self.largest_change:.1g})")
+            parts.append(
+                f"{self.asked_again} states evaluated twice (largest change {self.largest_change:.1g})"
+            )
         if self.steps_replayed:
             parts.append(f"{self.steps_replayed} steps replayed")
         if self.trusted:
@@ -67,7 +69,7 @@ class Evidence:
 
 @dataclass
 class Report:
-    """Counted while a run goes on; all figures are totals over its samples unless said otherwise."""
+    """Costs and statistics of a run: totals over its samples, unless a field says otherwise."""
 
     method: str
     steps: int
@@ -81,7 +83,7 @@ class Report:
     drafted: int = 0
     accepted: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
-    """How many rounds kept 0, 1, … drafts."""
+    """Number of rounds that kept 0, 1, … drafts."""
     mismatch: list[float] = field(default_factory=list)
     """Mean mismatch δ at each step, NaN where it was never examined."""
     calls_mean: float = math.nan
@@ -89,15 +91,15 @@ class Report:
     """Mean calls of a sample, and its standard error."""
     evaluations_mean: float = math.nan
     calls_per_step: int = 1
-    """Network calls in a call of the target: 2 for second-order steps, of both samplers alike."""
+    """Network calls in a call of the target: 2 for second-order steps, in both samplers."""
     speedup: float = math.nan
     look_calls: int = 0
-    """Calls on a few states that made sure the target's answers depend on the state alone (`core.look`); not among the
-    calls above."""
+    """Calls on a few states that checked that the target's answers depend on the state alone (`core.look`). Not among
+    the calls above."""
     slots: int = 0
     """Samples under way at a time, at most."""
     occupancy: float = math.nan
-    """Rounds of samples over rounds of slots: 1 if no slot ever waited."""
+    """Rounds of samples over rounds of slots; 1 if no slot ever waited."""
     evidence: Evidence = field(default_factory=Evidence)
     preparation_seconds: float = 0.0
     """Time spent before and beside `seconds` on what later runs find ready: building the engine, measuring windows,
@@ -117,7 +119,7 @@ class Report:
         return self.speedup * self.calls_error / self.calls_mean
 
     def to_json(self) -> str:
-        """Everything above as JSON; what was never measured is null."""
+        """All fields as JSON; a figure that was never measured is null."""
         values = asdict(self) | {"accepted_mean": self.accepted_mean, "speedup_error": self.speedup_error}
         return json.dumps(without_nan(values), indent=2)
 
@@ -143,7 +145,7 @@ class Report:
         if self.preparation_seconds >= 0.005:
             lines["seconds to prepare"] = f"{self.preparation_seconds:.2f}, before and beside those"
         if self.look_calls:
-            lines["calls to look at it"] = f"{self.look_calls}, on a few states each"
+            lines["calls that check the target"] = f"{self.look_calls}, on a few states each"
         if str(self.evidence):
             lines["evidence"] = str(self.evidence)
         width = max(map(len, lines))
@@ -169,7 +171,7 @@ class Run:
 
 
 Count = Callable[[Commit, Tensor, Tensor, Tensor], None]
-"""`count`, or what a backend has in its place."""
+"""`count`, or a backend's version of it."""
 
 
 def count(commit: Commit, lengths: Tensor, drafted: Tensor, mismatch: Tensor) -> None:
@@ -185,11 +187,11 @@ def count(commit: Commit, lengths: Tensor, drafted: Tensor, mismatch: Tensor) ->
 
 
 class Tally:
-    """Counts rounds as they go, on their own device and without reading back. Scalars only: O(N + window)."""
+    """Counts rounds as they go, on their own device and without reading back; O(N + window) numbers."""
 
     def __init__(self, window: int, steps: int, device: torch.device, count: Count = count) -> None:
         self._count = count
-        self._all = torch.zeros(window + 2 + 2 * steps, dtype=torch.int64, device=device)  # one thing to read
+        self._all = torch.zeros(window + 2 + 2 * steps, dtype=torch.int64, device=device)  # read at once
         self.drafted, self.lengths, self.mismatch = _counters(self._all, steps)
 
     def clear(self) -> None:
@@ -199,7 +201,7 @@ class Tally:
         self._count(commit, self.lengths, self.drafted, self.mismatch)
 
     def close(self, report: Report, samples: Tensor, calls: Tensor, evaluations: Tensor) -> Run:
-        """The finished run: what was counted, and what each sample cost."""
+        """The finished run: its report, and the costs of each sample."""
         costs = torch.stack([calls, evaluations])
         made, evaluated = costs.tolist()
         report.rounds, report.evaluations = sum(made), sum(evaluated)
@@ -217,14 +219,14 @@ class Tally:
 
 
 def _counters(counters: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of a tally: drafts in all, []; how many rounds kept 0, 1, … of them, [window + 1]; and at each step the
-    sum of mismatches and their number, [2, N], in float64."""
+    """Views of a tally: the number of drafts, []; the rounds that kept 0, 1, … of them, [window + 1]; and at each step
+    the sum of mismatches and their number, [2, N], in float64."""
     whole, sums = counters[: -2 * steps], counters[-2 * steps :]
     return whole[0], whole[1:], sums.view(torch.float64).view(2, steps)
 
 
 class TimedTarget(Wrapper):
-    """A target that clocks its own predictions."""
+    """A target that measures the time of its predictions."""
 
     seconds = 0.0
 
@@ -236,7 +238,7 @@ class TimedTarget(Wrapper):
 
 
 def on_the_clock(ratio: float) -> str:
-    """A ratio of times in words, the other's over ours."""
+    """A ratio of times in words: the other sampler's time over ours."""
     if f"{ratio:.2f}" == "1.00":
         return "as fast"
     return f"{ratio:.2f}× faster" if ratio > 1 else f"{1 / ratio:.2f}× slower"

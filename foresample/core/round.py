@@ -5,15 +5,15 @@ A round of one row that stands at state x of step k:
     propose   draft    L transitions with guessed predictions and the row's own noise, up to the next step that
                        cannot be drafted across (a deterministic one, or the last of the chain)
               call     the states at which to evaluate the target, at once: x and all L drafts
-    settle    verify   how many drafts to keep, up to where one strayed hopelessly, if it did (`verify`)
+    settle    verify   how many drafts to keep, up to the first that strayed hopelessly, if one did (`verify`)
               commit   the drafts kept, and one transition more: from the residual if a draft was rejected, else
-                       the exact transition from the last draft, whose prediction the call has just given
+                       the exact transition from the last draft, whose prediction the call has just returned
 
 So a round commits `accepted + 1` transitions for one call. With nothing to draft from (L = 0) it is a step
 of the sequential sampler; a deterministic transition is the exact one with std 0. Nothing is special-cased.
 
-Between the two halves stands whoever evaluates the target: the engine, or a pipeline's own loop.
-`backends.triton.round` is this file once more in four kernels, for CUDA; `backends.numba.round` compiled, for CPUs.
+Between the two halves the target is evaluated, by the engine or by a pipeline's own loop.
+`backends.triton.round` is the same round in four kernels, for CUDA; `backends.numba.round` is compiled, for CPUs.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from foresample.faults import NO_FAULT, broken, note_fault, note_state
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples under way: all that outlives a round. Memory is O(rows × window × state)."""
+    """Samples under way: everything that outlives a round. Memory is O(rows × window × state)."""
 
     sample: Tensor  # [R]: index of the sample in the run
     seed: Tensor  # [R]
     round: Tensor  # [R]: rounds done, each of which was one call
     evaluations: Tensor  # [R]: states evaluated
     step: Tensor  # [R]: transitions committed; N in a slot with nothing to do
-    fault: Tensor  # [R]: where a transition first used NaN or infinity, if one did (`faults`)
+    fault: Tensor  # [R]: code of the first NaN or infinity that a transition used (`faults`)
     x: Tensor  # [R, *shape]: the last committed state
     previous: Tensor  # [R, *shape] or [R, 2, *shape]: predictions before x, for multistep targets
     noise: Tensor  # [R, L+1, *shape]: unspent, of steps step … step + L; i.i.d. N(0, I) given all committed
@@ -76,21 +76,21 @@ class Call:
     x: Tensor  # [B, *shape]
     step: Tensor  # [B]
     row: Tensor  # [B]: index of the sample in the run
-    needed: Tensor | None  # [R, W+1]: the positions of the window these states are at; None if they are all
+    needed: Tensor | None  # [R, W+1]: positions of the window to evaluate; None for all
     extra: Tensor | None = None  # [B, *extra]: the target's extra noise, if it has any
 
     @staticmethod
     def at(
         states: Tensor, step: Tensor, row: Tensor, needed: Tensor | None, extra: Tensor | None = None
     ) -> Call:
-        """The call at states [R, W+1, *shape], or at those of them needed."""
+        """The call at states [R, W+1, *shape], or at the needed ones of them."""
         if needed is None:
             extra = None if extra is None else extra.flatten(0, 1)
             return Call(states.flatten(0, 1).clone(), step.flatten(), row.flatten(), None, extra)
         return Call(states[needed], step[needed], row[needed], needed, None if extra is None else extra[needed])
 
     def spread(self, predictions: Tensor, states: Tensor) -> Tensor:
-        """The predictions of the call, [B, *shape], at their positions, [R, W+1, *shape]; 0 where there is none."""
+        """The predictions of the call, [B, *shape], at their positions, [R, W+1, *shape]; 0 at the others."""
         if self.needed is None:
             return predictions.view_as(states)
         spread = torch.zeros_like(states)
@@ -99,7 +99,7 @@ class Call:
 
 
 class Packed:
-    """A round evaluates and draws just what is needed. Shapes follow the rows and are read back from the device."""
+    """Rounds that evaluate and draw only what is needed. Shapes follow the rows and are read back from the device."""
 
     def drafts(self, window: int) -> int:
         """The most transitions that a round drafts."""
@@ -110,15 +110,15 @@ class Packed:
         return max(1, int(length.max()))
 
     def needed(self, length: Tensor, width: int) -> Tensor | None:
-        """[R, W+1]: the positions to evaluate; None: all."""
+        """[R, W+1]: the positions to evaluate; None for all."""
         return torch.arange(width + 1, device=length.device) <= length.unsqueeze(1)
 
 
 @dataclass(frozen=True)
 class Padded:
-    """A round evaluates and draws everything. Shapes are fixed and nothing is read back."""
+    """Rounds that evaluate and draw everything. Shapes are fixed and nothing is read back."""
 
-    most: int | None = None  # transitions drafted, where no row can draft more; the whole window by default
+    most: int | None = None  # transitions drafted, if no row can draft more; the whole window by default
 
     def drafts(self, window: int) -> int:
         return window if self.most is None else min(self.most, window)
@@ -135,31 +135,31 @@ Layout = Packed | Padded
 
 @dataclass(frozen=True)
 class Speculation:
-    """How to speculate."""
+    """Settings of the rounds of one engine."""
 
     drafter: Drafter
     window: int
     block: int | None
     recycle: bool
-    last: Tensor  # [N]: from each step on, the first step not to be drafted across
+    last: Tensor  # [N]: the first step, from each step on, that cannot be drafted across
     layout: Layout
     normal: Normal = streams.normal  # plain PyTorch's or a backend's
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a round proposes."""
+    """A drafted window, and the call that verifies it."""
 
     call: Call
     states: Tensor  # [R, W+1, *shape]: x and its drafts
-    mean: Tensor  # [R, W, *shape]: where each draft was centred
+    mean: Tensor  # [R, W, *shape]: mean of each draft
     step: Tensor  # [R, W+1]: of each state
-    length: Tensor  # [R]: transitions drafted; positions behind hold nothing
+    length: Tensor  # [R]: transitions drafted; later positions hold nothing
     extra: Tensor | None = None  # [R, W+1, *extra]: the target's extra noise, for draft and target alike
 
 
 def propose(target: Target, rows: Rows, speculation: Speculation) -> Draft:
-    """Draft a window for each row, and say where the target is to be evaluated."""
+    """Draft a window for each row, with the call that evaluates the target."""
     steps = len(target.std)
     first = rows.step.clamp(max=steps - 1)
     reach = speculation.drafter.reach(rows.memory, speculation.layout.drafts(speculation.window))
@@ -179,7 +179,7 @@ def settle(
 ) -> tuple[Rows, Commit]:
     """Verify and commit, given the target's predictions at the draft's call.
 
-    Law: the committed states continue each row by the target's own chain, and the noise left in the rows is
+    Distribution: the committed states continue each row by the target's own chain, and the noise left in the rows is
     i.i.d. N(0, I), independent of everything committed.
     """
     steps, index = len(target.std), torch.arange(len(rows.x), device=rows.x.device)
@@ -207,7 +207,7 @@ def settle(
     mean = torch.where(whole, target_mean[index, accepted], draft.mean[index, accepted.clamp(max=width - 1)])
     x = mean + expand(std[index, accepted], rows.x) * noise[index, accepted]
 
-    # What broke at a draft that strayed is not learned from; it is a fault if a committed transition used it.
+    # Drafters do not learn from a broken value at a draft that strayed; in a committed transition it is a fault.
     network, state = broken(predictions), broken(draft.states)
     lost = (network | state)[index, examined] & (accepted < examined)
     innovations = draft.states[:, 1:] - draft.mean
@@ -258,7 +258,7 @@ def begin(
     sample: Tensor | None = None,
     x: Tensor | None = None,
 ) -> Rows:
-    """Rows at the start of their chains, one per seed: samples 0, 1, …, or those said; at states x if given."""
+    """Rows at the start of their chains, one per seed: samples 0, 1, … or the given ones, at states x if given."""
     zero = torch.zeros_like(seed)
     if sample is None:
         sample = torch.arange(len(seed), device=seed.device)
@@ -276,7 +276,7 @@ def begin(
 
 
 def last_draftable(std: Tensor) -> Tensor:
-    """From each step on, the first that is deterministic or the chain's last."""
+    """[N]: the first step, from each step on, that is deterministic or the chain's last."""
     steps = len(std)
     stops = torch.where(std == 0, torch.arange(steps, device=std.device), steps - 1)
     return stops.flip(0).cummin(0).values.flip(0)
@@ -289,7 +289,7 @@ def can_draft(target: Target) -> bool:
 
 
 def _advance(rows: Rows, noise: Tensor, committed: Tensor, steps: int, speculation: Speculation) -> Tensor:
-    """Unspent noise after `committed` transitions: what is left of the window's, then the stream's next."""
+    """Unspent noise after `committed` transitions: the rest of the window's, then the stream's next."""
     position = torch.arange(noise.shape[1], device=noise.device)
     source = position + committed.unsqueeze(1)
     index = torch.arange(len(noise), device=noise.device).unsqueeze(1)
@@ -312,9 +312,9 @@ def _target_means(target: Target, draft: Draft, predictions: Tensor, history: Te
 
 
 def _history(target: Target, rows: Rows, predictions: Tensor) -> Tensor:
-    """Earlier predictions as the means see them, at all positions and at the one behind: [R, W+2, *…].
+    """Earlier predictions as the means see them, at all positions and the one after them: [R, W+2, *…].
 
-    A one-step target looks at none of it: there it is the predictions themselves, [R, W+1, *shape].
+    A one-step target uses none of them: then these are the predictions themselves, [R, W+1, *shape].
     """
     earlier = earlier_predictions(target)
     if earlier == 0:
@@ -326,7 +326,7 @@ def _history(target: Target, rows: Rows, predictions: Tensor) -> Tensor:
 
 
 def _redrawn(rows: Rows, step: Tensor, speculation: Speculation) -> Tensor:
-    """Noise for these steps that nobody has seen: the draw of this round."""
+    """Noise for these steps that nothing has used yet: the draw of this round."""
     return _stream(speculation, rows.seed, step, rows.noise, draw=rows.round + 1)
 
 

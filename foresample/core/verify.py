@@ -2,11 +2,11 @@
 
 One round drafted W transitions x̂_{i} = draft_mean_i + std_i z_i, and one call gave the target's means at the
 drafted states. `verify` decides how many drafts to keep so that, whatever the draft was, the states kept and
-the corrected one after them have exactly the target's law, and leaves the noise of all later steps i.i.d.
+the corrected one after them have exactly the target's distribution, and the noise of all later steps is left i.i.d.
 N(0, I), independent of everything committed.
 
-Every decision is about the coordinate of z_i along the line through both means, so everything that is done
-to the noise is a move along that line: z_i ← z_i + (s'_i − s_i) e_i.
+Every decision is about the coordinate of z_i along the line through both means, so noise only ever moves along that
+line: z_i ← z_i + (s'_i − s_i) e_i.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAR = 1e5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification decided for each row."""
+    """The decision for each row."""
 
     accepted: Tensor  # [R]: drafted transitions kept, 0 … length
     length: Tensor  # [R]: drafted transitions before the first hopeless one, which ends the window
@@ -53,11 +53,11 @@ def verify(
     has drafted its first `length[r]` transitions only. Blocks of `block` transitions (None: the whole window)
     are verified one after the other until one is not accepted whole.
 
-    A mismatch that is NaN, or beyond `FAR`, ends the window before that transition: it could not be
-    kept anyway. It is known before the transition's noise is looked at, so the law is the same.
+    A mismatch that is NaN, or beyond `FAR`, ends the window before that transition, which could not be kept anyway.
+    This is decided before the transition's noise is used, so it does not change the distribution.
 
     With `fresh` noise, [R, W, *shape], independent of all else, the examined noise is replaced instead of
-    recycled; the law is the same.
+    recycled; the distribution is the same.
     """
     rows, width = noise.shape[:2]
     position = torch.arange(width, device=noise.device)

@@ -35,7 +35,7 @@ def test_it_says_what_so_many_samples_can_find() -> None:
     assert "note  distribution" in succeeds("check", "flow", "--samples", "10")
     told = json.loads(succeeds("check", "flow", *SMALL, "--json"))
     assert 0 < told["findings"][2]["smallest_shift"] < 1
-    assert "200 samples find, 95 times in 100, a mean that is off by" in told["findings"][2]["detail"]
+    assert "200 samples reveal, 95 times in 100, a mean that is off by" in told["findings"][2]["detail"]
 
 
 def test_a_model(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""The yardstick by which GPU rounds are held to plain ones, tried where there is no GPU.
+"""The comparison of GPU rounds with plain ones, tested without a GPU.
 
-A plain round against one whose means are a little off, as another order of rounding makes them: rows part, rightly,
-and the yardstick allows it. Against one with a mistake in it, it does not.
+A plain round is compared with one whose means are a little off, as another order of rounding makes them: rows part,
+rightly, and the comparison allows it. It must not allow a round with a mistake.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def parted(found: list[tuple[Settled, Settled, Tensor]]) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 1, 4])
 @pytest.mark.parametrize("chain", [name for name in CHAINS if name != "single precision"])
-def test_rounds_that_round_otherwise_decide_alike(chain: str, block: int | None) -> None:
-    """Nobody has a choice, to speak of: the yardstick is sharp."""
+def test_rounds_that_round_differently_decide_alike(chain: str, block: int | None) -> None:
+    """Almost no row has a choice, so the comparison is sharp."""
     found = along_the_chain(chain, block, 1e-15)
     choices = sum(int(choice.sum()) for *_, choice in found)
     assert choices <= 3

@@ -1,4 +1,4 @@
-"""Extra noise on its way: one ξ for a sample and a step, whoever asks, and refusals where it cannot be."""
+"""Extra noise: the same ξ for a sample and a step everywhere, and refusals where it is not supported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foresample.engine.tuning import call_seconds
 from tests.support.small_chains import NOISIER, ddpm, third_order, turned, two_noises
 
 
-def test_it_is_a_function_of_seed_and_step_in_any_shape_of_asking() -> None:
+def test_it_is_a_function_of_seed_and_step_in_any_shape() -> None:
     target, seed = turned(), seeds_of(0, 3)
     step = torch.tensor([[0, 1], [5, 6], [5, 2]])
     both = extra_noise(target, seed, step)
@@ -68,7 +68,7 @@ class Listening:
         return self.of.mean(x, prediction, step, extra=extra)
 
 
-def test_every_round_and_the_sequential_sampler_hear_the_same_one() -> None:
+def test_every_round_and_the_sequential_sampler_get_the_same_one() -> None:
     target: Any = Listening(turned())
     run = fs.sample(target, 4, window=5, seed=3, look=False)  # a look has noise of its own
     fs.sequential(target, 4, seed=3)
@@ -106,7 +106,7 @@ def test_a_chain_with_two_networks_and_one_noise_is_still_affine() -> None:
     assert affine_chain(replace(target, chain=chain)) is chain
 
 
-def test_without_it_such_a_target_cannot_be_asked() -> None:
+def test_such_a_target_cannot_be_evaluated_without_it() -> None:
     target, zero = turned(), torch.zeros(2, dtype=torch.int64)
     x = torch.zeros(2, 2, dtype=torch.float64)
     for ask in (

@@ -49,7 +49,7 @@ def perceptron(*between: nn.Module) -> nn.Module:
 
 
 class Remembers:
-    """Adds a little of what it was asked before: ever, or in the last call alone."""
+    """Adds a little of the states of earlier calls: of all calls, or only of the last."""
 
     def __init__(self, ever: bool = True) -> None:
         self.net, self.last, self.ever = perceptron(), torch.zeros(SIZE), ever
@@ -85,7 +85,7 @@ def of_vectors(net: Any) -> ChainTarget:
 
 @wrong
 @pytest.mark.parametrize("draw", DRAWS)
-def test_a_network_without_a_law_is_refused_by_everything_that_draws(name: str, draw: str) -> None:
+def test_a_network_without_a_distribution_is_refused_by_everything_that_draws(name: str, draw: str) -> None:
     make, said = WRONG[name]
     if (name, draw) == ("batch normalisation", "one sample"):
         said = "Expected more than 1 value per channel when training"  # torch itself, of a call on one state
@@ -99,7 +99,7 @@ def test_a_network_without_a_law_is_refused_by_everything_that_draws(name: str, 
 def test_a_refused_target_is_refused_again_and_can_be_forced(name: str) -> None:
     made = fs.Engine(of_vectors(WRONG[name][0]()), window=3, slots=2)
     for _ in range(2):
-        with pytest.raises(ValueError, match="look=False samples it all the same, inexactly"):
+        with pytest.raises(ValueError, match="with look=False it is sampled nevertheless, inexactly"):
             made.sample([1, 2])
     run = fs.sample(of_vectors(WRONG[name][0]()), 2, window=3, look=False)
     assert run.report.look_calls == 0
@@ -114,7 +114,7 @@ def test_each_run_reports_its_own_looks() -> None:
     assert 0 < first.seconds + second.seconds <= perf_counter() - began
 
 
-def test_check_tells_the_same_causes_apart() -> None:
+def test_check_names_the_same_causes() -> None:
     for make, said in WRONG.values():
         found = fs.check(of_vectors(make()), window=3, samples=20)
         assert [finding.passed for finding in found.findings] == [False, True, False]
@@ -128,8 +128,8 @@ def test_a_whole_network_in_eval_mode_passes() -> None:
 
 
 @pytest.mark.parametrize("shape", [(SIZE,), (1,)])
-def test_what_is_clipped_hides_nothing(shape: tuple[int, ...]) -> None:
-    """A chain that clips answers ±1 at its noisy steps, whatever the network says; later calls are looked at then."""
+def test_clipped_answers_hide_nothing(shape: tuple[int, ...]) -> None:
+    """A chain that clips returns ±1 at its noisy steps, whatever the network returns; then later calls are checked."""
     scheduler = pytest.importorskip("diffusers").DDPMScheduler(20, beta_schedule="squaredcos_cap_v2")
     scheduler.set_timesteps(20)
     for mixes in (0.0, 0.1):
@@ -151,7 +151,7 @@ def test_what_is_clipped_hides_nothing(shape: tuple[int, ...]) -> None:
 # ------------------------------------------------------------------ what it costs
 
 
-def test_a_report_says_when_nobody_looked() -> None:
+def test_a_report_says_when_nothing_was_checked() -> None:
     assert fs.sample(flow(), 2, window=4, look=False).report.evidence.trusted == ["look=False"]
     assert fs.sample(flow(), 2, window=4).report.evidence.trusted == []
 
@@ -184,7 +184,7 @@ def test_a_report_is_of_its_own_run_whatever_else_the_engine_draws(layout: Any) 
 
 
 class Counting:
-    """A target that keeps what it was asked."""
+    """A target that keeps the states it was called with."""
 
     def __init__(self, target: fs.Target) -> None:
         self.shape, self.std, self.start, self.mean = target.shape, target.std, target.start, target.mean
@@ -223,8 +223,8 @@ def test_it_costs_calls_on_two_states_and_changes_no_sample(layout: Any, count: 
     assert (runs[True].report.look_calls, runs[False].report.look_calls) == (len(small), 0)
     assert runs[True].report.evidence.asked_again == 2 * len(small) - 1
     assert runs[False].report.evidence.asked_again == 0
-    assert "calls to look at it" in str(runs[True].report)
-    assert "calls to look at it" not in str(runs[False].report)
+    assert "calls that check the target" in str(runs[True].report)
+    assert "calls that check the target" not in str(runs[False].report)
     again = engines[True].sample(seeds_of(3, count))
     assert again.report.look_calls == len([n for n in LOOKED if len(bare) < n <= 2 * len(bare)])
     assert torch.equal(again.samples, runs[True].samples)
@@ -273,7 +273,7 @@ def test_tuning_looks_with_one_window_and_not_while_its_clock_runs(
 # ------------------------------------------------------------------ whom it must not blame
 
 
-def test_rounding_that_depends_on_the_size_of_a_call_is_asked_about_and_forgiven() -> None:
+def test_rounding_that_depends_on_the_size_of_a_call_is_checked_and_accepted() -> None:
     net = perceptron()
 
     def rounded(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
@@ -285,20 +285,20 @@ def test_rounding_that_depends_on_the_size_of_a_call_is_asked_about_and_forgiven
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_half_precision_network_is_not_blamed(dtype: torch.dtype) -> None:
+def test_a_half_precision_network_is_not_refused(dtype: torch.dtype) -> None:
     net = nn.Sequential(nn.Linear(SIZE, 256), nn.SiLU(), nn.Linear(256, SIZE)).to(dtype)
     target = walk(lambda x, step, row: net(x.to(dtype)).float())
     for count in (1, 4, 50):
         assert fs.sample(target, count, window=3).report.evidence.largest_change < 0.1
 
 
-def test_a_broken_first_prediction_is_a_fault_and_no_matter_of_the_look() -> None:
+def test_a_broken_first_prediction_is_a_fault_and_not_refused_by_the_look() -> None:
     target = walk(lambda x, step, row: torch.where((row == 0).unsqueeze(1), math.nan, 0.5 * x))
     with pytest.raises(FloatingPointError, match="NaN or infinity at step 0 of sample 0"):
         fs.sample(target, 5, window=3)
 
 
-def test_a_network_that_writes_into_its_states_is_not_blamed() -> None:
+def test_a_network_that_writes_into_its_states_is_not_refused() -> None:
     run = fs.sample(walk(lambda x, step, row: x.mul_(0.5).clone()), 5, window=3)
     assert run.report.evidence.largest_change == 0
 
@@ -315,7 +315,7 @@ def test_a_network_that_writes_into_steps_or_rows_is_refused(what: str) -> None:
             draw()
 
 
-def test_a_prior_is_fitted_on_what_was_sampled_and_not_on_a_look() -> None:
+def test_a_prior_is_fitted_on_samples_and_not_on_a_look() -> None:
     """Its pilots' first states are those of their seeds; a look would have put others in their place."""
     target, pilots = flow(), 8
     key = seeds_of(2**61, pilots)
@@ -329,27 +329,27 @@ def test_a_prior_is_fitted_on_what_was_sampled_and_not_on_a_look() -> None:
 # ------------------------------------------------------------------ what it says
 
 
-def test_the_size_of_the_effect_is_told_in_std() -> None:
+def test_the_size_of_the_effect_is_given_in_std() -> None:
     told = str(Difference("mixes", 0.1, 3, 2.0))
     assert "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std; put" in told
     assert "std" not in str(Difference("random", 0.1, 3, None))
-    assert "the target's mean mixes rows: with other batch-mates, it changes" in str(
+    assert "the target's mean mixes rows: evaluated with other batch-mates, it changes" in str(
         Difference("mixes", 0.1, 3, None, "mean")
     )
-    assert "the target's start draws random numbers: asked the same twice, a first state" in str(
+    assert "the target's start draws random numbers: evaluated twice at one state, a first state" in str(
         Difference("random", 0.1, 0, None, "start")
     )
 
 
 def refusal(target: fs.Target, x: Tensor, step: int = 0) -> str:
-    """What the first look says of a target that is asked for states x."""
+    """The error of the first look at a target that evaluates states x; "" if there is none."""
     zero = torch.zeros(len(x), dtype=torch.int64)
     with pytest.raises(ValueError, match="the target mixes rows") as refused:
         FreeLook().predict(target, x, zero + step, zero)
     return str(refused.value)
 
 
-def test_the_effect_is_told_as_large_as_it_is() -> None:
+def test_the_reported_effect_has_its_true_size() -> None:
     """The network adds what it is given on average: half of the mate, another first state of the same sample."""
     base = walk(lambda x, step, row: x + x.mean(0))
     mates = iter([0.0, 1.0, 0.0])
@@ -447,14 +447,14 @@ class Changes:
 @pytest.mark.parametrize("at", [3, 5, 20, 200])
 def test_a_network_that_changes_during_a_run_is_refused(at: int) -> None:
     with pytest.raises(
-        ValueError, match="the target changed between two calls: asked again later, a prediction"
+        ValueError, match="the target changed between two calls: evaluated again later, a prediction"
     ):
         fs.sample(of_vectors(Changes(at)), 400, window=3, slots=1)
     assert fs.sample(of_vectors(Changes(at)), 4, window=3, slots=1, look=False).report.evidence.asked_again == 0
 
 
-def test_a_cache_that_answers_every_other_call_by_heart_is_refused() -> None:
-    """As caches of diffusers do: the first calls are computed, later ones are partly what was said before."""
+def test_a_cache_that_answers_every_other_call_from_memory_is_refused() -> None:
+    """As caches of diffusers do: the first calls are computed, later ones return parts of earlier answers."""
     net, calls, last = perceptron(), [0], [torch.zeros(SIZE)]
 
     def cached(x: Tensor, step: Tensor, row: Tensor) -> Tensor:
@@ -548,12 +548,12 @@ def test_new_conditions_are_no_change_of_the_network() -> None:
     for seed in range(6):
         made.forget()
         draw(seed)
-    with pytest.raises(ValueError, match="make a new engine after changing them"):
+    with pytest.raises(ValueError, match="make a new engine after you change them"):
         list(map(draw, range(40)))
 
 
 @torch.no_grad()
-def test_runs_that_are_replayed_are_looked_at_from_outside() -> None:
+def test_captured_runs_are_checked_before_they_start() -> None:
     """CUDA graphs do not pass through `predict`; a run that replays them begins with a look back, rarely."""
     net = dropping()
     target, look = of_vectors(net), FreeLook()

@@ -136,8 +136,8 @@ def test_step_draw_and_stream_do_not_stand_in_for_one_another():
     assert len(torch.cat(rows).unique()) == 32 * 8
 
 
-def test_every_number_has_the_counter_that_the_table_says():
-    """So that kernels, other versions and whoever asks again mean the same number."""
+def test_every_number_has_the_counter_of_the_table():
+    """So that kernels, other versions and later calls draw the same number."""
     seed, step = SEEDS[:3], torch.tensor([0, 5, 2**20])
 
     def words(key, element, step, draw, stream):

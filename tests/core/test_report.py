@@ -1,4 +1,4 @@
-"""What a run tells of itself."""
+"""Tests of the reports of runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_rounds_are_counted_as_by_hand(plainly: str, monkeypatch: pytest.MonkeyP
     assert (report.speedup, report.speedup_error) == (1.5, 1.5 / 4)
 
 
-def test_the_sequential_sampler_tells_the_same_of_itself() -> None:
+def test_the_sequential_sampler_reports_the_same() -> None:
     began = perf_counter()
     report = fs.sequential(flow(), 5, slots=2).report
     assert report.accepted_lengths == [5 * 16]
@@ -68,10 +68,10 @@ def test_the_sequential_sampler_tells_the_same_of_itself() -> None:
     assert 0 < report.target_seconds < report.seconds <= perf_counter() - began
 
 
-def test_steps_of_two_network_calls_are_told() -> None:
+def test_steps_of_two_network_calls_are_reported() -> None:
     report = fs.Report("by hand", 6, 2, 3, calls_mean=4.0)
     assert "network calls" not in str(report)
-    assert "calls to look" not in str(report)
+    assert "calls that check" not in str(report)
     report.calls_per_step = 2
     assert "4.00, each 2 network calls (8.00)" in str(report)
 

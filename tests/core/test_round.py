@@ -76,7 +76,7 @@ def tensors(rows: Rows) -> list[torch.Tensor]:
 
 
 def test_settling_leaves_rows_and_draft_as_they_were() -> None:
-    """The plain round hands out new tensors, so that whoever kept the old ones can settle again."""
+    """The plain round returns new tensors, so that a caller who kept the old ones can settle again."""
     target = flow()
     speculation = settings_of(target, 5)
     rows = begin(target, speculation, seeds_of(2, 4))
@@ -117,7 +117,7 @@ def test_padded_rounds_commit_what_packed_ones_do(chain: str) -> None:
         assert torch.equal(both[0].fault[moved], both[1].fault[moved])
 
 
-def test_padded_rounds_draft_no_more_than_they_are_told() -> None:
+def test_padded_rounds_draft_no_more_than_their_layout_allows() -> None:
     target = flow()
     for most, drafts in ((2, 2), (4, 4), (9, 4), (None, 4)):
         speculation = settings_of(target, 4, Padded(most))
@@ -129,7 +129,7 @@ def test_padded_rounds_draft_no_more_than_they_are_told() -> None:
 def test_fresh_noise_is_noise_that_no_round_has_seen(
     drafter: fs.Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither this one nor one before: the law rests on it, and few samples would show it."""
+    """Neither this round nor an earlier one: exactness needs it, and few samples would show its absence."""
     seen: set[float] = set()
 
     def watched(noise: torch.Tensor, *rest: Any, fresh: torch.Tensor, **speculation: Any) -> Verdict:
@@ -153,7 +153,7 @@ def test_no_window_reaches_across_a_deterministic_step() -> None:
 
 @dataclass(frozen=True)
 class Astray(Zero):
-    """Drafts far away, and remembers whom it was made for and what it was told to learn from."""
+    """Drafts far away, and remembers its rows and the paths it learned from."""
 
     value: float = 60.0
     primed: list[int] = field(default_factory=list)
@@ -173,7 +173,7 @@ class Astray(Zero):
 
 
 class Listening(fs.Replay):
-    """Remembers what it was told last."""
+    """Remembers the last path it learned from."""
 
     def learn(
         self, memory: fs.drafters.DrafterMemory, path: fs.drafters.DraftPath, committed: torch.Tensor
@@ -182,7 +182,7 @@ class Listening(fs.Replay):
         return super().learn(memory, path, committed)
 
 
-def test_a_drafter_is_told_what_was_drafted_and_what_came_of_it() -> None:
+def test_a_drafter_learns_what_was_drafted_and_committed() -> None:
     target, drafter = flow(), Listening()
     speculation = replace(settings_of(target, 4), drafter=drafter)
     rows = begin(target, speculation, seeds_of(3, 7))
@@ -201,8 +201,8 @@ def test_a_drafter_is_told_what_was_drafted_and_what_came_of_it() -> None:
         rows = after
 
 
-def test_a_drafter_is_told_of_all_that_was_committed_even_where_that_is_broken() -> None:
-    """The sample is given up; its drafter must not be told of fewer drafts than were kept."""
+def test_a_drafter_learns_of_all_committed_transitions_even_broken_ones() -> None:
+    """The sample is given up; its drafter must not learn of fewer drafts than were kept."""
     one, drafter = torch.ones(5, dtype=torch.float64), Listening()
     target = ChainTarget(Chain(one, 0.5 * one, one), torch.Size([2]), lambda x, step, row: x * torch.nan)
     with pytest.raises(FloatingPointError):
@@ -211,7 +211,7 @@ def test_a_drafter_is_told_of_all_that_was_committed_even_where_that_is_broken()
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_a_drafter_is_told_nothing_of_where_a_draft_broke_the_network(window: int) -> None:
+def test_a_drafter_learns_nothing_where_a_draft_broke_the_network(window: int) -> None:
     """Drafts go 60 std off, which is not hopeless, and there the network breaks; the chain itself never does."""
 
     def network(x: torch.Tensor, step: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
@@ -235,7 +235,7 @@ def test_a_row_begins_with_the_memory_of_its_own_sample() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 7, 15])
 def test_a_broken_output_is_named_by_the_step_that_used_it(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by the state that came of it: one says that the network is to blame, the other that the chain is."""
+    """Not by the state that follows: the first error names the network as the cause, the second the chain."""
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     base = flow()
     assert base.chain.time is not None

@@ -164,7 +164,7 @@ def test_recycling_leaves_the_orthogonal_part_alone() -> None:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), width=st.integers(1, 6), block=blocks)
 def test_a_window_ends_before_the_first_hopeless_transition(seed: int, width: int, block: int | None) -> None:
-    """As if no more had been drafted: what lies behind is not looked at, and its noise stays."""
+    """As if no more had been drafted: later drafts are not examined, and their noise stays."""
     case = torn(window(seed, 60, width), seed)
     verdict = verify(**case, block=block)
     assert (verdict.length <= case["length"]).all()

@@ -147,7 +147,7 @@ def test_reach_may_look_at_what_is_known_where_it_decides_and_not_further() -> N
     for at in range(5):
         found = drafter_is_adapted(Reaches(at=at), flow(), 6)
         assert found.passed == (at <= 1)
-        assert found.passed or "how far a window reaches moves when only later steps change" in found.detail
+        assert found.passed or "the reach of a window changes when only later steps change" in found.detail
 
 
 class PeeksAtItsNoise(Zero):

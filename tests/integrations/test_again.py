@@ -318,7 +318,9 @@ def test_dropout_that_is_switched_on_after_the_first_image_is_refused(pipe: Any)
     with fs.accelerate(pipe, window=4):
         draw(pipe)
         pipe.unet.train()
-        with pytest.raises(Refused, match=r"the pipeline's unet draws random numbers: asked the same twice"):
+        with pytest.raises(
+            Refused, match=r"the pipeline's unet draws random numbers: evaluated twice at one state"
+        ):
             draw(pipe)
         pipe.unet.eval()
         draw(pipe)

@@ -199,10 +199,10 @@ class Remembering:
 
 
 WITHOUT_LAW: dict[str, tuple[Callable[[], Any], str]] = {
-    "mixes rows": (lambda: mixing, "mixes rows: with other batch-mates"),
-    "one timestep for all": (lambda: one_timestep, "mixes rows: with other batch-mates"),
-    "dropout": (lambda: random, "draws random numbers: asked the same twice"),
-    "memory": (Remembering, "keeps state between calls: asked the same twice"),
+    "mixes rows": (lambda: mixing, "mixes rows: evaluated with other batch-mates"),
+    "one timestep for all": (lambda: one_timestep, "mixes rows: evaluated with other batch-mates"),
+    "dropout": (lambda: random, "draws random numbers: evaluated twice at one state"),
+    "memory": (Remembering, "keeps state between calls: evaluated twice at one state"),
 }
 
 

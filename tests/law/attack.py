@@ -240,7 +240,7 @@ def own_prior(chain: Walk, window: int) -> fs.Replay:
 
 
 def wrong_prior(chain: Walk, window: int) -> fs.Replay:
-    """Of another chain: as exact as any."""
+    """A prior of another chain: as exact as any."""
     return fs.Replay(
         prior=fs.fit_prior(replace(chain, force=lambda x, k: 1 - 0.5 * x), window=window, pilots=8)
     )
@@ -278,7 +278,7 @@ def record(path: Tensor) -> Callable[[fs.Commit], None]:
 
 @dataclass(frozen=True)
 class Case:
-    """What to draw, and how."""
+    """A target and the settings to draw it with."""
 
     chain: str
     drafter: str = "replay"

@@ -23,7 +23,7 @@ def right() -> float:
 
 
 def p_value(chosen: Tensor, right: float) -> float:
-    """Of the two-sided test that so many of these have x > 0 as of the sequential ones."""
+    """The p-value of the two-sided test that the part of these with x > 0 is that of sequential samples."""
     found = float((chosen > 0).double().mean())
     spread = math.sqrt(right * (1 - right) * (1 / len(chosen) + 1 / MANY))
     return math.erfc(abs(found - right) / spread / math.sqrt(2))

@@ -1,4 +1,4 @@
-"""Starting warm: drafts from other samples keep the law; what knows a sample's own noise must be caught.
+"""Starting warm: drafts from other samples keep the law; drafts that know a sample's own noise must be caught.
 
 Theory, section 10: a first window may be drafted from anything that is independent of the noise still to be spent.
 A robot's last plan is, as long as it is its *predictions* that are drafted from; its noise is not, because what it did
@@ -32,7 +32,7 @@ STD = 0.5
 
 
 def pull(x: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """What the policy's network says: where to pull a plan, given the observation."""
+    """The output of the policy's network: where to pull a plan, given the observation."""
     return seen + 0.6 * np.tanh(2 * (x - seen))
 
 

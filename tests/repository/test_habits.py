@@ -1,4 +1,4 @@
-"""What strangers and their forge are told: workflows that call targets there are, and one version of each tool."""
+"""Tests of the repository's own files: workflows call existing targets, and each tool has one version."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_all_extras_are_in_all() -> None:
     assert set(line[len("foresample[") : -1].split(",")) == set(extras) - {"all", "test", "docs"}
 
 
-def test_a_missing_interpreter_is_said(tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_reported(tmp_path: Path) -> None:
     outcome = dist.try_case(dist.Case("odd", "3.99", ()), tmp_path / "no.whl", tmp_path / "env")
     assert (outcome.state, outcome.detail) == ("skipped", "there is no Python 3.99 here")
     assert "skipped: there is no Python 3.99 here" in dist.table([outcome])

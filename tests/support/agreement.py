@@ -143,7 +143,7 @@ def assert_rounds_agree(one: Settled, other: Settled, block: int | None) -> Tens
 
 
 def near(dtype: torch.dtype) -> dict[str, Any]:
-    """What rounding may do to numbers of rounds in this precision, for `torch.testing.assert_close`."""
+    """The rounding errors that rounds may have in this precision, for `torch.testing.assert_close`."""
     return dict.fromkeys(("rtol", "atol"), 2e-4 if dtype == torch.float32 else 1e-8)
 
 
@@ -183,7 +183,7 @@ def assert_rows_agree(
 
 
 def _assert_noise_is_recycled(round_: Settled, used: Tensor, block: int | None) -> None:
-    """Of the window's noise, what is left and `used`, [R, W], is as `verify` leaves it for the gaps the round saw.
+    """The rest of the window's noise, where `used`, [R, W], is what `verify` leaves for the gaps that the round saw.
 
     In double precision, and with the noise's coordinate along the gap a little lower and a little higher, for
     what its rounding can do.

@@ -72,7 +72,7 @@ class Tab:
 
 
 def data_of(text: str) -> dict[str, Any]:
-    """What the page's script is given."""
+    """The data of the page's script."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)
     assert found
     return json.loads(found[1])

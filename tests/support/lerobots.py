@@ -100,7 +100,7 @@ def policy(steps: int = 20, size: str = "tiny") -> Any:
 
 
 def observation(made: Any, count: int = 1) -> dict[str, torch.Tensor]:
-    """What such a policy sees, the same for each of `count` plans."""
+    """An observation of such a policy, the same for each of `count` plans."""
     features, steps = made.config.input_features, made.config.n_obs_steps
     return {n: torch.linspace(-1, 1, f.shape[0]).expand(count, steps, -1) for n, f in features.items()}
 

@@ -29,7 +29,7 @@ CHECKOUT = "FORESAMPLE_OPENAI"
 
 
 class ModelMeanType(Enum):
-    """What the network returns."""
+    """The quantity that the network returns."""
 
     PREVIOUS_X = auto()
     START_X = auto()
@@ -46,7 +46,7 @@ class ModelVarType(Enum):
 
 
 class LossType(Enum):
-    """Of no use here."""
+    """The loss of training, which nothing here uses."""
 
     MSE = auto()
 
@@ -165,7 +165,7 @@ class GaussianDiffusion:
 
 
 class SpacedDiffusion(GaussianDiffusion):
-    """The same on some of the timesteps; the network is told the original ones."""
+    """The same on some of the timesteps; the network is given the original ones."""
 
     def __init__(self, use_timesteps: Any, **given: Any) -> None:
         kept = sorted(use_timesteps)
@@ -178,7 +178,7 @@ class SpacedDiffusion(GaussianDiffusion):
     def _scale_timesteps(self, t: Tensor) -> Tensor:
         return t
 
-    def _told(self, function: Any) -> Any:
+    def _with_original_times(self, function: Any) -> Any:
         def original(x: Tensor, t: Tensor, **given: Any) -> Any:
             t = torch.tensor(self.timestep_map, device=t.device)[t]
             return function(
@@ -188,10 +188,10 @@ class SpacedDiffusion(GaussianDiffusion):
         return original
 
     def p_mean_variance(self, model: Any, *args: Any, **options: Any) -> dict[str, Tensor]:
-        return super().p_mean_variance(self._told(model), *args, **options)
+        return super().p_mean_variance(self._with_original_times(model), *args, **options)
 
     def condition_mean(self, cond_fn: Any, *args: Any, **options: Any) -> Tensor:
-        return super().condition_mean(self._told(cond_fn), *args, **options)
+        return super().condition_mean(self._with_original_times(cond_fn), *args, **options)
 
 
 def _at(table: Any, t: Tensor, like: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class Copy:
 
 
 class Net(nn.Module):
-    """A network that estimates softly, told the original timesteps; `shift` moves a sample's estimate."""
+    """A network that estimates softly, given the original timesteps; `shift` moves a sample's estimate."""
 
     def __init__(self, diffusion: Any) -> None:
         super().__init__()
@@ -253,8 +253,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, y: dict[str, Any] | None = None) -> Tensor:
         self.calls += 1
-        told = (t * (self.steps / 1000.0)).round().long() if self.rescaled else t
-        index = torch.tensor([self.place[i] for i in told.tolist()], dtype=torch.long)
+        original = (t * (self.steps / 1000.0)).round().long() if self.rescaled else t
+        index = torch.tensor([self.place[i] for i in original.tolist()], dtype=torch.long)
         level, one, two = (table[index].view(-1, *(1,) * (x.ndim - 1)) for table in self.tables)
         alpha, sigma = level.sqrt(), (1 - level).sqrt()
         x0 = 0.5 * torch.tanh(alpha * x / (sigma**2 + 0.5)) + (y or {}).get("shift", 0.0)
