@@ -52,6 +52,7 @@ LABELS = {
     "paradigms": "ParaDiGMS",
     "parasolver": "ParaSolver",
     "parataa": "ParaTAA",
+    "ddpm": "DDPM, fewer steps",
     "ddim": "DDIM",
     "dpmpp-2m": "DPM-Solver++ 2M",
 }
@@ -553,10 +554,18 @@ class QualityCostPoint:
     calls: Positive
     evaluations: Positive
     distance: float
+    """To the sequential sampler: a mean over sets of samples, where there are several."""
+    distance_error: NotNegative | None = None
+    """Standard error over the sets, as below; one set has none."""
+    to_data: float | None = None
+    """Distance to real data, measured alike."""
+    to_data_error: NotNegative | None = None
     seconds: NotNegative
     """A sample, many at a time."""
     alone_ms: float | None = None
     """A sample drawn alone."""
+    faster: Ratio | None = None
+    """Than the sequential sampler, samples drawn alone and in turns."""
 
     @property
     def detail(self) -> str:
@@ -576,6 +585,10 @@ class QualityCostSettings:
     half: bool
     device: str
     features: str = "the shipped classifier's"
+    sets: AtLeastOne = 1
+    """Sets of `count` samples of each method, each of seeds of its own."""
+    data: str | None = None
+    """The real data that distances are also taken to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -669,6 +682,25 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankGain:
+    """RASS against D-GRS on one chain and tree."""
+
+    chain: str
+    tree: Tree
+    samples: AtLeastOne
+    mismatch: NotNegative
+    """Median at the nodes with several children, in standard deviations of the transition."""
+    rejected_in_turn: NotNegative
+    """Share of such nodes whose children D-GRS rejects, computed at the mismatches it met."""
+    rejected_by_rank: NotNegative
+    """The same of RASS, at the same mismatches."""
+    fewer_calls: float
+    """In per cent."""
+    error: NotNegative
+    published: Claim
+
+
+@dataclass(frozen=True, kw_only=True)
 class PublishedSettings:
     """What is reused."""
 
@@ -686,6 +718,9 @@ class Published(Result):
     gains: Some[Gain]
     growth: str
     """What decides the gain of blocks."""
+    ranked: list[RankGain] = field(default_factory=list)
+    ranks: str = ""
+    """What decides the gain of ranks."""
 
 
 # ------------------------------------------------------------------ the policy

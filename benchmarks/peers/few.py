@@ -1,6 +1,7 @@
-"""Fewer steps: deterministic solvers of the probability-flow ODE for variance-preserving denoisers. Lossy.
+"""Fewer steps of a variance-preserving denoiser: the ancestral chain itself, or a solver of its ODE. Lossy.
 
-With x = α x0 + σ ξ, α² = ᾱ, σ² = 1 − ᾱ and D the denoised estimate at x, a step to the next level (α', σ') is
+`ddpm` walks the ancestral chain of the shorter schedule. The others solve the probability-flow ODE: with
+x = α x0 + σ ξ, α² = ᾱ, σ² = 1 − ᾱ and D the denoised estimate at x, a step to the next level (α', σ') is
 
     ddim       x' = α' D + (σ'/σ)(x − α D)                                       (Song, Meng, Ermon 2021, η = 0)
     dpmpp_2m   x' = (σ'/σ) x − α' (e^{−h} − 1) D̃,   h = ln(α'/σ') − ln(α/σ)      (Lu et al. 2022, multistep)
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.peers.common import Committed, Counted, Observer, PeerRun
+from benchmarks.peers.picard import walk
 from foresample.contracts import Target
 from foresample.pretrained import Pretrained
 from foresample.targets.mixture import GaussianMixture
@@ -28,7 +31,7 @@ class Schedule:
     """A variance-preserving chain that predicts x0, with its noise levels."""
 
     target: Target
-    """Its predictions are x0 (reuse="x0"); its transitions are not used."""
+    """Its predictions are x0 (reuse="x0"), its transitions those of the ancestral chain."""
     alpha_bar: Tensor
     """[N], float64: ᾱ at the states visited, rising from noise to data."""
 
@@ -46,9 +49,37 @@ class Schedule:
 
         Its denoised estimate is clipped as the model's own scheduler says.
         """
-        scheduler = type(model.scheduler).from_config(model.scheduler.config, timestep_spacing="trailing")
-        target = replace(model, scheduler=scheduler).target(steps, labels, reuse="x0")
+        scheduler = trailing(model.scheduler, steps)
+        return cls.of_scheduler(
+            scheduler, replace(model, scheduler=scheduler).target(steps, labels, reuse="x0")
+        )
+
+    @classmethod
+    def of_scheduler(cls, scheduler: Any, target: Target) -> Schedule:
+        """A diffusers scheduler with its timesteps set, and its target with x0 reused."""
         return cls(target, scheduler.alphas_cumprod[scheduler.timesteps].double())
+
+
+def trailing(scheduler: Any, steps: int) -> Any:
+    """A scheduler like this one, with `steps` timesteps that end at the noisiest."""
+    made = type(scheduler).from_config(scheduler.config, timestep_spacing="trailing")
+    made.set_timesteps(steps)
+    return made
+
+
+def ddpm(schedule: Schedule, count: int, *, seed: int, observe: Observer | None = None) -> PeerRun:
+    """Ancestral sampling (Ho, Jain, Abbeel 2020) on the shorter schedule."""
+    target = schedule.target
+    counted = Counted(target, count)
+    with torch.no_grad():
+        rows = counted.begin(seed)
+        x = rows.x
+        for k in range(len(target.std)):
+            at = torch.full_like(rows.step, k)
+            x = walk(target, x, counted.predict(x, at, rows.sample), at, rows.seed)
+            if observe is not None:
+                observe(Committed(rows.sample, at, torch.ones_like(at), x.unsqueeze(1)))
+    return counted.finish(x)
 
 
 def ddim(schedule: Schedule, count: int, *, seed: int, observe: Observer | None = None) -> PeerRun:

@@ -25,6 +25,7 @@ from benchmarks.results import (
     Curves,
     CurveSettings,
     QualityCost,
+    QualityCostPoint,
     load,
     read,
     save,
@@ -200,33 +201,55 @@ def test_results_of_a_gpu_are_told_with_what_has_changed_since() -> None:
 # ------------------------------------------------------------------ quality against cost
 
 
-@pytest.mark.slow
+def tiny_costs(out: Path, *methods: str, turns: int = 0, model: str = "mixture") -> list[QualityCostPoint]:
+    """The rows of a small run."""
+    quality_cost.main(
+        model=model,
+        steps=4,
+        count=20,
+        sets=2,
+        window=3,
+        tolerances="1",
+        few="2",
+        chosen=",".join(methods),
+        seed=0,
+        part=300,
+        turns=turns,
+        half=False,
+        device="cpu",
+        out=out,
+    )
+    return load(QualityCost, f"quality-cost-{model}", out).rows
+
+
 def test_quality_against_cost_at_a_tiny_size(tmp_path: Path) -> None:
-    keys = ["sequential", "default", "paradigms", "parataa", "ddim", "dpmpp-2m"]
-    for chosen in (keys[:2], keys):  # the second goes on where the first was cut
-        quality_cost.main(
-            model="fashion",
-            steps=4,
-            count=10,
-            window=3,
-            tolerances="1",
-            few="2",
-            chosen=",".join(chosen),
-            seed=0,
-            part=10,
-            alone=1,
-            half=False,
-            device="cpu",
-            out=tmp_path,
-        )
-    rows = load(QualityCost, "quality-cost-fashion", tmp_path).rows
+    keys = ["sequential", "default", "paradigms", "parataa", "ddpm", "ddim", "dpmpp-2m"]
+    first = tiny_costs(tmp_path, *keys[:2])
+    rows = tiny_costs(tmp_path, *keys, turns=2)  # goes on where the first was cut
     assert [row.method for row in rows] == keys
-    assert [row.detail for row in rows] == ["", "window 3", "tolerance 1", "tolerance 1", "2 steps", "2 steps"]
-    assert [row.exact for row in rows] == [True, True, False, False, False, False]
+    assert [replace(row, alone_ms=None, faster=None) for row in rows[:2]] == first
+    assert [row.detail for row in rows] == ["", "window 3", *["tolerance 1"] * 2, *["2 steps"] * 3]
+    assert [row.exact for row in rows] == [True, True, False, False, False, False, False]
     assert rows[0].calls == 4
-    assert rows[4].evaluations == 2
-    assert all(row.alone_ms for row in rows)
-    assert all(row.distance > 0 for row in rows)
+    assert rows[5].evaluations == 2
+    assert rows[0].faster is None
+    for row in rows:
+        assert row.distance > 0
+        assert row.distance_error
+        assert row.to_data_error
+        assert row.alone_ms
+    assert all(row.faster is not None and row.faster.turns == 2 for row in rows[1:])
+
+
+@pytest.mark.slow
+def test_plans_are_compared_observation_by_observation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demonstrations stand in for a download."""
+    paths = torch.randn(4, 1, 100, 2, generator=torch.Generator().manual_seed(0)).cumsum(2) / 50
+    monkeypatch.setattr(quality_cost.lasa, "demonstrations", lambda: paths)
+    rows = tiny_costs(tmp_path, "sequential", "ddpm", model="policy")
+    assert [row.calls for row in rows] == [4, 2]
+    source = quality_cost.MODELS["policy"](4, "cpu", False)
+    assert torch.equal(source.real(20, 0), source.real(320, 1)[300:])
 
 
 def test_costs_of_the_same_settings_are_one_and_drawn_as_one(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from benchmarks.peers import (
     blocks,
     chains,
     ddim,
+    ddpm,
     dgrs,
     dpmpp_2m,
     nodes,
@@ -39,9 +40,10 @@ from benchmarks.peers import (
     ranks,
     rass,
     reflection,
+    trailing,
     trees,
 )
-from benchmarks.published import gain, measure
+from benchmarks.published import by_rank, gain, measure
 from benchmarks.results import Claim, Setting
 from foresample.checks.distribution import Recorder, law_tests
 from tests.support.small_chains import CHAINS, flow, mixture
@@ -561,7 +563,26 @@ def test_few_steps_come_closer_to_the_data_with_more_of_them() -> None:
         assert distance[1] < 0.02 < distance[0]
 
 
+def test_few_ancestral_steps_are_the_sequential_sampler_of_the_shorter_chain() -> None:
+    schedule = Schedule.of_mixture(mixture(), [0.1, 0.5, 0.9])
+    found = ddpm(schedule, 5, seed=3)
+    assert torch.equal(found.samples, fs.sequential(schedule.target, 5, seed=3).samples)
+    assert (found.calls.tolist(), found.evaluations.tolist()) == ([3] * 5, [3] * 5)
+
+
+def test_a_trailing_schedule_begins_at_the_noisiest_step() -> None:
+    made = trailing(diffusers.DDPMScheduler(num_train_timesteps=1000), 4)
+    assert made.timesteps.tolist() == [999, 749, 499, 249]
+
+
 # ------------------------------------------------------------------ published figures
+
+
+@pytest.mark.slow
+def test_ranks_reject_less_than_turns_at_the_same_mismatches() -> None:
+    row = by_rank("wells", 10, 20)
+    assert 0 < row.rejected_by_rank < row.rejected_in_turn < 1
+    assert row.samples == 20
 
 
 def test_a_figure_and_a_gain() -> None:
