@@ -1,13 +1,13 @@
-"""Does the classifier see the label asked for equally often in sequential and in speculative pictures?
+"""The share of pictures in which the classifier sees the right label, for the sequential and the speculative sampler.
 
 python -m benchmarks.agreement --device cuda
 
-Fashion-MNIST, the embedded model, its network in float32 and in bfloat16: so many pictures of each sampler, every set
-from seeds of its own, fixed in SEEDS before anything was drawn. One test for all (`Agreement.p_value`). Beside it,
-what could make a difference though the law is one: whether the network's answer for a state depends on the number of
-states in the call.
+Fashion-MNIST, the embedded model, its network in float32 and in bfloat16. Every set of pictures has seeds of its own,
+fixed in SEEDS before anything was drawn, and one test covers all sets (`Agreement.p_value`). One effect that could make
+a difference although the distribution is the same is measured too: whether the network's output for a state depends on
+the number of states in the call.
 
-The file is saved after every set; what it holds is kept when the command is run again, so it can be run in parts.
+The file is saved after every set, and a second run goes on from it, so the command can be run in parts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ JUDGE = pretrained.EMBEDDED.parent / "classifier.safetensors"
 
 
 def pictures(target: ChainTarget, sampler: str, seed: int, settings: AgreementSettings) -> fs.Run:
-    """All of a set; sequential ones in equal parts of no more states a call than speculative ones."""
+    """The pictures of a set; sequential ones in equal parts, with no more states a call than speculative ones."""
     seeds, graph = seeds_of(seed, settings.count), target.std.is_cuda
     if sampler == "sequential":
         parts = -(-settings.count // (settings.slots * (settings.window + 1)))
@@ -60,14 +60,14 @@ def pictures(target: ChainTarget, sampler: str, seed: int, settings: AgreementSe
 
 @torch.no_grad()
 def agreeing(images: Tensor, classes: int) -> int:
-    """Pictures in which the classifier sees the label asked for: sample i's is i % classes."""
+    """The number of pictures in which the classifier sees the right label: sample i has the label i % classes."""
     judge = load_classifier(JUDGE, images.device)
     seen = torch.cat([judge(part).argmax(1) for part in images.clamp(-1, 1).split(1000)])
     return int((seen == torch.arange(len(images), device=images.device) % classes).sum())
 
 
 def visited(target: ChainTarget, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """States that sampling visits, [count, *shape], their steps and rows: sample i's at step i % N."""
+    """States that sampling visits, [count, *shape], with their steps and rows: sample i at step i % N."""
     steps, row = len(target.std), torch.arange(count, device=target.std.device)
     step = row % steps
     x = torch.zeros(count, *target.shape, device=target.std.device)
@@ -111,7 +111,9 @@ def main(
     window: int = 8,
     slots: Annotated[int, typer.Option(min=1, help="Speculative samples under way.")] = 1024,
     only: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; both by default.")] = None,
-    sampler: Annotated[list[str] | None, typer.Option(help="sequential or speculative; both.")] = None,
+    sampler: Annotated[
+        list[str] | None, typer.Option(help="sequential or speculative; both by default.")
+    ] = None,
     most: Annotated[int, typer.Option(min=2, help="States in the largest call that is compared.")] = SIZES[-1],
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for the result file.")] = RESULTS,

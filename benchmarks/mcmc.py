@@ -122,7 +122,7 @@ def measure(
 def main(
     steps: Annotated[int, typer.Option(min=2, help="Transitions of a chain.")] = 2_000,
     burn: Annotated[int, typer.Option(min=0, help="First transitions that are not counted.")] = 500,
-    windows: Annotated[str, typer.Option(help="Windows, separated by commas.")] = "16,32,64,128",
+    windows: Annotated[str, typer.Option(help="Windows, separated by commas.")] = "16,64",
     together: Annotated[int, typer.Option(min=2, help="Chains of a batch.")] = 25,
     seconds: Annotated[float, typer.Option(help="Most seconds to time one chain at one batch size.")] = 20.0,
     seed: Annotated[int, typer.Option(min=1_000, help="Seed of the timed runs.")] = 1_000,

@@ -1,11 +1,11 @@
-"""Who finishes first is not a fair sample: the bias, measured on a chain whose right half needs more rounds.
+"""The bias of choosing samples by the time they finish, measured on a chain whose right half needs more rounds.
 
 python -m benchmarks.order --out benchmarks/results
 
 The chain wanders from N(0, START²) with little noise. Left of 0 it has no force; right of 0 the force is a steep wave,
 no two nearby states feel the same, and drafts are rejected. So P(x > 0) among samples chosen by when they were done is
-too small. Whatever picks samples is asked for it: the order of the index or of finishing, and what one may keep of a
-run that is stopped after so many rounds.
+too small. It is measured for every rule of choosing samples: by index or by the order of finishing, and for the
+samples that may be kept of a run that is stopped after some rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from foresample.targets import ChainTarget
 
 STEPS, WINDOW, SLOTS, START, STD = 16, 8, 64, 2.0, 0.05
 COUNT = 10_000
-"""Samples asked for; the rest of them is never drawn."""
+"""Samples of a stream; most of them are never drawn."""
 STOPPED = (12, 60)
 """Rounds after which a run is stopped: each slot has finished once or twice, or many times."""
 
@@ -53,7 +53,7 @@ def first(seed: int, count: int, *, ordered: bool) -> Tensor:
 
 
 def stopped(seed: int, rounds: int) -> dict[str, Tensor]:
-    """What there is of a run after so many rounds, by three rules."""
+    """The samples that three rules keep of a run that is stopped after so many rounds."""
     x = torch.full((COUNT, 1), torch.nan, dtype=torch.float64)
     begun = torch.full((COUNT,), COUNT)  # the round in which a sample was begun
     now = 0
@@ -100,7 +100,7 @@ def ended(seed: int, rounds: int) -> Tensor:
 
 
 def share(chosen: Iterable[Tensor]) -> tuple[float, float, float]:
-    """P(x > 0) of what was chosen in each of several runs, its standard error, and how many a run."""
+    """P(x > 0) of the samples chosen in several runs, its standard error, and the mean number chosen in a run."""
     counts = torch.tensor([[float((x > 0).sum()), float(len(x))] for x in chosen], dtype=torch.float64)
     right, drawn = counts.T
     ratio = float(right.sum() / drawn.sum())
@@ -131,7 +131,7 @@ def measure(runs: int, seed: int) -> list[OrderRow]:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the result file.")] = RESULTS,
-    runs: Annotated[int, typer.Option(min=2, help="Of each rule.")] = 100,
+    runs: Annotated[int, typer.Option(min=2, help="Runs of each rule.")] = 100,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Measure all of it and save `order.json`."""

@@ -1,7 +1,7 @@
 """Quality against cost: what the lossy methods give up for their calls, and what the exact ones keep.
 
-python -m benchmarks.quality_cost --model mixture --count 2000
-python -m benchmarks.quality_cost --model policy --count 300 --window 16
+python -m benchmarks.quality_cost --model mixture --count 600
+python -m benchmarks.quality_cost --model policy --count 150 --window 16
 python -m benchmarks.quality_cost --model fashion --device cuda --half
 python -m benchmarks.quality_cost --model cifar10 --device cuda --half
 
@@ -177,7 +177,7 @@ def mixture(steps: int, device: str, half: bool) -> Model:
 
 
 MODELS = {"fashion": fashion, "cifar10": cifar10, "policy": robot, "mixture": mixture}
-OBSERVATIONS, DRAWN = 300, 10
+OBSERVATIONS, DRAWN = 150, 10
 """Moments a plan is drawn for, and how often for its mean."""
 
 

@@ -1,4 +1,4 @@
-"""The rivals' picture of docs/comparison.md: what lossy methods give up for their calls, from the saved results.
+"""The picture of lossy and exact methods in docs/comparison.md, drawn from the saved results.
 
 python -m benchmarks.rivals
 """
@@ -21,15 +21,16 @@ SHOWN = {
     "paradigms": ("C1", "^"),
     "parasolver": ("C2", "v"),
     "parataa": ("C4", "<"),
+    "ddpm": ("C8", "p"),
     "ddim": ("C5", "P"),
     "dpmpp-2m": ("C6", "X"),
 }
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Folder of the picture.")] = PICTURES,
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = PICTURES,
 ) -> None:
-    """Draw `rivals.png`: a row a model, distance against calls and against milliseconds."""
+    """Draw `rivals.png`: one row for each model, its distances against calls and against milliseconds."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -56,7 +57,7 @@ def main(
                 )
             axes.axhline(1, color="grey", linewidth=1, linestyle=":")
             axes.set(xscale="log", yscale="log")
-            axes.set_ylim(top=min(100, axes.get_ylim()[1]))  # what is further off is nowhere
+            axes.set_ylim(top=min(100, axes.get_ylim()[1]))  # a distance beyond is as bad as any
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
                 axis.set_major_formatter("{x:g}")
@@ -66,8 +67,8 @@ def main(
         name = f"{result.settings.target}, {result.settings.steps} steps"
         calls.set_title(name, loc="left", fontsize=10)
         clock.set_title(f"{name}, {where}, eager", loc="left", fontsize=10)
-        calls.set(xlabel="network calls a sample", ylabel="distance to the sequential law, over the floor")
-        clock.set(xlabel="ms of a sample drawn alone")
+        calls.set(xlabel="network calls a sample", ylabel="distance to the sequential sampler, over the floor")
+        clock.set(xlabel="milliseconds of a sample drawn alone")
     panels[0][1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1), title="filled: exact")
     figure.savefig(out / "rivals.png", dpi=110)
 

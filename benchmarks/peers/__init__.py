@@ -1,4 +1,4 @@
-"""What one would pick instead of foresample, written from the papers' formulas on foresample's contract.
+"""Methods to use instead of foresample, written from their papers' formulas on foresample's contract.
 
 Exact: `reflection`, `blocks`, `asd`, `dgrs`, `rass`. Lossy: `paradigms`, `parasolver` and `parataa`, and fewer steps
 with `ddpm`, `ddim` or `dpmpp_2m`. Each is a function of a target, a count and a seed and returns a `PeerRun`; the

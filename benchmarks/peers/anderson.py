@@ -10,9 +10,9 @@ differences, Anderson's method takes a step of its own at every state j,
 
     x_j ← x_j + R_j − (ΔX_j + ΔR_j) γ_j,     γ_j = argmin ‖R − ΔR γ‖² over the states up to j,
 
-triangular because γ_j looks at states up to j only: later ones are further off and would mislead it. A state is
-converged if it obeys its first-order equation to the tolerance; the first that is not is set by its exact
-transition, so that every sweep gets on.
+triangular because γ_j depends on states up to j only: later ones are further off and would mislead it. A state is
+converged if it obeys its first-order equation to the tolerance; the first state that is not is set by its exact
+transition, so that every sweep makes progress.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def parataa(
             path, step = new[index.unsqueeze(1), source], step + stride
             past = torch.cat([current.unsqueeze(1), past], 1)[:, :history]
             past = past.movedim(3, 1)[index.unsqueeze(1), source].movedim(1, 3)
-            # Of states that were not in the window there is no past: differences of it are 0.
+            # States that were not in the window have no past: their differences are 0.
             was = position + stride.unsqueeze(1) <= length.unsqueeze(1)
             past = torch.where(was.view(len(was), 1, 1, -1, *(1,) * len(target.shape)), past, 0.0)
             going = step < steps
@@ -111,7 +111,7 @@ def _unrolled(target: Target, path: Tensor, predictions: Tensor, z: Tensor, at: 
 
 
 def _step(current: Tensor, past: Tensor, open_: Tensor) -> Tensor:
-    """The move of every state, [R, W+1, *shape]: the residual, and what Anderson's method takes from it."""
+    """The move of every state, [R, W+1, *shape]: the residual less the correction of Anderson's method."""
     residual = current[:, 1]
     if not past.shape[1]:
         return residual

@@ -1,8 +1,8 @@
 """Speculative chains with one frozen prediction: reflection coupling, block verification, autospeculation.
 
-All return exactly the target's law. One round drafts a window with a frozen prediction, evaluates it in one
-call, and a test of one-dimensional coordinates says how much of it is kept (docs/theory.md, section 2). The
-peers differ in where the prediction comes from, in the test, and in whose noise the corrected state takes.
+All samples have exactly the target's distribution. One round drafts a window with a frozen prediction and evaluates it
+in one call; a test of one-dimensional coordinates decides how much of it is kept (docs/theory.md, section 2). The peers
+differ in the origin of the prediction, in the test, and in the noise of the corrected state.
 
     draft      prediction frozen                                      calls a round
     head       at the window's first state, x                         2 (1 if the last window was kept whole)
@@ -75,10 +75,10 @@ def asd(
     the present state is the best guess of all later ones; there the drift is the denoised estimate, so give a
     target that reuses x0. A call at the head gives the drift, a parallel one verifies by reflection.
 
-    On our contract this is `reflection` with draft="head": the algorithm, its costs and the law of both are
-    the same. What differs is which random numbers are used: here one Gaussian for each step, drawn once for
-    the whole chain, which a later proposal reuses where no test has looked at it; there fresh ones for each
-    window. (The noise behind the first rejection is unexamined, so both have the same law, also of the cost.)
+    On our contract this is `reflection` with draft="head": the algorithm, the costs and the distribution of both
+    are the same. They differ in the random numbers used: ASD draws one Gaussian for each step, once for the whole
+    chain, and a later proposal reuses it unless a test has examined it; `reflection` draws fresh ones for each
+    window. (The noise behind the first rejection is unexamined, so samples and costs have the same distribution.)
     """
     window = len(target.std) if lookahead is None else at_least_one("lookahead", lookahead)
     return chain(target, count, seed, window, "head", reflect, upfront=True, observe=observe)

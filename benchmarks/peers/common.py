@@ -1,4 +1,4 @@
-"""What all peers share: how a run is counted, watched and returned.
+"""Counting, observing and returning a run, shared by all peers.
 
 Costs are counted by wrapping the target, the same way for every peer: a batched `predict` is one call for each
 sample that has a state in it, and one evaluation per state. So a peer cannot forget a call.
@@ -31,7 +31,7 @@ from foresample.faults import NO_FAULT, note_state, raise_faults
 
 @dataclass(frozen=True)
 class PeerRun:
-    """Samples and what each of them cost."""
+    """Samples and the cost of each."""
 
     samples: Tensor
     """[count, *shape]"""
@@ -43,14 +43,14 @@ class PeerRun:
 
 @dataclass(frozen=True)
 class Committed:
-    """What one round committed, for those who watch a run."""
+    """The states that one round committed, as observers get them."""
 
     sample: Tensor
     """[R]: index of the sample in the run."""
     step: Tensor
     """[R]: the first transition committed."""
     committed: Tensor
-    """[R]: how many, at least 1."""
+    """[R]: the number of transitions committed, at least 1."""
     states: Tensor
     """[R, J, *shape]: states[r, j] is x_{step + 1 + j}, for j < committed[r]."""
 
@@ -60,7 +60,7 @@ Observer = Callable[[Committed], None]
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples under way."""
+    """Unfinished samples."""
 
     sample: Tensor
     """[R]: index of the sample in the run."""
@@ -75,7 +75,7 @@ class Rows:
     guess: Tensor
     """[R, *shape]: the prediction to draft with."""
     has_guess: Tensor
-    """[R]: whether there is one yet."""
+    """[R]: whether the row has a prediction yet."""
 
     def select(self, index: Tensor) -> Self:
         """Some of the rows."""
@@ -103,7 +103,7 @@ class Counted:
         return predict(self.target, x, step, row)
 
     def begin(self, seed: int) -> Rows:
-        """All samples at their start, which is the same one that `foresample.sequential` takes."""
+        """All samples at their start, the same as in `foresample.sequential`."""
         key = streams.seeds_of(seed, len(self.calls)).to(self.std.device)
         zero = torch.zeros_like(key)
         unit = normal(key, self.shape, self.std.dtype, stream=streams.START, step=zero, draw=zero)
@@ -121,7 +121,7 @@ class Counted:
 def room(std: Tensor) -> Tensor:
     """[N]: transitions that can be drafted from each step on, up to a deterministic one or the chain's last.
 
-    Those are taken exactly: the call that verifies the drafts before them gives their prediction.
+    That transition is taken exactly: the call that verifies the drafts before it gives its prediction.
     """
     step = torch.arange(len(std), device=std.device)
     stop = torch.where(std == 0, step, len(std) - 1).flip(0).cummin(0).values.flip(0)
@@ -131,7 +131,7 @@ def room(std: Tensor) -> Tensor:
 def mismatch(draft_mean: Tensor, target_mean: Tensor, std: Tensor, lead: int) -> tuple[Tensor, Tensor]:
     """δ, float64, and the unit direction e from the draft's mean to the target's.
 
-    The first `lead` dimensions number transitions, `std` has those only; e is 0 where δ is.
+    The first `lead` dimensions number transitions, and `std` has only these dimensions; e is 0 where δ is 0.
     """
     gap = target_mean - draft_mean
     size = torch.linalg.vector_norm(gap.flatten(lead), dim=lead, dtype=torch.float64)

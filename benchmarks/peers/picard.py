@@ -6,13 +6,14 @@ The noise of all steps is drawn upfront, so the chain is one deterministic path,
 
 One iteration evaluates the window's states in one call and puts the sums in place of them. The window then
 moves to the first state that changed by more than the tolerance. Newton's method on the chain's equations, with the
-identity for the Jacobian of a transition, is the same iteration. What differs is where a state starts from:
+identity for the Jacobian of a transition, is the same iteration. The two differ in where a state starts from:
 
     paradigms    as a copy of the window's last                         (Shih, Belkhale, Ermon, Sadigh, Anari 2023)
     parasolver   by walking on with the last prediction kept; the first `warm` steps
                  are taken one by one                                                       (Lu, Zhu, Hou 2025)
 
-Tolerance 0 returns the sequential samples of the same noise; a larger one is lossy: its law is not the chain's.
+Tolerance 0 returns the sequential samples of the same noise; a larger one is lossy: samples do not have the chain's
+distribution.
 ParaSolver can also group several steps into an interval that is walked one by one within an iteration; its authors'
 settings have one step an interval, and so has this.
 """
@@ -100,7 +101,7 @@ def _iterate(
             change = torch.zeros_like(path[:, 1:])
             change[inside] = mean + expand(target.std[k], mean) * z - x
             new = path[:, :1] + change.cumsum(1)
-            # The first transition is exact: say so in its own rounding, too.
+            # The first transition is exact, also in its own rounding.
             new[:, 0] = path[:, 0] + change[:, 0]
 
             error = (new - path[:, 1:]).flatten(2).square().mean(2, dtype=torch.float64)
@@ -114,7 +115,7 @@ def _iterate(
             path = torch.cat([path[:, :1], new], 1)[index.unsqueeze(1), source]
             step = step + stride
             if warm is not None:
-                last = inside.sum(1).cumsum(0) - 1  # where each row's last prediction stands
+                last = inside.sum(1).cumsum(0) - 1  # index of each row's last prediction
                 _walk_on(target, path, prediction[last], step, key, window - stride)
             going = step < steps
             sample, key, step, path = sample[going], key[going], step[going], path[going]
@@ -136,7 +137,7 @@ def walk(target: Target, x: Tensor, prediction: Tensor, step: Tensor, key: Tenso
 
 
 def noise(target: Target, key: Tensor, step: Tensor) -> Tensor:
-    """That of the sequential sampler, [B, *shape]."""
+    """The noise of the sequential sampler, [B, *shape]."""
     return normal(key, target.shape, target.std.dtype, step=step, draw=torch.zeros_like(step))
 
 

@@ -7,7 +7,7 @@ r-th smallest with probability λ_r gives a coordinate of density
 
 The overlap ∫ min(f, g) with f(s) = φ(s − δ) is the probability that the pick is kept. It is concave in λ, so
 the best weights are a linear programme, solved once on a grid of δ and interpolated: any weights are exact as
-long as the test and the residual use the same ones. The differences λ_r − 1/K are what is kept, because
+long as the test and the residual use the same ones. The differences λ_r − 1/K are stored, because
 Σ b_r = K makes w − 1 = Σ (λ_r − 1/K) b_r, and f − g = φ·[(f/φ − 1) − (w − 1)] loses no digits at small δ.
 """
 
@@ -147,7 +147,7 @@ def _best_lean(delta: float, count: int) -> np.ndarray:
     cost = np.concatenate([np.zeros(count), np.ones(len(s))])
     above = np.hstack([-selected.numpy(), -np.eye(len(s))])
     simplex = np.concatenate([np.ones(count), np.zeros(len(s))])[None]
-    # The interior-point method: with many ranks, nearly dependent, the simplex method may not come to an end.
+    # The interior-point method: with many ranks, nearly dependent, the simplex method may not end.
     found = linprog(cost, above, -target.numpy(), simplex, [1.0], bounds=(0, None), method="highs-ipm")
     weights = np.clip(found.x[:count], 0, None)
     return weights / weights.sum() - 1 / count

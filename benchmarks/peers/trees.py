@@ -1,12 +1,12 @@
-"""Draft trees: several drafts for each transition, all evaluated in one call. Exactly the target's law.
+"""Draft trees: several drafts for each transition, all evaluated in one call. Exact.
 
 From each node of a level, K children share the draft Gaussian N(draft_mean, std²); the draft freezes one
 prediction for the whole tree. One call evaluates the root and all nodes. Then the tree is walked from the root:
 at each node a test keeps one of its children, which is followed, or none, and the round ends with a state from
-the residual law. The walk that reaches a leaf takes the exact transition behind it, whose prediction is known.
+the residual. The walk that reaches a leaf takes the exact transition behind it, whose prediction is known.
 
 Tests are about coordinates along the line through both means, s_1 … s_K i.i.d. N(0, 1) under the draft (theory,
-section 2); what lies across it is standard normal and independent of all decisions. So the corrected state may
+section 2); the orthogonal part is standard normal and independent of all decisions. So the corrected state may
 take it from a rejected child: that one is taken whose coordinate is nearest to the residual's, and its
 prediction drafts the next tree (with K = 1, the `nearest` draft of the reflection chain).
 

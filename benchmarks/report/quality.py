@@ -103,7 +103,7 @@ def _cost_plot(result: QualityCost, id: str, quantity: str, against: str, axis: 
         by_name(
             result.rows,
             lambda row: label(row.method),
-            lambda row: Point(getattr(row, quantity), row.distance, None, row.detail),
+            lambda row: Point(getattr(row, quantity), row.distance, row.distance_error, row.detail),
             lambda row: "inexact" if not row.exact else "ours" if row.method == "default" else "exact",
         ),
         text,

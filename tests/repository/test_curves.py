@@ -249,7 +249,7 @@ def test_plans_are_compared_observation_by_observation(tmp_path: Path, monkeypat
     rows = tiny_costs(tmp_path, "sequential", "ddpm", model="policy")
     assert [row.calls for row in rows] == [4, 2]
     source = quality_cost.MODELS["policy"](4, "cpu", False)
-    assert torch.equal(source.real(20, 0), source.real(320, 1)[300:])
+    assert torch.equal(source.real(20, 0), source.real(170, 1)[150:])
 
 
 def test_costs_of_the_same_settings_are_one_and_drawn_as_one(tmp_path: Path) -> None:

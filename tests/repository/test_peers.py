@@ -571,6 +571,8 @@ def test_few_ancestral_steps_are_the_sequential_sampler_of_the_shorter_chain() -
 
 
 def test_a_trailing_schedule_begins_at_the_noisiest_step() -> None:
+    import diffusers
+
     made = trailing(diffusers.DDPMScheduler(num_train_timesteps=1000), 4)
     assert made.timesteps.tolist() == [999, 749, 499, 249]
 
