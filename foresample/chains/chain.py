@@ -4,7 +4,7 @@
               + extra_weight·ξ_k + std·z_k
 
 with p the *prediction*, the quantity a drafter reuses at nearby states, and ξ extra noise (`contracts.Target`). The
-network is told `time`, sees scale·x and returns its output; from it
+network gets `time` and scale·x and returns its output; from it
 
     x0 or p = from_state·x + from_output·output
     p       = to_state·x + to_x0·limit(x0)          where the denoised estimate is limited, else p is made at once
@@ -50,9 +50,9 @@ from torch import Tensor
 from foresample.contracts import chain_mean, expand
 
 Kind = Literal["x0", "eps", "v", "score"]
-"""What a network returns, and what drafters reuse: the denoised state, the noise, the velocity, or the score."""
+"""The quantity that a network returns or that drafters reuse: denoised state, noise, velocity or score."""
 Limit = Callable[[Tensor], Tensor]
-"""What is done to denoised estimates, [B, *shape] -> [B, *shape], row by row."""
+"""A function that limits denoised estimates, [B, *shape] -> [B, *shape], row by row."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class Chain:
 
     @property
     def multistep(self) -> int:
-        """How many earlier predictions the mean needs."""
+        """The number of earlier predictions that the mean needs."""
         return 2 if self.older_weight is not None else int(self.previous_weight is not None)
 
     @property
     def affine(self) -> bool:
-        """Whether the mean is affine in state, prediction and the one before, as kernels need it."""
+        """Whether the mean is affine in state, prediction and earlier prediction, as kernels need it."""
         return self.unlimited_weight is None and self.older_weight is None and self.extra_weight is None
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Chain:

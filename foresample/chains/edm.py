@@ -41,7 +41,7 @@ def edm_chain(
     s_noise: float = 1.0,
     steps: Literal["euler", "heun", "midpoint"] = "euler",
 ) -> Chain:
-    """EDM's stochastic sampler on the churned states, whose levels the network is told; it returns denoised x0.
+    """EDM's stochastic sampler on the churned states; the network gets their levels and returns denoised x0.
 
     Args:
         sigmas: the schedule's noise levels, [N], falling; the final 0 may be given or left out.

@@ -33,9 +33,9 @@ def flow_chain(
         sigmas: noise levels of the states the chain visits, [N], falling within (0, 1]; the last transition
             goes to 0.
         churn: ε, how much noise the chain adds.
-        time: what the network is told of each step, [N]; σ itself by default. Integers stay integers.
-        predicts: what the network returns: "x0", "eps" or "v" (= ξ − x0).
-        reuse: what drafters reuse.
+        time: the network's time input at each step, [N]; σ itself by default. Integers stay integers.
+        predicts: the quantity that the network returns: "x0", "eps" or "v" (= ξ − x0).
+        reuse: the quantity that drafters reuse.
     """
     here = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
     if here.ndim != 1 or not ((here > 0) & (here <= 1)).all() or not (here.diff() < 0).all():

@@ -8,7 +8,7 @@ and a third-order one, with differences Δ₀ = (D_k − D_{k−1})/r₀, Δ₁ 
 
     c₁ [Δ₀ + (Δ₀ − Δ₁) r₀/(r₀ + r₁)] + c₂ (Δ₀ − Δ₁)/(r₀ + r₁).
 
-c₁ and c₂ are the solver's. Both functions return what is added to the weights of D_k, D_{k−1} (and D_{k−2}).
+c₁ and c₂ are the solver's. Both functions return the numbers added to the weights of D_k, D_{k−1} (and D_{k−2}).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 
 def second_order(h: Tensor, c1: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every step; the first has nothing before it and adds nothing."""
+    """Weights of a second-order step, at every step; the first step has no earlier estimate and adds nothing."""
     weight = torch.zeros_like(h)
     weight[1:] = c1[1:] * h[1:] / h[:-1]
     return weight, -weight
 
 
 def third_order(h: Tensor, c1: Tensor, c2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every step; the first adds nothing, the second is of second order."""
+    """Weights of a third-order step, at every step; the first adds nothing, the second is of second order."""
     now, previous = second_order(h, c1)
     older = torch.zeros_like(h)
     r0, r1 = h[1:-1] / h[2:], h[:-2] / h[2:]

@@ -21,10 +21,10 @@ from foresample.chains.chain import Chain, Clip, Kind, Levels, Limit, denoising_
 from foresample.chains.multistep import second_order, third_order
 
 _KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v", "flow_prediction": "v"}
-"""diffusers' names of what a network predicts."""
+"""The quantities that a network predicts, by their names in diffusers."""
 
 LEARNED_BASE = 0.9
-"""The part of the posterior variance that a learned one is taken never to fall below (`vp.learned_range`)."""
+"""The part of the posterior variance that bounds a learned variance from below (`vp.learned_range`)."""
 
 
 def scheduler_chain(
@@ -32,7 +32,7 @@ def scheduler_chain(
 ) -> Chain:
     """The chain of a scheduler after `set_timesteps`, from its timestep number `start` on.
 
-    `eta` and `use_clipped` are what a pipeline would pass to DDIM's `step`; `reuse` is what drafters reuse.
+    `eta` and `use_clipped` are the arguments of DDIM's `step`; `reuse` is the quantity that drafters reuse.
     """
     name = _known_name(type(scheduler))
     if name in _WITHOUT_NOISE:
@@ -73,7 +73,7 @@ def _known_name(kind: type) -> str:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A scheduler, what a pipeline passes to its `step`, and what is asked of the chain."""
+    """A scheduler, the arguments of its `step`, and the quantity that drafters reuse."""
 
     scheduler: Any
     eta: float
@@ -83,7 +83,7 @@ class _Reading:
 
     @property
     def name(self) -> str:
-        """The class that a refusal is about: several share a reader."""
+        """The class to name in a refusal: several share a reader."""
         return type(self.scheduler).__name__
 
     @property
@@ -120,12 +120,12 @@ class _Reading:
     def predicts(self) -> Kind:
         kind = self.config.prediction_type
         if kind not in _KINDS:
-            raise ValueError(f"prediction_type={kind!r} is none of {', '.join(_KINDS)}")
+            raise ValueError(f"prediction_type={kind!r} is not one of {', '.join(_KINDS)}")
         return _KINDS[kind]
 
     @property
     def limit(self) -> Limit | None:
-        """What the scheduler does to the denoised estimate, row by row."""
+        """The scheduler's limit on the denoised estimate, row by row."""
         if self.config.get("thresholding", False):
             return self.scheduler._threshold_sample
         return Clip(self.config.clip_sample_range) if self.config.get("clip_sample", False) else None
@@ -173,7 +173,7 @@ def _ddim(asked: _Reading) -> Chain:
         )
     _, here, there = asked.evenly()
     towards, x0_weight, std = vp.transition(here, there, asked.eta)
-    # The direction, towards·(x − √ᾱ x0), is taken from the estimate before it is limited, unless told otherwise.
+    # The direction, towards·(x − √ᾱ x0), uses the estimate before it is limited, unless use_clipped is given.
     apart = asked.limit is not None and not asked.use_clipped
     return asked.chain(
         vp.levels(here),
@@ -227,7 +227,7 @@ def _if_any(weight: Tensor) -> Tensor | None:
 
 
 def _solver_weights(asked: _Reading, h: Tensor, alpha: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a multistep solver adds to the weights of the estimate, the one before and the one before that.
+    """The numbers that a multistep solver adds to the weights of an estimate and of the two before it.
 
     The first step taken is of first order, the second at most of second; so are the last one and the one before it
     where a scheduler says so. `h`: steps in log-SNR; `gain`: the weight of the estimate in a first-order step.
@@ -255,7 +255,7 @@ def _solver_weights(asked: _Reading, h: Tensor, alpha: Tensor, gain: Tensor) -> 
 
 
 def _cosine_dpm(asked: _Reading) -> Chain:
-    """Stable Audio's: DPM++ 2M SDE on σ, around a network that is preconditioned as EDM's."""
+    """Stable Audio's scheduler: DPM++ 2M SDE on σ, with EDM's preconditioning of the network."""
     config = asked.config
     if config.prediction_type not in ("epsilon", "v_prediction"):
         raise ValueError(f"CosineDPMSolverMultistepScheduler does not implement {config.prediction_type!r}")
@@ -280,7 +280,7 @@ def _cosine_dpm(asked: _Reading) -> Chain:
 
 
 def _preconditioned(asked: _Reading, chain: Chain) -> Chain:
-    """The chain of x0 around a network that is preconditioned as EDM's."""
+    """The chain with EDM's preconditioning of the network, which then predicts x0."""
     config, here = asked.config, asked.sigmas[:-1]
     data = float(config.sigma_data)
     norm = (here**2 + data**2).sqrt()
@@ -347,7 +347,7 @@ def _cogvideox_dpm(asked: _Reading) -> Chain:
 
 
 def _lcm(asked: _Reading) -> Chain:
-    """Noise is added anew to each denoised estimate; the last is the result."""
+    """A chain that adds noise anew to each denoised estimate; the last estimate is the result."""
     here, there = asked.visited()
     scaled = asked.time.double() * asked.config.timestep_scaling
     skip, out = 0.25 / (scaled**2 + 0.25), scaled / (scaled**2 + 0.25).sqrt()
@@ -361,7 +361,7 @@ def _lcm(asked: _Reading) -> Chain:
 
 
 def _tcd(asked: _Reading) -> Chain:
-    """Down to a level below the next, without noise, and up to the next with it."""
+    """A chain of steps down to a level below the next, without noise, and up to the next with noise."""
     if not asked.eta > 0:
         raise ValueError(
             "TCDScheduler with eta=0 adds no noise, so there is nothing to speculate on; pass eta=0.3 to the pipeline"
@@ -380,13 +380,13 @@ def _tcd(asked: _Reading) -> Chain:
 
 
 def _unclip(asked: _Reading) -> Chain:
-    """DDPM's chain, if each step is told the next, as pipelines do."""
+    """DDPM's chain, if each step is given the next timestep, as pipelines do."""
     if asked.config.variance_type != "fixed_small_log":
         raise ValueError(
             f"UnCLIPScheduler(variance_type={asked.config.variance_type!r}) has a state-dependent std, which has "
             "no exact coupling; use variance_type='fixed_small_log'"
         )
-    # At the last steps 1 − ᾱ and β disagree in single precision, and what the scheduler computes is its law.
+    # At the last steps 1 − ᾱ and β disagree in single precision; the scheduler's own numbers define its distribution.
     time = asked.time
     here, there = (level.float() for level in asked.visited())
     adjacent = time - 1 == torch.cat([time[1:], -torch.ones(1, dtype=time.dtype)])
@@ -419,7 +419,7 @@ def _flow_match(asked: _Reading) -> Chain:
 
 
 def _noised_flow(asked: _Reading) -> Chain:
-    """Noise is added anew to each denoised estimate."""
+    """A chain that adds noise anew to each denoised estimate."""
     here, there = asked.sigmas[:-1], asked.sigmas[1:]
     return asked.chain(
         Levels(1 - here, here, flow=True),

@@ -35,20 +35,20 @@ Last = Literal["noisy", "noiseless", "denoised"]
 
 
 class Process(Protocol):
-    """A forward SDE with linear drift; all functions of times t, [N], float64."""
+    """A forward SDE with linear drift; its methods are functions of times t, [N], float64."""
 
     @property
     def start_scale(self) -> float:
         """Std of the Gaussian at t = 1."""
 
     def levels(self, t: Tensor) -> Levels:
-        """α and σ."""
+        """The noise levels α and σ."""
 
     def drift(self, t: Tensor) -> Tensor:
-        """f, a number times the state."""
+        """f, the factor of the state in the drift."""
 
     def diffusion(self, t: Tensor) -> Tensor:
-        """g, of the noise."""
+        """g, the factor of the noise."""
 
     def discrete(self, t: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """(A, G) of the reverse-diffusion predictor: x' = A x + G² score + G z."""
@@ -141,15 +141,16 @@ def sde_chain(
     """Euler–Maruyama of a reverse-time SDE on this grid of times.
 
     Args:
-        times: [N + 1], falling from noise to data; N transitions, of which the network is told the first N times.
+        times: [N + 1], falling from noise to data, for N transitions; the network gets the first N.
         drift: f(t), for a forward drift f(t)·x; a function of times [N].
-        diffusion: g(t), likewise.
+        diffusion: g(t), a function of times [N].
         levels: (α(t), σ(t)) with x_t = α x0 + σ ξ, a function of times. By default they are integrated from `drift` and
-            `diffusion`, starting at t = 0 with σ = 0: drafters alone then depend on their accuracy, the chain does not.
+            `diffusion`, starting at t = 0 with σ = 0: then their accuracy affects drafters, but not the chain.
         eta: η > 0, how much noise the chain adds.
         last: the last step: "noisy", "noiseless", or "denoised" (one transition more; needs `levels`).
-        predicts: what the network returns: "score", or "eps" (= −σ score), "x0", "v"; all but the score need `levels`.
-        reuse: what drafters reuse.
+        predicts: the quantity that the network returns: "score", or "eps" (= −σ score), "x0", "v". All except the
+            score need `levels`.
+        reuse: the quantity that drafters reuse.
     """
     t = torch.as_tensor(times, dtype=torch.float64).cpu()
     if t.ndim != 1 or len(t) < 2 or not (t.diff() < 0).all() or not torch.isfinite(t).all():
@@ -195,12 +196,12 @@ def reverse_sde_chain(
 
     Args:
         process: the forward SDE: `VP(…)`, `VE(…)` or `SubVP(…)`.
-        steps: N; the network is told times that fall from 1 to `end`.
+        steps: N; the network gets times that fall from 1 to `end`.
         predictor: "euler_maruyama" or "reverse_diffusion".
         end: the last time.
         denoise: whether the last step adds no noise.
-        predicts: what the network returns: "score", or "eps" (= −σ score), "x0", "v".
-        reuse: what drafters reuse.
+        predicts: the quantity that the network returns: "score", or "eps" (= −σ score), "x0", "v".
+        reuse: the quantity that drafters reuse.
     """
     if predictor not in ("euler_maruyama", "reverse_diffusion"):
         raise ValueError(f"predictor must be 'euler_maruyama' or 'reverse_diffusion', not {predictor!r}")

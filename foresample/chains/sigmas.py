@@ -123,9 +123,9 @@ def karras_sigmas(steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0,
 
 
 def two_calls(chain: Chain, here: Tensor, weight: Tensor, second: Tensor, time: Tensor | None = None) -> Chain:
-    """The chain with a second estimate at weight·x + (1 − weight)·D, which is at level weight·σ unless told otherwise.
+    """The chain with a second estimate at weight·x + (1 − weight)·D, which is at level weight·σ unless given.
 
-    Steps that go down to 0 at once are of first order: what they would evaluate there is not looked at.
+    Steps that go down to 0 at once are of first order: their second estimate is not used.
     """
     once = chain.state_weight == 0
     return replace(
@@ -168,7 +168,7 @@ def _ancestral(here: Tensor, there: Tensor, eta: float) -> tuple[Tensor, Tensor]
 
 
 def _multistep(here: Tensor, there: Tensor, eta: float, s_noise: float, now: Tensor, *earlier: Tensor) -> Chain:
-    """The exponential step, these weights added to it; a step to σ' = 0 takes the estimate as it is."""
+    """The exponential step with these weights added; a step to σ' = 0 returns the estimate itself."""
     h = (here / there).log()  # infinite where σ' = 0
     chain = _chain(here, 1 + torch.expm1(-(1 + eta) * h), s_noise * there * (-torch.expm1(-2 * eta * h)).sqrt())
     now, previous, *older = (torch.where(there > 0, weight, 0.0) for weight in (now, *earlier))
@@ -181,7 +181,7 @@ def _multistep(here: Tensor, there: Tensor, eta: float, s_noise: float, now: Ten
 
 
 def _chain(here: Tensor, towards: Tensor, std: Tensor) -> Chain:
-    """x' = towards·x + (1 − towards)·D + std·z, the network being told σ."""
+    """x' = towards·x + (1 − towards)·D + std·z, with σ as the network's time."""
     if not (std > 0).any():
         raise ValueError(
             "no step of these levels adds noise, so there is nothing to speculate on; use more levels"

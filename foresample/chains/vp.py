@@ -6,7 +6,7 @@ With x_t = √ᾱ_t x0 + √(1 − ᾱ_t) ξ, the transition from ᾱ_t to the l
     mean = √ᾱ_s x0 + √(1 − ᾱ_s − std²) · (x − √ᾱ_t x0)/√(1 − ᾱ_t).
 
 At η = 1 this is the posterior q(x_s | x_t, x0), i.e. DDPM; at 0 < η < 1, stochastic DDIM. DDPM's larger variance
-("fixed_large") keeps the mean of η = 1 and has std = √(1 − ᾱ_t/ᾱ_s), but for the last transition, which adds no noise.
+("fixed_large") keeps the mean of η = 1 and has std = √(1 − ᾱ_t/ᾱ_s), but the last transition adds no noise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from foresample.chains.chain import Chain, Clip, Kind, Levels, denoising_chain
 
-_LEAVES = 0.1  # of its range, by which a learned variance may fall below it
+_LEAVES = 0.1  # part of its range by which a learned variance may fall below the range
 
 
 def vp_chain(
@@ -39,16 +39,16 @@ def vp_chain(
     Args:
         alpha_bar: ᾱ at the states the chain visits, [N], rising from noise to data; the last transition
             goes to ᾱ = 1 and is deterministic.
-        time: what the network is told of each step, [N]; ᾱ itself by default. Integers stay integers.
+        time: the network's time input at each step, [N]; ᾱ itself by default. Integers stay integers.
         eta: noise of the chain, 0 < eta ≤ 1.
-        predicts: what the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
-        reuse: what drafters reuse.
+        predicts: the quantity that the network returns: "x0", "eps" or "v" (= α ξ − σ x0).
+        reuse: the quantity that drafters reuse.
         clip: clamp the denoised estimate to ±clip.
         variance: "small", DDPM's posterior variance β̃, or "large", β (OpenAI's fixed_large); the latter needs eta = 1.
         learned_base: for a network with a learned variance ("learned_range": it returns 2C channels, the second half
-            of which says where between β̃ and β the variance is, −1 … 1): the part of it that is certain
-            (`learned_range`), 0.9 say. Sampling stops with an error where the variance falls below that;
-            `foresample.check` says how near it comes.
+            gives the variance between β̃ and β as −1 … 1): its lower bound as a part of the variance at the lower
+            end of its range (`learned_range`), for example 0.9. Sampling stops with an error if the variance falls
+            below the bound; `foresample.check` reports how near it comes.
     """
     here = torch.as_tensor(alpha_bar, dtype=torch.float64).cpu()
     if here.ndim != 1 or not ((here > 0) & (here < 1)).all() or not (here.diff() > 0).all():
@@ -83,7 +83,7 @@ def vp_chain(
 def learned_range(chain: Chain, beta: Tensor, base: float) -> Chain:
     """DDPM with a learned variance between the chain's own, β̃, and β = 1 − ᾱ_t/ᾱ_s, in its logarithm.
 
-    Networks leave that range a little at times. The std² of the chain, below which the variance must not fall, is
+    Networks sometimes leave that range a little. The std² of the chain, below which the variance must not fall, is
     `base`, less than 1, times the variance a tenth of the range below β̃.
     """
     if not 0 < base < 1:

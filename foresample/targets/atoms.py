@@ -9,7 +9,7 @@ The sampler (algorithm 18 of AlphaFold 3, which Boltz, Protenix, Chai and OpenFo
     steps      x' = x̂ + step_scale (σ_{k+1} − σ̂) (x̂ − D)/σ̂.
 
 The chain runs on the churned states, seen from a frame that turns along: y_k = R_k⁻¹(x̂_k − t_k). Gaussian noise is the
-same from every frame, so in this one nothing is rotated but around the network, whose estimate is
+same from every frame, so in this frame only the states around the network are rotated, and its estimate is
 R_k⁻¹(network(R_k y + t_k) − t_k):
 
     y_{k+1} = centre(y + step_scale (σ_{k+1} − σ̂)(y − D)/σ̂) + λ √(σ̂_{k+1}² − σ_{k+1}²) z.
@@ -38,7 +38,7 @@ _ROTATION, _SHIFT = slice(0, 4), slice(4, 7)
 
 @dataclass(frozen=True)
 class StructureTarget:
-    """See the module. `steps` holds the coefficients of the transitions without frames and alignment."""
+    """An AlphaFold-3-style chain, see the module; `steps` has its coefficients without frames and alignment."""
 
     network: Denoiser
     shape: torch.Size
@@ -96,8 +96,8 @@ def structures(
     Args:
         network: network(x, sigma, row) -> denoised positions: states [B, atoms, 3], their levels [B].
         sigmas: levels of the schedule, [N + 1], falling; the last may be 0.
-        atoms: their number.
-        shift: std of the random shifts of the whole.
+        atoms: the number of atoms.
+        shift: std of the random shifts of the structure.
         align: align the state rigidly to the estimate before the step.
         mask: [atoms], 1 for those to align by; all by default.
         dtype: the chain's.
@@ -145,7 +145,7 @@ def rotations(quaternions: Tensor) -> Tensor:
 
 
 def aligned(x: Tensor, to: Tensor, mask: Tensor) -> Tensor:
-    """x moved rigidly, without reflection, as near to `to` as it gets (Kabsch), [B, atoms, 3] both."""
+    """x moved rigidly, without reflection, as near to `to` as possible (Kabsch), [B, atoms, 3] both."""
     weight = mask.view(1, -1, 1)
     centres = [(weight * v).sum(1, keepdim=True) / weight.sum() for v in (x, to)]
     here, there = x - centres[0], to - centres[1]

@@ -1,9 +1,9 @@
 """A target is a chain and a network.
 
 `ChainTarget` joins the two; the functions make one of a denoiser for each family of chains. Each takes
-denoiser(x, time, row): states [B, *shape], what the chain tells the network of their steps [B], and the index of the
-sample each state belongs to [B], to look up its class or prompt; it returns a tensor [B, *shape], which is never
-broadcast and is cast to the chain's dtype, so that a half-precision network is fine.
+denoiser(x, time, row): states [B, *shape], the chain's times of their steps [B], and the index of the sample that each
+state belongs to [B], to look up its class or prompt. It returns a tensor [B, *shape], which is never broadcast and is
+cast to the chain's dtype, so a half-precision network is fine.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 class ChainTarget:
     """A chain walked with a network; see `foresample.Target`.
 
-    `chain` is on the device and in the dtype it is to run in (`Chain.to`); network(scale·x, time, row) returns what
-    the chain says it predicts; `start_states`, [count, *shape], are the states samples start from, instead of noise;
-    `start_law` is the mean and the std of the Gaussian they start from where the chain's `start_scale` does not say.
+    `chain` has the device and dtype of the run (`Chain.to`); network(scale·x, time, row) returns the quantity
+    `chain.predicts`; `start_states`, [count, *shape], are states to start from instead of noise; `start_law` is the
+    mean and std of the Gaussian to start from, if it is not N(0, chain.start_scale²).
     """
 
     chain: Chain
@@ -63,11 +63,11 @@ class ChainTarget:
 
     @property
     def fault_hint(self) -> str:
-        """What else to look at where a prediction is NaN."""
+        """A further cause of NaN predictions, to end the error with."""
         if self.chain.low_variance is None:
             return ""
         return (
-            "; if its output is finite, its variance lies below what the chain takes for certain there: use a fixed "
+            "; if its output is finite, its variance lies below the chain's lower bound there: use a fixed "
             "variance, or give a smaller learned_base to foresample.targets.vp"
         )
 
@@ -92,9 +92,9 @@ class ChainTarget:
         return chain.effective(prediction, self._answer(inner, chain.inner_time[step], row), step)
 
     def output(self, x: Tensor, step: Tensor, row: Tensor) -> Tensor:
-        """What the network returns at these states; with a learned variance, twice their channels."""
+        """The network's output at these states; with a learned variance, twice their channels."""
         chain = self.chain
-        # The network may write into what it is shown; the chain goes on with x.
+        # The network may write into its input; the chain still needs x.
         seen = x.clone() if chain.scale is None else per_row(chain.scale, step, x) * x
         return self._answer(seen, step if chain.time is None else chain.time[step], row)
 
@@ -142,7 +142,7 @@ class ChainTarget:
 
 
 def of_sample(name: str, values: Tensor, row: Tensor) -> Tensor:
-    """What each of these samples was given, values[row]."""
+    """The values of these samples, values[row]; an error for a sample that has none."""
     known = len(values)
     if not (row.is_cuda and torch.cuda.is_current_stream_capturing()) and int(row.max()) >= known:
         raise UnknownRow(
@@ -157,7 +157,7 @@ def vp(
 ) -> ChainTarget:
     """DDPM (eta = 1) or DDIM sampling: `from_chain` with `chains.vp_chain(alpha_bar, …)`.
 
-    Options are those of `chains.vp_chain` and of `from_chain`: start, dtype, device. So they are in all makers below.
+    Options are those of `chains.vp_chain` and of `from_chain`: start, dtype, device. The functions below are alike.
     """
     return _made(denoiser, shape, options, vp_chain, alpha_bar)
 
@@ -204,18 +204,20 @@ def from_sde(
     x' = (1 − f Δ) x + g² Δ score + g √Δ z, which starts from N(start_mean, start_std²).
 
     Args:
-        score: score(x, time, row), or what `predicts` says.
+        score: score(x, time, row), or the quantity that `predicts` names.
         times: [N + 1], falling from noise to data.
         drift: f, a function of times.
         diffusion: g, a function of times.
         shape: of one state.
         start_mean: mean of the first state, 0 by default: a number, or a tensor that is broadcast to one state.
-        start_std: its standard deviation, 1 by default, likewise.
+        start_std: standard deviation of the first state, 1 by default: a number, or a tensor like start_mean.
         **options: those of `chains.sde_chain` (levels, last, predicts, reuse) and of `from_chain`.
     """
     given = start_mean is not None or start_std is not None
     if given and options.get("start") is not None:
-        raise ValueError("start says where samples start: leave out start_mean and start_std with it")
+        raise ValueError(
+            "start gives the first states themselves: leave out start_mean and start_std, or start"
+        )
     target = _made(score, shape, options, sde_chain, times, drift, diffusion)
     started = (0.0 if start_mean is None else start_mean, 1.0 if start_std is None else start_std)
     try:
@@ -259,12 +261,12 @@ def from_chain(
         target = fs.targets.from_chain(lambda x, sigma, row: model(x, sigma), chain, (3, 64, 64))
 
     Args:
-        denoiser: denoiser(x, time, row) -> what the chain says it predicts (`chain.predicts`).
+        denoiser: denoiser(x, time, row) -> the quantity that the chain predicts (`chain.predicts`).
         chain: its coefficients.
         shape: of one state.
         start: the state each sample starts from, [count, *shape], instead of noise.
-        dtype: the chain's, and that of times which are no integers.
-        device: the chain's.
+        dtype: of the chain, and of times that are not integers.
+        device: of the chain.
     """
     times = {name: getattr(chain, name) for name in ("time", "inner_time")}
     real = {name: t.to(dtype) for name, t in times.items() if t is not None and t.is_floating_point()}
@@ -283,7 +285,7 @@ def from_scheduler(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> ChainTarget:
-    """A diffusers scheduler's sampler around your own network: the law of its own `step`, loop and all.
+    """A diffusers scheduler's sampler around your own network, with the distribution of a loop of its `step`.
 
     For example, for a U-Net that predicts noise:
 
@@ -291,18 +293,17 @@ def from_scheduler(
         scheduler.set_timesteps(100)
         target = targets.from_scheduler(scheduler, lambda x, t, row: unet(x, t).sample, (3, 32, 32))
 
-    The chain starts at N(0, init_noise_sigma²), as pipelines do. A scheduler without an exact coupling is refused
-    with a sentence.
+    The chain starts at N(0, init_noise_sigma²), as pipelines do. A scheduler without an exact coupling is refused.
 
     Args:
         scheduler: a stochastic scheduler of diffusers, after `set_timesteps`.
-        denoiser: denoiser(x, time, row) -> what the scheduler's `prediction_type` names; x is scaled as
+        denoiser: denoiser(x, time, row) -> the quantity that the scheduler's `prediction_type` names; x is scaled as
             `scale_model_input` scales it, time is the scheduler's timestep, one a state.
         shape: of one state.
-        eta: what would be passed to DDIM's `step`; other schedulers have no use for it.
-        reuse: what drafters reuse: "x0", "v" or "eps".
+        eta: the argument of DDIM's `step`; other schedulers ignore it.
+        reuse: the quantity that drafters reuse: "x0", "v" or "eps".
         dtype: the chain's, whatever the network runs in, and that of timesteps which are no integers.
-        device: the chain's.
+        device: of the chain.
     """
     if getattr(scheduler, "num_inference_steps", None) is None:
         raise ValueError("the scheduler has no timesteps yet: call scheduler.set_timesteps(steps) first")

@@ -1,11 +1,11 @@
 """Chains whose states obey a constraint: a centre of mass at 0, known coordinates, sizes that differ by sample.
 
-Let c be a projection of states, c(c(x)) = c(x), linear but for a constant, such as the subtraction of the mean or the
-overwriting of known coordinates, and P its linear part. The constrained chain draws its noise within the constraint,
+Let c be an affine projection of states, c(c(x)) = c(x), such as the subtraction of the mean or the overwriting of
+known coordinates, and P its linear part. The constrained chain draws its noise within the constraint,
 
     x_{k+1} = mean_k(x_k, p_k) + std_k P z_k,      x_k = c(x_k),      p_k = P network(x_k),
 
-which is no chain with isotropic noise. The one here draws all of the noise,
+which is not a chain with isotropic noise. The one here draws all of the noise,
 
     y_{k+1} = mean_k(y_k, p_k) + std_k z_k,        p_k = P network(c(y_k)),
 
@@ -32,7 +32,7 @@ def constrained(target: Target, constrain: Constrain) -> ConstrainedTarget:
 
     Args:
         target: the chain without the constraint, with a mean of numbers times state and prediction.
-        constrain: c(x, row), a projection of each state that is linear but for a constant.
+        constrain: c(x, row), an affine projection of each state.
     """
     require_target(target)
     if affine_chain(target) is None:
@@ -48,7 +48,7 @@ def constrained(target: Target, constrain: Constrain) -> ConstrainedTarget:
     pairs = (again, once), (both + none, once + constrain(y, row))
     if not all(torch.allclose(one, two, rtol=1e-4, atol=1e-3) for one, two in pairs):
         raise ValueError(
-            "constrain must be a projection that is linear but for a constant: constrain(constrain(x)) = constrain(x), "
+            "constrain must be an affine projection: constrain(constrain(x)) = constrain(x), "
             "and constrain(x + y) + constrain(0) = constrain(x) + constrain(y)"
         )
     return ConstrainedTarget(target, constrain)
@@ -59,8 +59,8 @@ def centred(target: Target, mask: Tensor | None = None, *, coordinates: int | No
 
     Args:
         target: the chain without the constraint.
-        mask: [points] or, where sizes differ from sample to sample, [count, points]: 1 for points that there are. All
-            by default. Others are 0 and have no part in the centre; the network looks the mask up by `row` itself.
+        mask: [points] or, if sizes differ by sample, [count, points]: 1 for existing points, all by default.
+            Other points are 0 and do not count for the centre; the network looks the mask up by `row` itself.
         coordinates: leading coordinates that are centred, 3 where features of the atoms follow; all by default.
     """
     here = torch.ones(target.shape[0]) if mask is None else mask
@@ -84,9 +84,9 @@ def fixed(target: Target, values: Tensor, known: Tensor) -> ConstrainedTarget:
     """A chain whose known coordinates are overwritten before each network call, as in inpainting and robot plans.
 
     Args:
-        target: the chain without them.
-        values: what is known, [*shape] or, for each sample its own, [count, *shape]; its other elements do not matter.
-        known: which elements are known, likewise; nonzero for known.
+        target: the chain without known coordinates.
+        values: the known values, [*shape] or, for each sample its own, [count, *shape]; other elements do not matter.
+        known: nonzero for known elements, [*shape] or [count, *shape].
     """
     shape = target.shape
     for name, value in (("values", values), ("known", known)):
@@ -104,7 +104,7 @@ def fixed(target: Target, values: Tensor, known: Tensor) -> ConstrainedTarget:
 
 
 class ConstrainedTarget(Wrapper):
-    """A chain with a constraint, see the module; `constrained` turns its samples to what they are meant to be."""
+    """A chain with a constraint, see the module; `constrained` makes its samples obey the constraint."""
 
     def __init__(self, target: Target, constrain: Constrain) -> None:
         super().__init__(target)
@@ -115,7 +115,7 @@ class ConstrainedTarget(Wrapper):
         return self.constrain(prediction, row) - self.constrain(torch.zeros_like(x), row)
 
     def constrained(self, samples: Tensor, row: Tensor | None = None) -> Tensor:
-        """Samples of this target, [n, *shape], with the constraint; of samples 0 … n − 1 unless `row` says which."""
+        """Samples of this target, [n, *shape], with the constraint; `row` are their indices, 0 … n − 1 by default."""
         return self.constrain(
             samples, torch.arange(len(samples), device=samples.device) if row is None else row
         )

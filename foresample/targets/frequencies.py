@@ -1,8 +1,8 @@
-"""Pictures by their frequencies: the same chain in a basis in which the network's average Jacobian is a diagonal.
+"""Pictures by their frequencies: the same chain in a basis in which the network's average Jacobian is diagonal.
 
 A chain whose mean is a number times the state plus a number times the prediction commutes with an orthonormal
-transform Q: y = Qx is a chain of the same kind, with the network y ↦ Q predict(Qᵀy), the same steps and noise of the
-same law. Its samples, turned back, have the law of the others.
+transform Q: y = Qx is a chain of the same kind, with the network y ↦ Q predict(Qᵀy), the same steps and the same
+distribution of noise. Its samples, transformed back, have the distribution of the original chain.
 
 Q is the cosine transform of height, width and channels. A network for pictures answers to noise much the same
 wherever it falls, so on average its Jacobian only tells frequencies apart: `bands` says which elements are alike, and
@@ -20,7 +20,7 @@ from foresample.backends import backend_for
 from foresample.contracts import Target, Wrapper, affine_chain, require_target
 
 _RINGS = 4
-"""Bands an octave of frequency has, in each mixture of the channels."""
+"""Bands in an octave of frequency, for each mixture of the channels."""
 
 
 def in_frequencies(target: Target) -> FrequencyTarget:
@@ -62,7 +62,7 @@ class FrequencyTarget(Wrapper):
         return self._turned(super().predict(self._turned_back(x), step, row, **extra))
 
     def pictures(self, samples: Tensor) -> Tensor:
-        """Samples of this target as the other's, [n, *shape]."""
+        """Samples of this target as pictures, [n, *shape]."""
         return self._turned_back(samples)
 
     def _turned(self, x: Tensor) -> Tensor:

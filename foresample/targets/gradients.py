@@ -24,7 +24,7 @@ LogLikelihood = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def with_gradients(network: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A network(x, …) that is called with gradients turned on and x a leaf that requires one, [B, *shape].
+    """A network(x, …) that runs with gradients on, x being a leaf that requires one, [B, *shape].
 
     For a network that takes a gradient inside, such as a posterior sampler's (DPS) or the score of an energy:
 
@@ -44,8 +44,8 @@ def guided(target: Target, log_likelihood: LogLikelihood, scale: float = 1.0) ->
 
     Args:
         target: the chain without guidance, with a mean of numbers times state and prediction.
-        log_likelihood: log_likelihood(x, step, row) -> [B], differentiable in x; `row` looks up what is asked for.
-        scale: what the gradient is multiplied by.
+        log_likelihood: log_likelihood(x, step, row) -> [B], differentiable in x; `row` looks up the condition y.
+        scale: a factor of the gradient.
     """
     require_target(target)
     chain = affine_chain(target)

@@ -1,4 +1,4 @@
-"""A Gaussian mixture, whose denoiser and score are known in closed form: the target to test and compare on.
+"""A Gaussian mixture, whose denoiser and score are known in closed form: the target of tests and comparisons.
 
 Components have isotropic covariances s_j² I. Noised to x = α x0 + σ ξ, component j is N(α μ_j, V_j I) with
 V_j = α² s_j² + σ², and

@@ -1,4 +1,4 @@
-"""One sample faster on several devices: a call's states are split over replicas of the network.
+"""Several devices for one sample: a call's states are split over replicas of the network.
 
 A round verifies its window in one call, whose states are independent of one another: k devices evaluate
 ⌈(L + 1)/k⌉ of them each, at the same time, so that a wide window costs the latency of one device's share. The

@@ -8,7 +8,7 @@ but they find many ways in which it does not: each step is tried at states and p
 steps
 
     whose std depends on the state, or differs between elements,
-    in which noise enters otherwise: clipped together with the state, normalised, mixed between elements or rows,
+    in which noise enters in another way: clipped together with the state, normalised, mixed between elements or rows,
     which draws noise of its own, or remembers its earlier calls (multistep solvers),
     which makes nothing of the prediction, because it calls the network itself.
 
@@ -46,7 +46,7 @@ _SIZES = torch.tensor([0.3, 1.0, 3.0, 30.0])
 
 @dataclass(frozen=True)
 class StepTarget:
-    """See the module and `from_step`."""
+    """A target made from a step function, see the module and `from_step`."""
 
     step: Step
     network: Denoiser
@@ -82,7 +82,7 @@ def from_step(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> StepTarget:
-    """A package's own loop as a target, read off its step function.
+    """A target from a package's own step function.
 
     For a method p_sample(model, x, t, noise) that calls its model inside, hand it the prediction in place of the model:
 
@@ -119,7 +119,7 @@ def from_step(
     std = torch.stack([number for number, _ in read])
     if not any(uses for _, uses in read):
         raise ValueError(
-            "step makes nothing of the prediction: it probably calls the network itself; hand it "
+            "step does not use the prediction: it probably calls the network itself; hand it "
             "`lambda *_: prediction` in place of the model"
         )
     if not (std > 0).any():
@@ -129,10 +129,10 @@ def from_step(
 
 
 def step_error(target: Target, step: Step, *, samples: int = 4, seed: int = 0) -> Tensor:
-    """How far a package's step is from a target's, with the same noise, [N]: its step less mean + std·z.
+    """The distance of a package's step from a target's transition with the same noise, [N].
 
     Both are compared at the states that `samples` samples visit, with the target's predictions there, and the largest
-    difference of each step is divided by the largest number in its result. It is rounding if both are the same.
+    difference of each step is divided by the largest number in its result. If both are the same it is rounding.
     """
     require_target(target)
     if extra_shape(target) is not None:
@@ -157,7 +157,7 @@ def step_error(target: Target, step: Step, *, samples: int = 4, seed: int = 0) -
 
 
 def _called(step: Step, prediction: Tensor, x: Tensor, k: int, noise: Tensor) -> Tensor:
-    """The next states, from copies: a step may write into what it is handed."""
+    """The next states, from copies: a step may write into its arguments."""
     found: Any = step(prediction.clone(), x.clone(), k, noise)
     if not isinstance(found, Tensor) or found.shape != x.shape:
         what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -166,7 +166,7 @@ def _called(step: Step, prediction: Tensor, x: Tensor, k: int, noise: Tensor) ->
 
 
 def _read(step: Step, k: int, steps: int, shape: torch.Size, like: Tensor) -> tuple[Tensor, bool]:
-    """std_k, and whether the prediction makes a difference; or the refusal of this step."""
+    """std_k, and whether the prediction is used; an error for a step that is not a Gaussian transition."""
     generator = torch.Generator().manual_seed(k)
     draws = torch.randn((5, len(_SIZES), *shape), generator=generator, dtype=torch.float64).to(like)
     size = expand(_SIZES.to(like), draws[0])

@@ -63,7 +63,7 @@ def warm(target: ChainTarget, kind: str) -> fs.Replay:
 
 
 def assert_pictures_are_turned(device: torch.device) -> None:
-    """Of any size that is served, and states whose memory is not in order."""
+    """A matrix product of any supported size, with states whose memory is not in order."""
     from foresample.backends.triton import basis
 
     generator = torch.Generator().manual_seed(3)

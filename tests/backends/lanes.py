@@ -1,4 +1,4 @@
-"""What lanes of a kernel decide by, read from its compiled code.
+"""The numbers that lanes of a kernel branch on, read from its compiled code.
 
 A number that a program holds once lies in many lanes, as copies. Copies are equal where they come from memory, and stay
 equal under everything that lanes do alike: elementwise operations, and reductions that do not round (of integers, or
@@ -49,7 +49,7 @@ class _Region:
 
 @dataclass
 class _Flow:
-    """How values of a kernel depend on one another, read line by line."""
+    """The dependences between the values of a kernel, read line by line."""
 
     edges: list[tuple[str, str]] = field(default_factory=list)
     """From a value to one made of it."""

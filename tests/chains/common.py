@@ -1,4 +1,4 @@
-"""What the tests of chains share: grids, random states, and the weights of a mean, found by asking."""
+"""Helpers for tests of chains: grids, random states, and the weights of a mean, read off its values."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def denoised(x: Tensor) -> Tensor:
 
 
 def output_of(kind: str, process: Callable[..., Chain], x: Tensor, squash: float | None = None) -> Tensor:
-    """What a network that returns `kind` says at states x, one a step, by the definitions of eps and v."""
+    """The output of a network that returns `kind` at states x, one a step, by the definitions of eps and v."""
     level = GRIDS[process][0].view(-1, 1)
     alpha, sigma = (level.sqrt(), (1 - level).sqrt()) if process is vp_chain else (1 - level, level)
     x0 = denoised(x) if squash is None else denoised(x).clamp(-squash, squash)

@@ -54,7 +54,7 @@ def plain_samples(fixed: bool = False) -> Tensor:
 
 
 def smallest_p_value(one: Tensor, two: Tensor) -> float:
-    """Of the coordinates, their sum and the norm."""
+    """The smallest p-value of the coordinates, their sum and the norm."""
     views = [(v[:, 0], v[:, 1], v.sum(1), v.norm(dim=1)) for v in (one, two)]
     return min(ks_two_sample(a.numpy(), b.numpy()) for a, b in zip(*views, strict=True))
 
@@ -70,7 +70,7 @@ def test_a_fixed_variance_in_its_place_is_caught() -> None:
 
 
 class Clipped(ChainTarget):
-    """What must not be done where the base lies above the variance: forget what is missing."""
+    """The mistake to catch where the base lies above the variance: the missing part is ignored."""
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
         prediction = super().predict(x, step, row, extra)

@@ -67,7 +67,7 @@ def test_the_whole_chain_with_the_same_noise(name: str, options: dict[str, Any],
     noise, extra = torch.randn(2, steps, 5, 2, dtype=f64, generator=generator)
 
     def drawn(sigma: Tensor, sigma_next: Tensor) -> Tensor:
-        """What a Brownian path in σ does: an increment to an inner level is ξ, one to the next level contains it."""
+        """Increments of a Brownian path in σ: ξ to the inner level, which is part of the one to the next level."""
         k = int((levels - sigma).abs().argmin())
         if name != "dpmpp_sde":
             return noise[k]

@@ -20,7 +20,7 @@ from tests.support.small_chains import flow, mixture, strays
 
 
 class Plain:
-    """What Replay says of itself, once more: one row, by lists."""
+    """Replay written a second time, for one row, with lists."""
 
     def __init__(self, prior: fs.Prior | None, row: int) -> None:
         self.jacobian = None if prior is None else prior.jacobian

@@ -1,4 +1,4 @@
-"""What can go wrong while a CUDA graph is captured, and what a failure leaves behind."""
+"""Failures while a CUDA graph is captured, and the state that they leave behind."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_pickled_weights_are_never_opened(folder: Path, tmp_path: Path) -> None:
     ("scheduler", "sentence"),
     [
         ({"variance_type": "learned_range"}, "use variance_type='fixed_small'"),
-        ({"prediction_type": "flow"}, "prediction_type='flow' is none of"),
+        ({"prediction_type": "flow"}, "prediction_type='flow' is not one of"),
     ],
 )
 def test_schedulers_without_an_exact_coupling(

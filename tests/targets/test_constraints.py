@@ -176,7 +176,7 @@ def test_plans_have_the_distribution_of_the_loop_that_overwrites() -> None:
     ids=["a norm", "no projection", "a clip"],
 )
 def test_what_is_no_affine_projection_is_refused(constrain: Callable[..., Tensor]) -> None:
-    with pytest.raises(ValueError, match="a projection that is linear but for a constant"):
+    with pytest.raises(ValueError, match="constrain must be an affine projection"):
         constrained(molecules().target, constrain)
 
 
