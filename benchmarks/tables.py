@@ -32,13 +32,16 @@ from benchmarks.results import (
     GenerateOverhead,
     Growth,
     Latency,
+    Mcmc,
     Memory,
     Order,
     Packages,
     Policy,
     PolicyWarm,
+    Published,
     Quality,
     QualityCost,
+    QualityCostPoint,
     RobotClock,
     RobotClockRow,
     RobotSuccess,
@@ -621,8 +624,8 @@ def batches(rows: Sequence[CurvePoint]) -> list[int]:
 
 
 def best_peer(rows: Sequence[CurvePoint], states: int) -> CurvePoint:
-    """The exact peer with the fewest calls."""
-    return min((row for row in peers(rows) if row.states == states), key=lambda row: row.calls)
+    """The exact peer with the fewest calls at this many states a call or fewer: it may leave some unused."""
+    return min((row for row in peers(rows) if row.states <= states), key=lambda row: row.calls)
 
 
 def lead(rows: Sequence[CurvePoint], states: int) -> tuple[float, float]:
@@ -743,6 +746,7 @@ def curves_missing() -> str:
 FASHION_COST = ("quality-cost-fashion",)
 CIFAR10_COST = ("quality-cost-cifar10", "quality-cost-cifar10-tight")
 POLICY_COST = ("quality-cost-policy",)
+MIXTURE_COST = ("quality-cost-mixture",)
 
 
 def quality_cost() -> str:
@@ -760,6 +764,11 @@ def quality_cost_policy() -> str:
     return _quality_cost(*POLICY_COST)
 
 
+def quality_cost_mixture() -> str:
+    """The same for a mixture whose denoiser is exact."""
+    return _quality_cost(*MIXTURE_COST)
+
+
 def _costs(*names: str) -> QualityCost:
     (saved,) = QualityCost.joined([load(QualityCost, name) for name in names])
     return saved
@@ -767,26 +776,113 @@ def _costs(*names: str) -> QualityCost:
 
 def _quality_cost(*names: str) -> str:
     saved = _costs(*names)
-    settings, rows = saved.settings, saved.rows
-    floor, cells = saved.floor, []
-    alone = any(row.alone_ms is not None for row in rows)
-    for row in rows:
-        detail = "other seeds: the floor" if row is floor else row.detail
-        cells.append(
-            [
-                f"{label(row.method)}, {detail}",
-                "yes" if row.exact else "no",
-                f"{row.calls:.1f}",
-                f"{row.evaluations:.0f}",
-                *([f"{row.alone_ms:.0f}" if row.alone_ms is not None else ""] if alone else []),
-                f"{row.distance:.4f}",
-                f"{row.distance / floor.distance:.2f}×",
-            ]
-        )
+    settings, rows, floor = saved.settings, saved.rows, saved.floor
+    alone, data = (any(getattr(row, name) is not None for row in rows) for name in ("alone_ms", "to_data"))
+    cells = [
+        [
+            f"{label(row.method)}, {'other seeds: the floor' if row is floor else row.detail}",
+            "yes" if row.exact else "no",
+            f"{row.calls:.1f}",
+            f"{row.evaluations:.0f}",
+            *([_alone(row)] if alone else []),
+            _with_error(row.distance, row.distance_error),
+            f"{row.distance / floor.distance:.2f}×",
+            *([_with_error(row.to_data, row.to_data_error)] if data else []),
+        ]
+        for row in rows
+    ]
     heads = ["method", "exact", "calls", "evaluations", *(["ms, drawn alone"] if alone else [])]
-    heads += ["distance to the sequential distribution", "over the floor"]
-    told = f"{settings.target}, {settings.steps} steps, {settings.count} samples of each method:"
-    return f"{told}\n\n{table(heads, cells)}"
+    heads += [
+        "distance to the sequential sampler",
+        "over the floor",
+        *(["distance to the data"] if data else []),
+    ]
+    many = f"{settings.sets} sets of " if settings.sets > 1 else ""
+    title = f"{settings.target}, {settings.steps} steps, {many}{settings.count} samples of each method:"
+    return f"{title}\n\n{table(heads, cells)}"
+
+
+def _alone(row: QualityCostPoint) -> str:
+    if row.alone_ms is None:
+        return ""
+    gain = "" if row.faster is None else f" ({row.faster.ratio:.2f} ± {row.faster.error:.2f}×)"
+    return f"{row.alone_ms:.3g}{gain}"
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
+
+
+def quality_cost_summary() -> str:
+    """The fewest calls at which each method cannot be told from the sequential sampler, or its closest."""
+    both = [_costs(*names) for names in (POLICY_COST, MIXTURE_COST)]
+    methods = dict.fromkeys(row.method for saved in both for row in saved.rows)
+    cells = []
+    for method in methods:
+        line = [label(method)]
+        for saved in both:
+            floor, rows = saved.floor, [row for row in saved.rows if row.method == method]
+            near = [row for row in rows if _as_near(row, floor)]
+            row = min(near, key=lambda row: row.calls) if near else min(rows, key=lambda row: row.distance)
+            times = f"{row.distance / floor.distance:.2f}×{'' if near else ', further'}"
+            line += [row.detail, f"{row.calls:.1f}", "the floor" if row is floor else times]
+        cells.append(line)
+    heads = ["method"]
+    for saved in both:
+        heads += [_chain(saved), "calls", "distance over the floor"]
+    return table(heads, cells)
+
+
+def _as_near(row: QualityCostPoint, floor: QualityCostPoint) -> bool:
+    """Whether a distance is no more than two standard errors above the floor."""
+    error = math.hypot(row.distance_error or 0.0, floor.distance_error or 0.0)
+    return row.distance - floor.distance <= 2 * error
+
+
+def ranked() -> str:
+    """What ranking the children saves, on several chains."""
+    cells = [
+        [
+            row.chain,
+            f"{row.mismatch:.2f}",
+            f"{100 * row.rejected_in_turn:.1f} %",
+            f"{100 * row.rejected_by_rank:.1f} %",
+            f"{row.fewer_calls:.1f} ± {row.error:.1f} %",
+        ]
+        for row in load(Published, "published").ranked
+    ]
+    heads = ["chain", "median mismatch", "D-GRS rejects", "RASS rejects", "RASS saves in calls"]
+    return table(heads, cells)
+
+
+def mcmc() -> str:
+    """Effective samples a second of Langevin chains, the best window of each batch."""
+    saved, cells = load(Mcmc, "mcmc"), []
+    for name, chains in dict.fromkeys((row.chain, row.chains) for row in saved.rows):
+        rows = [row for row in saved.rows if (row.chain, row.chains) == (name, chains)]
+        plain, *ours = rows
+        for row in ours:
+            assert row.gain is not None
+            cells.append(
+                [
+                    f"{name}, {saved.settings.steps} steps",
+                    f"{chains}",
+                    f"{row.window}",
+                    f"{row.calls:.0f}",
+                    f"{plain.effective_a_second:.3g}, {row.effective_a_second:.3g}",
+                    f"{row.gain.ratio:.2f} ± {row.gain.error:.2f}×",
+                ]
+            )
+    heads = [
+        "chain",
+        "chains at a time",
+        "window",
+        "calls a chain",
+        "effective samples a second: sequential, ours",
+    ]
+    return table([*heads, "gain"], cells)
 
 
 def order() -> str:

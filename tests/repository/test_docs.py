@@ -412,7 +412,7 @@ NUMBER = re.compile(r"[×±] ?\d[\d.]*|(?<![\w.])\d[\d ]*\.\d+(?: ?[×%])?|(?<![
 
 ALLOWED: dict[str, dict[str, str]] = {
     "README.md": {"2.0": "version of the licence"},
-    "comparison.md": {
+    "comparison-tables.md": {
         "1.96": "published (draft-tree papers)",
         "1.99": "published (draft-tree papers)",
         "2.14": "published (draft-tree papers)",
