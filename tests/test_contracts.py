@@ -489,5 +489,5 @@ def test_arguments_of_denoising_targets_must_fit():
         fs.targets.vp(zero, levels, (2,), time=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="clip must be positive"):
         fs.targets.vp(zero, levels, (2,), clip=-1)
-    with pytest.raises(ValueError, match="eps says nothing of x0 at pure noise"):
+    with pytest.raises(ValueError, match="eps does not determine x0 at pure noise"):
         fs.targets.flow(zero, [1.0, 0.5], (2,), churn=0.1, reuse="eps")

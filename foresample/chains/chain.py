@@ -243,19 +243,21 @@ def denoising_chain(
     c, d = levels.kind(reuse)
     c_in, d_in = levels.kind(predicts)
     if (d == 0).any() or (d_in == 0).any():
-        raise ValueError("eps says nothing of x0 at pure noise (alpha = 0): start the grid below it, or use v")
+        raise ValueError(
+            "eps does not determine x0 at pure noise (alpha = 0): start the grid below it, or use v"
+        )
     if len(time) != len(std):
         raise ValueError(f"time has {len(time)} values for {len(std)} steps: give one per step")
     if reuse != "x0" and any(more.get(name) is not None for name in ("previous_weight", "unlimited_weight")):
         raise ValueError(f"this sampler's mean is made of denoised estimates: reuse x0, not {reuse}")
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "time": time,
         "limit": limit,
         "levels": levels,
         "predicts": predicts,
         "reuse": reuse,
     }
-    chain = Chain(std, state_weight - x0_weight * c / d, x0_weight / d, **said, **more)
+    chain = Chain(std, state_weight - x0_weight * c / d, x0_weight / d, **given, **more)
     if limit is not None:
         chain = replace(chain, from_state=-c_in / d_in, from_output=1 / d_in)
         return chain if reuse == "x0" else replace(chain, to_state=c, to_x0=d)

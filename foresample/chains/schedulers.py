@@ -144,81 +144,81 @@ class _Reading:
             )
 
 
-def _ddpm(asked: _Reading) -> Chain:
-    kind = asked.config.variance_type
+def _ddpm(reading: _Reading) -> Chain:
+    kind = reading.config.variance_type
     if kind not in ("fixed_small", "fixed_small_log", "fixed_large", "learned_range"):
         reason = "gives NaN" if kind == "fixed_large_log" else "has a std that nothing bounds from below"
         raise ValueError(
-            f"{asked.name}(variance_type={kind!r}) {reason}, which has no exact coupling; "
+            f"{reading.name}(variance_type={kind!r}) {reason}, which has no exact coupling; "
             "use variance_type='fixed_small' or 'learned_range'"
         )
-    here, there = asked.visited()
+    here, there = reading.visited()
     state_weight, x0_weight, std = vp.transition(here, there, 1.0)
     std = (1 - here / there).sqrt() if kind == "fixed_large" else std.clamp(min=1e-10)
-    chain = asked.chain(
+    chain = reading.chain(
         vp.levels(here),
         state_weight=state_weight,
         x0_weight=x0_weight,
-        std=torch.where(asked.time > 0, std, 0.0),
-        limit=asked.limit,
+        std=torch.where(reading.time > 0, std, 0.0),
+        limit=reading.limit,
     )
     return vp.learned_range(chain, 1 - here / there, LEARNED_BASE) if kind == "learned_range" else chain
 
 
-def _ddim(asked: _Reading) -> Chain:
-    if not asked.eta > 0:
+def _ddim(reading: _Reading) -> Chain:
+    if not reading.eta > 0:
         raise ValueError(
-            f"{asked.name} with eta=0 adds no noise, so there is nothing to speculate on; pass eta=1.0 to the "
+            f"{reading.name} with eta=0 adds no noise, so there is nothing to speculate on; pass eta=1.0 to the "
             "pipeline or use DDPMScheduler"
         )
-    _, here, there = asked.evenly()
-    towards, x0_weight, std = vp.transition(here, there, asked.eta)
+    _, here, there = reading.evenly()
+    towards, x0_weight, std = vp.transition(here, there, reading.eta)
     # The direction, towards·(x − √ᾱ x0), uses the estimate before it is limited, unless use_clipped is given.
-    apart = asked.limit is not None and not asked.use_clipped
-    return asked.chain(
+    apart = reading.limit is not None and not reading.use_clipped
+    return reading.chain(
         vp.levels(here),
         state_weight=towards,
         x0_weight=there.sqrt() if apart else x0_weight,
         unlimited_weight=-towards * here.sqrt() if apart else None,
         std=std,
-        limit=asked.limit,
+        limit=reading.limit,
     )
 
 
-def _euler_ancestral(asked: _Reading) -> Chain:
-    here, there = asked.sigmas[:-1], asked.sigmas[1:]
+def _euler_ancestral(reading: _Reading) -> Chain:
+    here, there = reading.sigmas[:-1], reading.sigmas[1:]
     std = (there**2 * (here**2 - there**2) / here**2).clamp(min=0).sqrt()
     down = (there**2 - std**2).clamp(min=0).sqrt() / here
-    kind = asked.config.prediction_type
+    kind = reading.config.prediction_type
     if kind not in ("epsilon", "v_prediction"):
         raise ValueError(f"EulerAncestralDiscreteScheduler does not implement prediction_type={kind!r}")
     levels = Levels.exploding(here)
-    return asked.chain(levels, state_weight=down, x0_weight=1 - down, std=std, scale=1 / levels.norm)
+    return reading.chain(levels, state_weight=down, x0_weight=1 - down, std=std, scale=1 / levels.norm)
 
 
-def _dpm_multistep(asked: _Reading) -> Chain:
-    asked.require_sde()
-    return _solver(asked, flow=asked.config.use_flow_sigmas)
+def _dpm_multistep(reading: _Reading) -> Chain:
+    reading.require_sde()
+    return _solver(reading, flow=reading.config.use_flow_sigmas)
 
 
-def _solver(asked: _Reading, flow: bool = False, predicts: Kind | None = None) -> Chain:
+def _solver(reading: _Reading, flow: bool = False, predicts: Kind | None = None) -> Chain:
     """DPM-Solver++ on states of preserved variance, or on those of flow matching."""
-    sigmas = asked.sigmas
+    sigmas = reading.sigmas
     alpha = 1 - sigmas if flow else (sigmas**2 + 1).rsqrt()
     sigma = sigmas if flow else sigmas * alpha
     log_ratio = alpha.log() - sigma.log()
     h = log_ratio[1:] - log_ratio[:-1]  # infinite where the chain ends at σ = 0
     gain = alpha[1:] * -torch.expm1(-2 * h)
-    now, previous, older = _solver_weights(asked, h, alpha[1:], gain)
-    return asked.chain(
-        Levels(alpha[:-1], sigma[:-1], flow=asked.config.prediction_type == "flow_prediction"),
+    now, previous, older = _solver_weights(reading, h, alpha[1:], gain)
+    return reading.chain(
+        Levels(alpha[:-1], sigma[:-1], flow=reading.config.prediction_type == "flow_prediction"),
         state_weight=sigma[1:] / sigma[:-1] * torch.exp(-h),
         x0_weight=gain + now,
         previous_weight=_if_any(previous),
         older_weight=_if_any(older),
         std=sigma[1:] * (-torch.expm1(-2 * h)).sqrt(),
         predicts=predicts,
-        limit=asked.limit,
+        limit=reading.limit,
     )
 
 
@@ -226,13 +226,13 @@ def _if_any(weight: Tensor) -> Tensor | None:
     return weight if (weight != 0).any() else None
 
 
-def _solver_weights(asked: _Reading, h: Tensor, alpha: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _solver_weights(reading: _Reading, h: Tensor, alpha: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The numbers that a multistep solver adds to the weights of an estimate and of the two before it.
 
     The first step taken is of first order, the second at most of second; so are the last one and the one before it
     where a scheduler says so. `h`: steps in log-SNR; `gain`: the weight of the estimate in a first-order step.
     """
-    config, start, none = asked.config, asked.start, torch.zeros_like(h)
+    config, start, none = reading.config, reading.start, torch.zeros_like(h)
     if config.solver_order == 1:
         return none, none, none
     second = alpha * (torch.expm1(-2 * h) / (2 * h) + 1)
@@ -254,9 +254,9 @@ def _solver_weights(asked: _Reading, h: Tensor, alpha: Tensor, gain: Tensor) -> 
     return torch.where(first, 0.0, now), torch.where(first, 0.0, previous), torch.where(first, 0.0, older)
 
 
-def _cosine_dpm(asked: _Reading) -> Chain:
+def _cosine_dpm(reading: _Reading) -> Chain:
     """Stable Audio's scheduler: DPM++ 2M SDE on σ, with EDM's preconditioning of the network."""
-    config = asked.config
+    config = reading.config
     if config.prediction_type not in ("epsilon", "v_prediction"):
         raise ValueError(f"CosineDPMSolverMultistepScheduler does not implement {config.prediction_type!r}")
     if config.solver_order > 2 or config.final_sigmas_type != "zero":
@@ -264,11 +264,11 @@ def _cosine_dpm(asked: _Reading) -> Chain:
             "CosineDPMSolverMultistepScheduler itself fails with solver_order=3 and gives NaN with "
             "final_sigmas_type='sigma_min'; use its defaults, solver_order=2 and 'zero'"
         )
-    here, there = asked.sigmas[:-1], asked.sigmas[1:]
+    here, there = reading.sigmas[:-1], reading.sigmas[1:]
     h = (here / there).log()
     gain = -torch.expm1(-2 * h)
-    now, previous, _ = _solver_weights(asked, h, torch.ones_like(here), gain)
-    chain = replace(asked, reuse="x0").chain(
+    now, previous, _ = _solver_weights(reading, h, torch.ones_like(here), gain)
+    chain = replace(reading, reuse="x0").chain(
         Levels.exploding(here),
         state_weight=1 - gain,
         x0_weight=gain + now,
@@ -276,12 +276,12 @@ def _cosine_dpm(asked: _Reading) -> Chain:
         std=there * gain.sqrt(),
         predicts="x0",
     )
-    return replace(_preconditioned(asked, chain), predicts=asked.predicts)
+    return replace(_preconditioned(reading, chain), predicts=reading.predicts)
 
 
-def _preconditioned(asked: _Reading, chain: Chain) -> Chain:
+def _preconditioned(reading: _Reading, chain: Chain) -> Chain:
     """The chain with EDM's preconditioning of the network, which then predicts x0."""
-    config, here = asked.config, asked.sigmas[:-1]
+    config, here = reading.config, reading.sigmas[:-1]
     data = float(config.sigma_data)
     norm = (here**2 + data**2).sqrt()
     sign = -1 if config.prediction_type == "v_prediction" else 1
@@ -294,17 +294,17 @@ def _preconditioned(asked: _Reading, chain: Chain) -> Chain:
     )
 
 
-def _edm_dpm(asked: _Reading) -> Chain:
+def _edm_dpm(reading: _Reading) -> Chain:
     """The multistep solver on states x0 + σ ξ: its states are 1/α times those of a variance-preserving one."""
-    asked.require_sde()
-    if asked.config.solver_order > 2:
+    reading.require_sde()
+    if reading.config.solver_order > 2:
         raise ValueError(
             "a third-order solver of EDMDPMSolverMultistepScheduler adds no noise; use solver_order=2"
         )
-    if asked.reuse != "x0":
-        raise ValueError(f"this sampler's mean is made of denoised estimates: reuse x0, not {asked.reuse}")
-    chain = _solver(asked, predicts="x0")
-    sigmas = asked.sigmas
+    if reading.reuse != "x0":
+        raise ValueError(f"this sampler's mean is made of denoised estimates: reuse x0, not {reading.reuse}")
+    chain = _solver(reading, predicts="x0")
+    sigmas = reading.sigmas
     grown = (sigmas**2 + 1).sqrt()
     chain = replace(
         chain,
@@ -314,30 +314,30 @@ def _edm_dpm(asked: _Reading) -> Chain:
         previous_weight=None if chain.previous_weight is None else chain.previous_weight * grown[1:],
         levels=Levels.exploding(sigmas[:-1]),
     )
-    return _preconditioned(asked, chain)
+    return _preconditioned(reading, chain)
 
 
-def _dpm_singlestep(asked: _Reading) -> Chain:
-    higher = asked.config.solver_order > 1
-    asked.require_sde(" and solver_order=1" if higher else "")
+def _dpm_singlestep(reading: _Reading) -> Chain:
+    higher = reading.config.solver_order > 1
+    reading.require_sde(" and solver_order=1" if higher else "")
     if higher:
         raise ValueError(
             "DPMSolverSinglestepScheduler starts its steps of higher order from the state before last, so its states "
             "are no chain; use solver_order=1, or DPMSolverMultistepScheduler with solver_order=2"
         )
-    return _dpm_multistep(asked)
+    return _dpm_multistep(reading)
 
 
-def _cogvideox_dpm(asked: _Reading) -> Chain:
-    before, here, there = asked.evenly()
+def _cogvideox_dpm(reading: _Reading) -> Chain:
+    before, here, there = reading.evenly()
     log_ratio = [(level / (1 - level)).log() / 2 for level in (here, there)]
     h = log_ratio[1] - log_ratio[0]  # infinite at pure noise and at the end
     gain = there.sqrt() * -torch.expm1(-2 * h)
     second = torch.zeros_like(h)
     last = log_ratio[0][1:] - log_ratio[0][:-1]
     second[1:] = torch.where(before[1:] >= 0, gain[1:] * h[1:] / (2 * last), 0.0)
-    second[asked.start] = 0
-    return asked.chain(
+    second[reading.start] = 0
+    return reading.chain(
         vp.levels(here),
         state_weight=((1 - there) / (1 - here)).sqrt() * torch.exp(-h),
         x0_weight=gain + second,
@@ -346,32 +346,32 @@ def _cogvideox_dpm(asked: _Reading) -> Chain:
     )
 
 
-def _lcm(asked: _Reading) -> Chain:
+def _lcm(reading: _Reading) -> Chain:
     """A chain that adds noise anew to each denoised estimate; the last estimate is the result."""
-    here, there = asked.visited()
-    scaled = asked.time.double() * asked.config.timestep_scaling
+    here, there = reading.visited()
+    scaled = reading.time.double() * reading.config.timestep_scaling
     skip, out = 0.25 / (scaled**2 + 0.25), scaled / (scaled**2 + 0.25).sqrt()
-    return asked.chain(
+    return reading.chain(
         vp.levels(here),
         state_weight=there.sqrt() * skip,
         x0_weight=there.sqrt() * out,
         std=(1 - there).sqrt(),
-        limit=asked.limit,
+        limit=reading.limit,
     )
 
 
-def _tcd(asked: _Reading) -> Chain:
+def _tcd(reading: _Reading) -> Chain:
     """A chain of steps down to a level below the next, without noise, and up to the next with noise."""
-    if not asked.eta > 0:
+    if not reading.eta > 0:
         raise ValueError(
             "TCDScheduler with eta=0 adds no noise, so there is nothing to speculate on; pass eta=0.3 to the pipeline"
         )
-    following = torch.cat([asked.time[1:], torch.zeros(1, dtype=asked.time.dtype)])
-    here, there = asked.alpha_bar[asked.time], asked.alpha_bar[following]
-    below = asked.alpha_bar[torch.floor((1 - asked.eta) * following).long()]
+    following = torch.cat([reading.time[1:], torch.zeros(1, dtype=reading.time.dtype)])
+    here, there = reading.alpha_bar[reading.time], reading.alpha_bar[following]
+    below = reading.alpha_bar[torch.floor((1 - reading.eta) * following).long()]
     towards = ((1 - below) / (1 - here)).sqrt()
     up = (there / below).sqrt()
-    return asked.chain(
+    return reading.chain(
         vp.levels(here),
         state_weight=up * towards,
         x0_weight=up * (below.sqrt() - towards * here.sqrt()),
@@ -379,49 +379,49 @@ def _tcd(asked: _Reading) -> Chain:
     )
 
 
-def _unclip(asked: _Reading) -> Chain:
+def _unclip(reading: _Reading) -> Chain:
     """DDPM's chain, if each step is given the next timestep, as pipelines do."""
-    if asked.config.variance_type != "fixed_small_log":
+    if reading.config.variance_type != "fixed_small_log":
         raise ValueError(
-            f"UnCLIPScheduler(variance_type={asked.config.variance_type!r}) has a state-dependent std, which has "
+            f"UnCLIPScheduler(variance_type={reading.config.variance_type!r}) has a state-dependent std, which has "
             "no exact coupling; use variance_type='fixed_small_log'"
         )
     # At the last steps 1 − ᾱ and β disagree in single precision; the scheduler's own numbers define its distribution.
-    time = asked.time
-    here, there = (level.float() for level in asked.visited())
+    time = reading.time
+    here, there = (level.float() for level in reading.visited())
     adjacent = time - 1 == torch.cat([time[1:], -torch.ones(1, dtype=time.dtype)])
-    beta = torch.where(adjacent, asked.scheduler.betas.float().cpu()[time], 1 - here / there)
+    beta = torch.where(adjacent, reading.scheduler.betas.float().cpu()[time], 1 - here / there)
     variance = (1 - there) / (1 - here) * beta
-    return asked.chain(
+    return reading.chain(
         vp.levels(here.double()),
         state_weight=((1 - beta).sqrt() * (1 - there) / (1 - here)).double(),
         x0_weight=(there.sqrt() * beta / (1 - here)).double(),
         std=torch.where(time > 0, variance.clamp(min=1e-20).sqrt(), 0.0).double(),
-        limit=asked.limit,
+        limit=reading.limit,
     )
 
 
-def _flow_lcm(asked: _Reading) -> Chain:
-    if asked.config.get("scale_factors"):
+def _flow_lcm(reading: _Reading) -> Chain:
+    if reading.config.get("scale_factors"):
         raise ValueError(
             "FlowMatchLCMScheduler with scale_factors changes the size of its states; leave them out"
         )
-    return _noised_flow(asked)
+    return _noised_flow(reading)
 
 
-def _flow_match(asked: _Reading) -> Chain:
-    if not asked.config.stochastic_sampling:
+def _flow_match(reading: _Reading) -> Chain:
+    if not reading.config.stochastic_sampling:
         raise ValueError(
             "FlowMatchEulerDiscreteScheduler adds no noise unless stochastic_sampling=True: "
             "FlowMatchEulerDiscreteScheduler.from_config(scheduler.config, stochastic_sampling=True)"
         )
-    return _noised_flow(asked)
+    return _noised_flow(reading)
 
 
-def _noised_flow(asked: _Reading) -> Chain:
+def _noised_flow(reading: _Reading) -> Chain:
     """A chain that adds noise anew to each denoised estimate."""
-    here, there = asked.sigmas[:-1], asked.sigmas[1:]
-    return asked.chain(
+    here, there = reading.sigmas[:-1], reading.sigmas[1:]
+    return reading.chain(
         Levels(1 - here, here, flow=True),
         state_weight=torch.zeros_like(here),
         x0_weight=1 - there,
