@@ -1,4 +1,4 @@
-"""What the committed result files must show, and which of them are older than the code they measured.
+"""What the committed result files must show, and which of them are older than the code they measure.
 
-`make results-check` runs `test_results.py` and prints the table of `stale`.
+`make results-check` prints the table of `stale` and runs `test_results.py`; `make test` runs the tests as well.
 """

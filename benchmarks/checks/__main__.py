@@ -1,4 +1,4 @@
-"""`python -m benchmarks.checks`: exit status 1 if an expectation is broken; age is only told."""
+"""`python -m benchmarks.checks`: a table of all results, then their tests; exit status 1 if one fails."""
 
 from __future__ import annotations
 

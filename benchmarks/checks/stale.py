@@ -1,40 +1,157 @@
-"""Results of a GPU, and the files of the sampler that have changed since the commit they were made at."""
+"""Which result files are older than the code that they measure.
+
+A result depends on the code in `SOURCES`. It is stale when that code differs from the code at the commit that the file
+names; docstrings, comments and messages do not count (`code.essence`). Results that cannot be measured again on the
+machine at hand stand on a list with reasons (`standing`). Such a result is stale only when its code has changed since
+the list was last judged.
+"""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
+from functools import cache
 
+from benchmarks.checks.code import essence
+from benchmarks.checks.standing import JUDGED, STANDING
 from benchmarks.result_files import Result
-from benchmarks.results import RESULTS, read
+from benchmarks.results import KINDS, RESULTS, read
 
-ROOMS = ("backends", "core", "engine", "drafters")
-"""Where a change can move what a GPU measures or tests."""
+ROOT = RESULTS.parent.parent
 SHOWN = 3
+
+RULE = (
+    *(f"foresample/core/{name}.py" for name in ("coupling", "noise", "round", "verify")),
+    *("foresample/drafters/replay.py", "foresample/chains/chain.py", "foresample/targets/chained.py"),
+)
+"""What decides how many calls a sample takes."""
+PICTURES = (*RULE, "foresample/chains/schedulers.py", "foresample/pretrained/model.py")
+MIXTURE = (*RULE, "foresample/chains/flow.py", "foresample/targets/mixture.py")
+ENGINE = (
+    *RULE,
+    *("foresample/core/look.py", "foresample/core/report.py", "foresample/baseline.py", "foresample/backends"),
+    *(f"foresample/engine/{name}.py" for name in ("engine", "sequential", "slots")),
+)
+"""What decides how long it takes."""
+POLICY = (*ENGINE, "foresample/drafters/prior.py", "foresample/integrations/policies")
+DATASET = (*ENGINE, "foresample/datasets")
+SOURCES: dict[str, Sequence[str]] = {
+    "bench": (*MIXTURE, "benchmarks/mixture.py::bench"),
+    "calls": (*PICTURES, "benchmarks/models.py::calls"),
+    "curves": (*RULE, "benchmarks/peers", "benchmarks/curves.py::measure", "benchmarks/curves.py::tuned"),
+    "published": (*MIXTURE, "benchmarks/peers", "benchmarks/published.py"),
+    "growth": (*PICTURES, "benchmarks/clock.py::growth"),
+    "warm": (*PICTURES, "foresample/drafters/prior.py", "benchmarks/clock.py::warm"),
+    "order": (*RULE, "foresample/engine/slots.py", "benchmarks/order.py"),
+    "quality": (*PICTURES, "benchmarks/models.py::quality"),
+    "quality-cost": (*PICTURES, "benchmarks/peers", "benchmarks/quality_cost.py::main"),
+    "agreement": (*PICTURES, "benchmarks/agreement.py"),
+    "check": (*PICTURES, "foresample/checks"),
+    "cpu-clock": (*ENGINE, "benchmarks/cpu.py", "benchmarks/timing.py"),
+    "cpu-rounds": (*ENGINE, "benchmarks/clock.py::cpu"),
+    "latency": (*ENGINE, "benchmarks/clock.py::latency"),
+    "throughput": (*ENGINE, "benchmarks/clock.py::throughput"),
+    "memory": (*ENGINE, "benchmarks/clock.py::memory"),
+    "frontier": (*ENGINE, "foresample/engine/tuning.py"),
+    "gpu-tests": (*RULE, "foresample/backends", "tests/gpu"),
+    "gpu-soak": (*RULE, "foresample/backends", "benchmarks/soak.py::draw"),
+    "gpu-sanitizer": ("foresample/backends", "benchmarks/soak.py::sanitize"),
+    "policy": (*POLICY, "benchmarks/policies.py"),
+    "policy-warm": (*POLICY, "benchmarks/robots.py::handwriting"),
+    "robot-clock": (*POLICY, "benchmarks/robots.py::clock"),
+    "robot-success": (*POLICY, "benchmarks/robots.py::success"),
+    "packages": (*ENGINE, "foresample/integrations/packages", "benchmarks/packages.py"),
+    "openai": ("foresample/integrations/packages", "tests/openai.py"),
+    "generate-overhead": (*DATASET, "benchmarks/generate.py::overhead", "benchmarks/generate.py::_overhead"),
+    "generate-memory": (*DATASET, "benchmarks/generate.py::memory"),
+    "generate-law": (*DATASET, "benchmarks/generate.py::law"),
+    "dataset": DATASET,
+    "training": ("recipes/train.py", "recipes/config.py"),
+    "training-classifier": ("recipes/classifier.py", "foresample/pretrained/classifier.py"),
+}
+"""Folders, files, and functions of files that results of a kind depend on; kinds not named here depend on `ENGINE`."""
 
 
 def table() -> str:
     """One line a result: its commit, and what has changed since."""
-    rows = [("GPU result", "commit", f"changed since in {', '.join(ROOMS)}")]
+    rows = [("result", "machine", "commit", "standing", "changed since")]
     for result in read().found:
-        if result.machine.gpu is not None:
-            rows.append((result.name, result.commit or "none", changed(result)))
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    return "\n".join(f"{name:{widths[0]}}  {commit:{widths[1]}}  {what}" for name, commit, what in rows)
+        machine = "GPU" if _on_gpu(result) else "CPU"
+        listed = "listed" if result.name in STANDING else ""
+        rows.append((result.name, machine, (commit_of(result) or "none")[:7], listed, _shown(result)))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join("  ".join([*(f"{row[i]:{widths[i]}}" for i in range(4)), row[4]]) for row in rows)
 
 
-def changed(result: Result) -> str:
-    """The files, counted, and the first of them."""
-    if result.commit is None:
-        return "unknown: it names no commit"
-    folders = [f"foresample/{room}" for room in ROOMS]
-    told = subprocess.run(
-        ["git", "diff", "--name-only", result.commit.removesuffix("-dirty"), "--", *folders],
-        capture_output=True,
-        text=True,
-        cwd=RESULTS.parent.parent,
-    )
-    if told.returncode:
-        return "unknown: its commit is not in this clone"
-    files = [file.removeprefix("foresample/") for file in told.stdout.split()]
+def commit_of(result: Result) -> str | None:
+    """The commit at which the result was measured: the file's own, or the one that the list names for it."""
+    standing = STANDING.get(result.name)
+    return standing.commit if standing and standing.commit else result.origins[0].commit
+
+
+def in_history(commit: str) -> bool:
+    """Whether the commit is an ancestor of the current one."""
+    return _git("merge-base", "--is-ancestor", commit, "HEAD") is not None
+
+
+def stale(result: Result) -> list[str]:
+    """Code of the result that changed and has not been judged since: files, and functions of files."""
+    return changed(result, JUDGED if result.name in STANDING else None)
+
+
+def changed(result: Result, since: str | None = None) -> list[str]:
+    """Code of the result that is another one today than at a commit, the result's own by default."""
+    commit = since or commit_of(result)
+    assert commit is not None, f"{result.name} names no commit"
+    (kind,) = (kind for kind, form in KINDS.items() if type(result) is form)
+    other = f"foresample/backends/{'numba' if _on_gpu(result) else 'triton'}/"
+    found = []
+    for source in SOURCES.get(kind, ENGINE):
+        path, _, function = source.partition("::")
+        before, now = _files(commit, path), _files("HEAD", path)
+        for file in sorted({*before, *now}):
+            if not file.startswith(other) and (old := before.get(file)) != (new := _working(file)):
+                one, two = (None if text is None else essence(text, function or None) for text in (old, new))
+                if one != two:
+                    found.append(source if function else file)
+    return found
+
+
+def _shown(result: Result) -> str:
+    try:
+        files = changed(result)
+    except LookupError as error:
+        return str(error)
     more = f" and {len(files) - SHOWN} more" if len(files) > SHOWN else ""
     return f"{len(files)}: {', '.join(files[:SHOWN])}{more}" if files else "nothing"
+
+
+def _on_gpu(result: Result) -> bool:
+    return result.origins[0].machine.gpu is not None
+
+
+@cache
+def _files(commit: str, path: str) -> dict[str, str]:
+    """Text of the Python files at or below a path."""
+    listed = _git("ls-tree", "-r", commit, "--", path)
+    if listed is None:
+        raise LookupError(f"commit {commit} is not in this clone; fetch the whole history")
+    entries = [line.split(maxsplit=3) for line in listed.splitlines()]
+    return {file: _blob(blob) for _, _, blob, file in entries if file.endswith(".py")}
+
+
+@cache
+def _blob(blob: str) -> str:
+    return _git("cat-file", "blob", blob) or ""
+
+
+@cache
+def _working(file: str) -> str | None:
+    path = ROOT / file
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints; None if it fails."""
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    return None if done.returncode else done.stdout

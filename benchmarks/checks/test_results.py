@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+
 import pytest
 
 from benchmarks import tables
-from benchmarks.curves import BATCHES, PROBLEMS, TREES
+from benchmarks.checks import stale
+from benchmarks.checks.commands import refusal
+from benchmarks.checks.standing import STANDING
+from benchmarks.curves import BATCHES, CIFAR10, PROBLEMS, TREES
 from benchmarks.peers import nodes
 from benchmarks.published import UNIFORM
 from benchmarks.result_files import BenchResult, CheckResult, Result
 from benchmarks.results import (
     LABELS,
     Calls,
-    ClassifierTraining,
     Curves,
     GpuTests,
     Published,
@@ -23,24 +29,61 @@ from benchmarks.results import (
     load,
     read,
 )
+from foresample.pretrained import EMBEDDED
 
 FILES = read().found
 CURVES = tables.curve_files()
 
 
-@pytest.mark.parametrize("result", FILES, ids=lambda result: result.name)
-def test_every_result_says_where_it_comes_from(result: Result) -> None:
-    if isinstance(result, Training | ClassifierTraining):  # of a day before results did
-        return
+each = pytest.mark.parametrize("result", FILES, ids=lambda result: result.name)
+
+
+@each
+def test_a_result_names_a_command_that_todays_code_accepts(result: Result) -> None:
+    standing = STANDING.get(result.name)
     for origin in result.origins:
-        assert origin.command
-        assert origin.commit
-        assert "dirty" not in origin.commit
-        assert {"foresample", "python", "torch"} <= set(origin.versions)
+        command = standing.command if standing and standing.command else origin.command
+        assert command, "the file names no command, and neither does benchmarks.checks.standing"
+        assert (refused := refusal(command)) is None, refused
+
+
+@each
+def test_a_result_names_its_commit_in_the_history_versions_and_machine(result: Result) -> None:
+    commit = stale.commit_of(result)
+    assert commit, "the file names no commit, and neither does benchmarks.checks.standing"
+    assert "dirty" not in commit
+    assert stale.in_history(commit), f"commit {commit} is no ancestor of the current one"
+    for origin in result.origins:
+        if origin.commit:  # files from before they did are on the list
+            assert {"foresample", "python", "torch"} <= set(origin.versions)
+            assert origin.machine.cpu
+
+
+@each
+def test_a_result_is_no_older_than_the_code_it_measures(result: Result) -> None:
+    changed = stale.stale(result)
+    assert not changed, (
+        f"{result.name} is older than {', '.join(changed)}: run its command again, or, if that needs a GPU, read the "
+        "changes and state in benchmarks/checks/standing.py why its figures still hold"
+    )
+
+
+def test_the_list_of_older_results_names_existing_files_with_a_reason() -> None:
+    assert set(STANDING) <= {result.name for result in FILES}
+    assert all(len(standing.reason) > 40 for standing in STANDING.values())
 
 
 def test_every_json_file_is_a_result_of_a_known_kind() -> None:
     assert read().foreign == []
+
+
+@pytest.mark.parametrize(("name", "folder"), [("cifar10", CIFAR10), ("fashion-mnist", EMBEDDED)])
+def test_the_recorded_number_of_parameters_is_that_of_the_weights(name: str, folder: Path) -> None:
+    (weights,) = folder.rglob("*.safetensors")
+    with weights.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    count = sum(math.prod(value["shape"]) for key, value in header.items() if key != "__metadata__")
+    assert count == load(Training, f"training-{name}").parameters
 
 
 def test_nothing_failed() -> None:

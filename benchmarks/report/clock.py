@@ -17,7 +17,6 @@ from benchmarks.report.markup import (
     grid,
     number,
     paragraph,
-    plus_minus,
     table,
 )
 from benchmarks.report.plots import cost, frontier_plot, note
@@ -47,8 +46,7 @@ def clock(results: Results) -> Section | None:
         f"One sample at a time{machine_of(used[0])}: calls follow one another, and a call on a few more states "
         "costs little more. This is where fewer calls become less time."
     )
-    texts = [_eager(result) for result in latencies if result not in captured]
-    texts += [
+    texts = [
         table(
             ["steps of the chain", "samples asked for", "peak memory, MiB"],
             ((row.steps, row.samples, row.peak_mib) for row in result.rows),
@@ -58,17 +56,6 @@ def clock(results: Results) -> Section | None:
     ]
     body = [intro, grid(*(plot.html() for plot in plots)), *texts]
     return Section("clock", "On the clock", body, plots, used)
-
-
-def _eager(result: Latency) -> str:
-    told = "; ".join(
-        f"{f'window {row.window}' if row.window else 'sequential'}: {plus_minus(row.ms, row.ms_error)} ms"
-        for row in result.rows
-    )
-    return paragraph(
-        f"Without a CUDA graph, launched call by call, {result.rows[0].steps} steps take {told}. The baseline "
-        "of the plot is the strict one: the sequential sampler, too, replays a captured graph."
-    )
 
 
 def _model(name: str) -> str:
@@ -183,8 +170,7 @@ def _policy_plot(result: Policy) -> Plot:
             shares.append(100 * (ms - inside) / ms)
     if shares:
         text = (
-            f"{min(shares):.0f} to {max(shares):.0f} % of an accelerated plan is the sampler's own arithmetic: a "
-            "network this small leaves little to save."
+            f"{min(shares):.0f} to {max(shares):.0f} % of an accelerated plan is the sampler's own arithmetic."
         )
     return Plot(
         f"plot-{result.name}",

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 import foresample as fs
 from benchmarks import agreement, curves, quality_cost, rivals
-from benchmarks.checks import stale
 from benchmarks.curves import BATCHES, METHODS, PROBLEMS, TREES, Problem, measure, shapes, tuned
 from benchmarks.peers import nodes
 from benchmarks.results import (
@@ -27,7 +26,6 @@ from benchmarks.results import (
     QualityCost,
     QualityCostPoint,
     load,
-    read,
     save,
 )
 from tests.support.small_chains import CHAINS, flow, mixture
@@ -184,18 +182,6 @@ def command(*arguments: str) -> Result:
 @pytest.mark.parametrize("arguments", [["nothing"], ["mixture", "--methods", "default, magic"]])
 def test_the_command_refuses_what_it_does_not_know(arguments: list[str]) -> None:
     assert command(*arguments).exit_code == 2
-
-
-# ------------------------------------------------------------------ how old results are
-
-
-def test_results_of_a_gpu_are_told_with_what_has_changed_since() -> None:
-    head, *lines = stale.table().splitlines()
-    assert head.split()[:3] == ["GPU", "result", "commit"]
-    assert [line.split()[0] for line in lines] == [r.name for r in read().found if r.machine.gpu]
-    (result, *_) = read().of(Curves)
-    assert stale.changed(replace(result, commit=None)) == "unknown: it names no commit"
-    assert stale.changed(replace(result, commit="no such")) == "unknown: its commit is not in this clone"
 
 
 # ------------------------------------------------------------------ quality against cost

@@ -1,0 +1,85 @@
+"""The table of headline figures: what each rests on, and what was tried to make its baseline faster."""
+
+from __future__ import annotations
+
+import math
+
+from benchmarks.results import CpuClock, Latency, Packages, RobotClock, load
+
+UNTRIED = "cuDNN search, max-autotune and channels-last were not tried"
+HEADS = [
+    "what is drawn",
+    "faster",
+    "baseline",
+    "timed: baseline, ours",
+    "what was tried to make the baseline faster",
+]
+
+
+def rows() -> list[list[str]]:
+    """One line a headline, cells as in `HEADS`."""
+    return [*_pictures(), _robot(), *_packages(), *_cpu()]
+
+
+def _pictures() -> list[list[str]]:
+    saved, lines = load(Latency, "cifar10-latency-graph"), []
+    for steps in sorted({row.steps for row in saved.rows}):
+        (base,) = (row for row in saved.rows if row.steps == steps and not row.window)
+        best = max((row for row in saved.rows if row.steps == steps), key=lambda row: row.gain)
+        error = best.gain * math.hypot(base.ms_error / base.ms, best.ms_error / best.ms)
+        lines.append(
+            [
+                f"one CIFAR-10 picture, {steps} steps, H200",
+                f"{best.gain:.2f} ± {error:.2f}×",
+                f"compiled, CUDA graph, {saved.settings.network}",
+                f"{max(2, saved.settings.samples // 4)}, {saved.settings.samples} pictures",
+                f"compiled and captured as ours is; {UNTRIED}",
+            ]
+        )
+    return lines
+
+
+def _robot() -> list[str]:
+    saved = load(RobotClock, "robot-clock")
+    base, ours = (
+        min((row for row in saved.rows if row.method == method), key=lambda row: row.ms.median)
+        for method in ("sequential", "accelerated")
+    )
+    tried = [f"{row.run} ({row.ms.median:.0f} ms)" for row in saved.rows if row.method == "sequential"]
+    return [
+        f"a plan of LeRobot's policy, {saved.settings.parameters / 1e6:.0f} M parameters, H200",
+        f"{base.ms.median / ours.ms.median:.1f}×; error not recorded, means give {base.ms.mean / ours.ms.mean:.1f}×",
+        f"{base.run}, TF32 and cuDNN search",
+        f"{base.plans}, {ours.plans} plans",
+        f"{', '.join(tried)}; bfloat16 and max-autotune were not tried",
+    ]
+
+
+def _packages() -> list[list[str]]:
+    saved, lines = load(Packages, "packages"), []
+    for name in dict.fromkeys(row.name for row in saved.rows):
+        best = min((row for row in saved.rows if row.name == name), key=lambda row: row.seconds)
+        lines.append(
+            [
+                f"{name}, {best.steps} steps, {best.count} at a time, H200",
+                f"{best.sequential_seconds / best.seconds:.1f}×; error not recorded",
+                "the package's own eager loop",
+                f"a few calls, {best.count} samples once",
+                "nothing; a captured baseline would gain, since both are bound by launches",
+            ]
+        )
+    return lines
+
+
+def _cpu() -> list[list[str]]:
+    return [
+        [
+            f"{row.target}, {row.steps} steps, one CPU core",
+            f"{row.ratio.ratio:.2f} ± {row.ratio.error:.2f}×",
+            "PyTorch and compiled transitions, one thread",
+            f"{row.ratio.turns} samples each, in turns",
+            "its transitions are compiled by Numba, as ours are",
+        ]
+        for row in load(CpuClock, "cpu").rows
+        if row.together == 1
+    ]
