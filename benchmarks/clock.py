@@ -9,6 +9,7 @@ python -m benchmarks.clock throughput assets/cifar10
 python -m benchmarks.clock memory assets/cifar10
 python -m benchmarks.clock growth assets/cifar10
 python -m benchmarks.clock cpu
+python -m benchmarks.clock start
 python -m benchmarks.clock tests
 python -m benchmarks.clock plot
 """
@@ -51,6 +52,7 @@ from benchmarks.results import (
     load,
     save,
 )
+from benchmarks.start import start
 from foresample import pretrained
 from foresample.backends.graphs import capture
 from foresample.baseline import Sequential
@@ -60,13 +62,13 @@ from foresample.pretrained import Pretrained
 from foresample.targets import ChainTarget
 
 app = typer.Typer(add_completion=False, help=__doc__)
+app.command()(start)
 Model = Annotated[Path, typer.Argument(help="A diffusers DDPM folder.")]
 Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
 _SLOTS = 64  # samples under way at a time, where nothing is timed
 
 
 def _load(model: Path, *, compiled: bool) -> Pretrained:
-    torch._dynamo.config.recompile_limit = 64
     return pretrained.load(model, "cuda", torch.bfloat16, compiled=compiled)
 
 

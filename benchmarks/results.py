@@ -1164,6 +1164,58 @@ class RobotSuccess(Result):
     """Of each method, a plan at batch 1."""
 
 
+# ------------------------------------------------------------------ the first sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRow:
+    """A new process, from its start to its first sample."""
+
+    way: str
+    """eager, compiled, captured, or compiled and captured."""
+    cached: bool
+    """Whether an earlier process has left compiled code in the caches of Numba and torch."""
+    seconds: Positive
+    processor_seconds: Positive
+    """Of the whole process, which draws a second sample."""
+    import_seconds: Positive
+    preparation_seconds: NotNegative
+    next_seconds: Positive
+    """The second sample."""
+    compilations: Count
+    """Graphs that torch.compile compiled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartCommand:
+    """A command that prints help or a usage error."""
+
+    arguments: list[str]
+    status: Count
+    processor_seconds: Positive
+    """Median of several runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSettings:
+    """The model, the chain and the machine."""
+
+    model: str
+    steps: AtLeastOne
+    window: AtLeastOne
+    device: str
+    repeats: AtLeastOne
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Result):
+    """Seconds to the first sample, and processor seconds of help and errors (`benchmarks.clock start`)."""
+
+    settings: StartSettings
+    rows: Some[StartRow]
+    commands: Some[StartCommand]
+
+
 # ------------------------------------------------------------------ one figure, settled
 
 
@@ -1375,6 +1427,7 @@ KINDS: Mapping[str, type[Result]] = {
     "mcmc": Mcmc,
     "policy-warm": PolicyWarm,
     "policy-learned": LearnedPlans,
+    "start": Start,
     "pens": Pens,
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,
