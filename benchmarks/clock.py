@@ -1,4 +1,4 @@
-"""Wall clock on a GPU: what the calls saved are worth in seconds; and what a round costs a CPU.
+"""Clock figures: seconds that fewer calls save on a GPU, the cost of a round on a CPU, and the first sample.
 
 Every figure is against the sequential sampler with the same network, compiled and graph-captured like ours,
 in the same process.
@@ -73,7 +73,7 @@ def _load(model: Path, *, compiled: bool) -> Pretrained:
 
 
 def _each(draws: Sequence[Callable[[], fs.Run]]) -> tuple[list[float], float]:
-    """Seconds of every sample, each drawn alone, after one of no account; and mean calls."""
+    """Seconds of every sample, each drawn alone after one warm-up; and mean calls."""
     draws[0]()
     drawn = [_clocked(draw) for draw in draws]
     return [seconds for _, seconds in drawn], sum(run.report.calls_mean for run, _ in drawn) / len(drawn)
@@ -153,7 +153,7 @@ def latency(
 
 
 def _picture(engine: fs.Engine, seed: Tensor, number: int) -> fs.Run:
-    """One sample, turned back if it is by frequencies."""
+    """One sample, turned back into a picture if it is by frequencies."""
     run = engine.sample(seed, rows=torch.tensor([number]))
     if isinstance(engine.target, fs.targets.FrequencyTarget):
         run = replace(run, samples=engine.target.pictures(run.samples))
@@ -165,7 +165,7 @@ def _in_basis(target: ChainTarget, bands: bool) -> fs.Target:
 
 
 def _prior(source: Pretrained, target: fs.Target, window: int, pilots: int) -> fs.Prior:
-    """With a table a class."""
+    """A prior with one table for each class."""
     return fs.fit_prior(target, window=window, pilots=pilots, paths=max(1, len(source.labels)), slots=_SLOTS)
 
 
@@ -308,7 +308,7 @@ def _one_by_one(engine: fs.Engine, batches: Sequence[Tensor]) -> list[fs.Run]:
 
 
 def _clocked(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What the work returns, and its seconds."""
+    """The result of the work, and its seconds."""
     torch.cuda.synchronize()
     started = perf_counter()
     result = work(*arguments)
@@ -380,7 +380,7 @@ class _Clocked(ChainTarget):
 
 
 def _dense(dim: int, steps: int, width: int = 1024) -> ChainTarget:
-    """A DDPM chain with three dense layers, of no meaning."""
+    """A DDPM chain with three dense layers, untrained."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(
         *(torch.nn.Linear(dim, width), torch.nn.SiLU(), torch.nn.Linear(width, width), torch.nn.SiLU()),
@@ -458,7 +458,7 @@ def cpu(
 
 
 def _tuning(target: ChainTarget, slots: int, windows: list[int]) -> fs.Tuning:
-    """What `foresample.tune` measures and advises."""
+    """The tuning that `foresample.tune` measures, with its advice printed."""
     tuning = fs.tune(target, slots=slots, windows=windows, graph=True)
     print(tuning.advice, flush=True)
     return tuning

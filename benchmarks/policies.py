@@ -3,7 +3,7 @@
 python -m benchmarks.policies
 
 Roll-outs from the demonstrations' start points, shaken a little: plan 16 velocities, execute 8, plan again.
-Both policies draw with different random numbers, so quality is compared in law: means with standard errors.
+Both policies draw with different random numbers, so their distributions are compared: means with standard errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Drawing:
 
 
 def draw(policy: lasa.LasaPolicy, paths: Tensor, repeats: int, seed: int) -> Drawing:
-    """`repeats` roll-outs from every demonstration's start, in one batch; all seeds have the same starts."""
+    """Draw `repeats` roll-outs from every demonstration's start, in one batch; all seeds have the same starts."""
     shapes, count = paths.shape[:2]
     which = torch.arange(shapes).repeat_interleave(count * repeats)
     position = paths[:, :, 0].repeat_interleave(repeats, 1).flatten(0, 1)

@@ -93,7 +93,7 @@ class Clock:
     def run(
         self, plans: int, draw: Callable[[Observation], object], calls: Callable[[], float]
     ) -> tuple[Spread, Spread]:
-        """So many plans, after five that are not counted; milliseconds and calls."""
+        """Milliseconds and calls of this many plans, after five that are not counted."""
         times: list[float] = []
         counts: list[float] = []
         warm_up = 5
@@ -264,7 +264,7 @@ def clock(
         print(f"[{perf_counter() - began:6.1f} s] {what}", flush=True)
 
     def measure(what: str, work: Callable[..., None], *args: Any, **how: Any) -> None:
-        """One row, written at once; what fails is told, and the others go on."""
+        """Measure one row and save it at once; a failure is printed and recorded, and the other rows go on."""
         stage(what)
         try:
             work(*args, **how)
@@ -379,7 +379,7 @@ class Physics:
 
 
 def observation(loaded: metaworld.LoadedPolicy, seen: np.ndarray, task: Tensor) -> Observation:
-    """What the policy sees: [E, n_obs_steps, …], normalised."""
+    """The policy's observation, [E, n_obs_steps, …], normalised."""
     values = torch.from_numpy(seen).float()
     which = torch.nn.functional.one_hot(task, len(loaded.tasks)).float().unsqueeze(1).expand(-1, 2, -1)
     hand, scene = (
@@ -553,7 +553,7 @@ class Frame(NamedTuple):
     """Network calls the plan took."""
 
 
-STRIDE = 0.01  # metres the hand is asked to go by an action of 1
+STRIDE = 0.01  # metres that an action of 1 moves the hand
 
 
 def _animate(frames: list[Frame], title: str, out: Path) -> None:
@@ -580,8 +580,8 @@ def _animate(frames: list[Frame], title: str, out: Path) -> None:
             axis.set(
                 xlim=(low[a], high[a]), ylim=(low[b], high[b]), xticks=[], yticks=[], aspect="equal", title=name
             )
-        told = f"{title} | this plan: {frame.calls} of 100 network calls" if frame.calls else title
-        figure.suptitle(told, fontsize=9)
+        heading = f"{title} | this plan: {frame.calls} of 100 network calls" if frame.calls else title
+        figure.suptitle(heading, fontsize=9)
         figure.canvas.draw()
         picture = Image.frombuffer("RGBA", figure.canvas.get_width_height(), figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
         pictures.append(picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=32))

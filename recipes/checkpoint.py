@@ -26,7 +26,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass
 class Run:
-    """What a run is and where it stands. `total` is None until a time budget has been turned into steps."""
+    """Identity and progress of a run. `total` is None until a time budget has been turned into steps."""
 
     name: str
     seed: int

@@ -1,6 +1,6 @@
 """Train the small judge of Fashion-MNIST samples: `python -m recipes.classifier fashion-mnist`.
 
-It says whether a sample shows the garment that was asked for, and its features are the space of the Fréchet
+It checks whether a sample shows the wanted garment, and its features are the space of the Fréchet
 distance. Short by design (about 50 epochs of a 0.3 M network), so that it needs no checkpoints.
 """
 

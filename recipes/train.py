@@ -124,8 +124,8 @@ def begin(
     if path is None:
         return fresh, None
     run, state = checkpoint.load(path)
-    asked = (fresh.name, fresh.seed, fresh.batch, fresh.lr, fresh.warmup, steps or run.total)
-    if asked != (run.name, run.seed, run.batch, run.lr, run.warmup, run.total):
+    wanted = (fresh.name, fresh.seed, fresh.batch, fresh.lr, fresh.warmup, steps or run.total)
+    if wanted != (run.name, run.seed, run.batch, run.lr, run.warmup, run.total):
         raise TrainingError(
             f"{path} holds another training ({run.name}, seed {run.seed}, batch {run.batch}, lr {run.lr}, "
             f"warm-up {run.warmup}, {run.total} steps): give the same options to go on, or another --out."
@@ -257,7 +257,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _plan(step: int, clock: tuple[int, float], began: float, minutes: float) -> int:
-    """How many steps fit: what is left of the budget, less a reserve for the export, at the speed measured."""
+    """Number of steps that fit the rest of the budget, less a reserve for the export, at the measured speed."""
     now = time.monotonic()
     seconds_a_step = (now - clock[1]) / (step - clock[0])
     left = 60 * minutes - (now - began) - min(15.0, 6 * minutes)

@@ -92,11 +92,11 @@ class LearnedPrior(nn.Module):
         """Least squares on conditions [P, C] and the paths, [P, N, d] both, of samples drawn under them.
 
         Args:
-            condition: what each sample was conditioned on.
+            condition: the numbers that each sample was conditioned on.
             states: each sample's states, from the start.
             predictions: the network's predictions at those states.
             jacobian: the average slope of predictions, [N, d, d].
-            origin: numbers by which the network is known again, [parameters, 2].
+            origin: numbers that identify the network, [parameters, 2].
             steps: of Adam, each on 256 samples.
             seed: of the first weights and of the batches.
         """

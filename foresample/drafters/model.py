@@ -21,7 +21,7 @@ class DraftModel:
     target: Target
 
     def for_target(self, target: Target) -> DraftModel:
-        """The same; refused if it drafts states of another shape, or along another number of steps."""
+        """This drafter; refused if it drafts states of another shape, or along another number of steps."""
         require_target(self.target)
         mine, theirs = ((tuple(t.shape), len(t.std), t.std.dtype) for t in (self.target, target))
         if mine != theirs:

@@ -1,9 +1,10 @@
-"""What predictions look like before anything of a sample is known: a path to draft the first window from.
+"""Priors: paths of other samples, to draft the first window of a new sample from.
 
-A chain begins with one bare call, because nothing is known of its sample yet. But at high noise predictions look
-much the same for every sample, so a path of *other* samples is a draft of the first window: their mean, or the last
-plan of a robot. Any draft is exact as long as it does not depend on the noise still to be spent (docs/theory.md,
-"Starting warm"). It must never bring along the other samples' **noise**: what they led to may be among the conditions.
+Without a prior a chain begins with a call on one state, because nothing is known about its sample yet. At high noise
+predictions are much the same for every sample, so a path of *other* samples is a good draft of the first window: their
+mean, or the last plan of a robot. Any draft is exact as long as it does not depend on the noise still to be spent
+(docs/theory.md, "Starting warm"). The **noise** of the other samples must never be reused: the new sample's conditions
+may depend on it.
 
 `response` is the average Jacobian of the prediction, J_k: a matrix or its diagonal for each step, fitted once. It then
 takes the place of the scalar slopes within the horizon and beyond it, in every window.
@@ -28,7 +29,7 @@ _REMEDY = "give the file that Prior.save wrote, or fit a prior again with foresa
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """Paths of other samples through steps 0 … K−1, and how predictions answer to their state."""
+    """Paths of other samples through steps 0 … K−1, and the slopes of predictions around them."""
 
     states: Tensor
     """[P, K, *shape]: sample i drafts from path i % P."""
@@ -88,7 +89,7 @@ class Prior:
     def paths(self, row: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """States and predictions of the paths of these samples, [R, width, *shape], and slopes, [width].
 
-        Behind their end the last one is repeated.
+        Beyond the end of a path its last state is repeated.
         """
         position = torch.arange(width, device=self.states.device).clamp(max=self.steps - 1)
         which = (row.to(self.states.device) % len(self.states)).unsqueeze(1)
@@ -96,7 +97,7 @@ class Prior:
         return self.states[which, position], self.predictions[which, position], slope[position]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Prior:
-        """The same on a device."""
+        """The same prior on a device, in a dtype."""
         return Prior(**{name: value.to(device, dtype) for name, value in self._tensors().items()})
 
     def save(self, path: str | Path) -> None:
@@ -112,7 +113,7 @@ class Prior:
 
     @staticmethod
     def of(tensors: dict[str, Tensor], path: str | Path) -> Prior:
-        """The prior of these tensors, read from `path`."""
+        """The prior in the tensors of the file at `path`."""
         if not {"states", "predictions"} <= tensors.keys() <= {f.name for f in fields(Prior)}:
             found = printable(", ".join(sorted(tensors)) or "nothing")
             raise ValueError(f"{printable(path)} holds no prior, but {found:.200}: {_REMEDY}")
@@ -122,7 +123,7 @@ class Prior:
             raise ValueError(f"{printable(path)} holds no prior ({error}): {_REMEDY}") from None
 
     def __repr__(self) -> str:
-        """Short, and another one for other values: samples depend on it."""
+        """Short, with a hash of the values, because samples depend on them."""
         digest = hashlib.sha256()
         for value in self._tensors().values():
             digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)

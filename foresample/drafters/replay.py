@@ -36,7 +36,7 @@ DIVERGED = 6.0
 
 
 class ReplayMemory(NamedTuple):
-    """What `Replay` with its secant remembers of rows: the memory's tensors by name, for backends."""
+    """Tensors by name that `Replay` with its secant keeps for each row; backends read them."""
 
     predictions: Tensor  # [R, W+1, *shape]: of the last path, from the next step on; then the last one repeated
     states: Tensor  # [R, W+1, *shape]: at which they were evaluated
@@ -74,7 +74,7 @@ class Replay:
             raise ValueError("a prior needs the secant: leave secant=False out")
 
     def __str__(self) -> str:
-        """What decides on samples, for reports and manifests."""
+        """The settings that samples depend on, for reports and manifests."""
         return repr(self) if self.prior is None else f"Replay(secant={self.secant}, prior={self.prior})"
 
     def for_target(self, target: Target) -> Replay:

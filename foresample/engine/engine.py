@@ -1,8 +1,8 @@
 """`sample`, `stream` and the engine behind them: many samples through few slots.
 
 Memory is O(slots × window × state), whatever the number of samples and the length of the chain. Each sample has its
-own noise and its own steps: what comes out does not depend on how many slots there are, on the order, or on who sits
-in the slot beside. `slots` has the two ways to keep them.
+own noise and its own steps, so it does not depend on the number of slots, on the order, or on the samples in other
+slots. `slots` has the two kinds of slots.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sample:
 
 
 class Engine:
-    """Slots for one target, kept between runs: what was compiled and captured once serves every later run.
+    """Slots for one target, kept between runs: later runs reuse what was compiled and captured.
 
     Each draw has slots of its own. Draws may be interleaved, and run in several threads as far as the target allows it;
     on a GPU every further draw under way takes as much memory again, and is captured again.

@@ -1,7 +1,7 @@
-"""Fit a prior to a target: draw a few pilots, remember what the network said along their paths.
+"""Fit a prior to a target: draw a few pilot samples and record the predictions along their paths.
 
 The table is the mean path of the pilots. The denoised estimate is a martingale along the chain, so along any path its
-change from step k − 1 to k is its answer to the noise of step k − 1: a regression of the one on the other over the
+change from step k − 1 to k is its response to the noise of step k − 1. Regressing the change on the noise over the
 pilots gives the average Jacobian J_k (docs/theory.md, "Starting warm"): a matrix where states are small, shrunk
 towards a multiple of the identity; a diagonal, a number for each of the target's `bands`, where it has any
 (`targets.in_frequencies`). For other states a scalar slope around the mean path is fitted for each step of the table.
@@ -106,7 +106,7 @@ def fit_prior(
 
 @contextmanager
 def naming_rows(rows: int, remedy: str) -> Iterator[None]:
-    """Say what to do about a target that has fewer rows than are used."""
+    """Turn an IndexError of a target with too few rows into an error that says how to give their number."""
     try:
         yield
     except IndexError as error:
@@ -163,7 +163,7 @@ def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tenso
 
 
 def _matrix(noise: Tensor, moved: Tensor) -> Tensor:
-    """[d, d]: how predictions moved with the noise, [pilots, d] both."""
+    """Slope [d, d] of the predictions' change in the noise, [pilots, d] both."""
     size = noise.shape[1]
     identity = torch.eye(size, dtype=noise.dtype, device=noise.device)
     slope = (noise * moved).sum() / (noise * noise).sum()
@@ -174,7 +174,7 @@ def _matrix(noise: Tensor, moved: Tensor) -> Tensor:
 
 
 def _diagonal(noise: Tensor, moved: Tensor, alike: Tensor) -> Tensor:
-    """[d]: the same for a matrix that is a number in each band.
+    """Diagonal [d] of the slope, one number for each band.
 
     Bands are summed on the CPU, in an order that is always the same: a prior is what its pilots make it.
     """

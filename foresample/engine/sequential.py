@@ -1,4 +1,4 @@
-"""The engine's other half: samples drawn by the sequential sampler, where no window is faster."""
+"""Sequential draws of an engine, used where no window is faster."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from foresample.core.report import Observer
 from foresample.engine.slots import Finished
 
 METHOD = "sequential"
-"""The method of samples drawn so; their window is 0."""
+"""Method of such samples in reports; their window is 0."""
 
 
 class SequentialDraws:
-    """Draws what `Engine.draw` draws, a batch of `slots` samples at a time; all samples take as many calls."""
+    """Draws as `Engine.draw` does, a batch of `slots` samples at a time; all samples take equally many calls."""
 
     def __init__(self, target: Target, slots: int, *, graph: bool = False, look: bool = True) -> None:
         self.target, self.slots, self.method = target, slots, METHOD

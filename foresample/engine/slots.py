@@ -1,9 +1,9 @@
 """Slots: places for samples under way, and how they are taken through their rounds.
 
-When a sample is done, the next one waiting takes its slot at once, so nobody waits for stragglers. Two kinds of slots,
-for two kinds of machine:
+When a sample is done, the next one waiting takes its slot at once, so nobody waits for stragglers. There are two kinds
+of slots, for two kinds of machine:
 
-    loose    on a CPU: rows come and go, a call evaluates just the states needed, every round is looked at
+    loose    on a CPU: rows come and go, a call evaluates just the states needed, and the host checks every round
     fixed    on a GPU: rows stay where they are and every call has the same shape, so that nothing in a round
              waits for the host and a round can be replayed as a CUDA graph. A round commits at most window + 1
              transitions, so the host knows how many rounds are certain to be needed before any sample can be
@@ -55,7 +55,7 @@ def leave(rows: Rows, done: Tensor) -> tuple[Rows | None, Finished]:
 
 
 def in_order(parts: list[Finished]) -> Finished:
-    """All of them, by their index."""
+    """All finished samples, in the order of their index."""
     if len(parts) == 1:  # begun together, and in order
         return parts[0]
     order = torch.cat([part.index for part in parts]).argsort()
@@ -89,7 +89,7 @@ class RoundRunner:
 
 
 class LooseSlots:
-    """Rows come and go; see the module."""
+    """Slots whose rows come and go; see the module."""
 
     def __init__(self, runner: RoundRunner, capacity: int) -> None:
         self.runner, self.capacity = runner, capacity
@@ -121,7 +121,7 @@ class LooseSlots:
 
 
 class FixedSlots:
-    """Rows stay in place, and rounds are queued without waiting; see the module."""
+    """Slots whose rows stay in place, with rounds queued without waiting; see the module."""
 
     def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
         self.runner, self.capacity, self.most = runner, capacity, runner.speculation.window + 1
@@ -218,7 +218,7 @@ class FixedSlots:
         self.rows.map(lambda mine, new: mine if mine is new else mine.copy_(new), after)
 
     def _look(self, rounds: int) -> Finished | None:
-        """The samples finished by so many rounds; the one place that waits for the device, once."""
+        """The samples that this many rounds have finished. Only here does the host wait for the device, once."""
         steps, rows, read = self.runner.steps, self.rows, self.read.numpy()
         self.read.copy_(self.numbers, non_blocking=True)
         if rows.x.is_cuda:
@@ -245,7 +245,7 @@ Slots = LooseSlots | FixedSlots
 
 
 def _pinned(shape: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers, all 0, on the host, where that device copies from and to without anybody waiting."""
+    """Whole numbers, all 0, in host memory that the device copies from and to without waiting."""
     return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
@@ -254,7 +254,7 @@ def _own(value: Tensor) -> Tensor:
 
 
 class HandedRounds:
-    """Rounds of all rows at once, whose calls somebody else answers: a pipeline's own loop.
+    """Rounds of all rows at once, whose calls are answered from outside, by a pipeline's own loop.
 
     As long as `call` is not None, give its predictions to `answer`; then `finished` holds the samples, in order.
     """

@@ -1,6 +1,6 @@
-"""A small Fashion-MNIST classifier: which garment is it, and 128 features for a Fréchet distance.
+"""A small Fashion-MNIST classifier, with 128 features for a Fréchet distance.
 
-Trained by `recipes/classifier.py`; here is only what inference needs.
+`recipes/classifier.py` trains it; this module has only what inference needs.
 """
 
 from __future__ import annotations

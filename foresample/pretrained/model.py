@@ -1,8 +1,8 @@
 """A diffusers DDPM folder (`unet/`, `scheduler/`, `model_index.json`) as a target.
 
-The chain is the one `DDPMPipeline` walks, as the reader of schedulers sees it. diffusers reads the folder; here its
-answer is judged: weights that do not fill the network, a network that returns another shape than it takes, or a
-schedule without an exact chain are refused in one sentence. Weights are read from safetensors only; nothing is
+The chain is the one `DDPMPipeline` walks, as the reader of schedulers sees it. diffusers reads the folder, and this
+module checks the result: weights that do not fit the network, a network that returns another shape than it takes, and a
+schedule without an exact chain are each refused in one sentence. Weights are read from safetensors only; nothing is
 unpickled.
 """
 
@@ -91,7 +91,7 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which target to make of which folder: a function without arguments that any process can be sent."""
+    """A target to be made from a folder: a function without arguments that can be sent to any process."""
 
     path: Path
     steps: int
@@ -109,7 +109,7 @@ class Recipe:
         return model.target(self.steps, self.labels(), reuse=self.reuse)
 
     def labels(self) -> list[int] | None:
-        """The classes that samples have in turn."""
+        """The classes that samples take in turn."""
         names = self.names()
         return list(range(len(names))) or None if self.label is None else [_label_index(names, self.label)]
 
@@ -119,7 +119,7 @@ class Recipe:
         return _labels(self.path, count if isinstance(count, int) else 0)
 
     def about(self) -> dict[str, Any]:
-        """What decides on the samples beside the chain: the network's weights and how they are used."""
+        """Settings that samples depend on besides the chain: the network's weights and how they are used."""
         with _weights(self.path / "unet").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {
@@ -195,9 +195,9 @@ def _require_parts(path: Path, index: Any) -> None:
 
 def _read_scheduler(kind: Any, folder: Path) -> Any:
     """The noise schedule; one that has no exact chain here is refused, before any weights are read."""
-    with _blamed_on(folder):
+    with _naming_folder(folder):
         scheduler = kind.from_pretrained(folder, local_files_only=True)
-    with _blamed_on(folder, but=ValueError):
+    with _naming_folder(folder, but=ValueError):
         scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         chain = scheduler_chain(scheduler)
     if scheduler.config.variance_type == "learned_range":
@@ -216,7 +216,7 @@ def _read_network(kind: Any, folder: Path) -> Any:
     """The network with exactly the weights it needs."""
     _weights(folder)
     options = {"use_safetensors": True, "low_cpu_mem_usage": False, "output_loading_info": True}
-    with _blamed_on(folder):
+    with _naming_folder(folder):
         unet, info = kind.from_pretrained(folder, local_files_only=True, **options)
     strange = [name for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in info[kind]]
     if strange:
@@ -258,7 +258,9 @@ def _labels(path: Path, count: int) -> list[str]:
         return [str(i) for i in range(count)]
     names = _json(file)
     if not isinstance(names, list) or not all(type(name) is str for name in names):
-        raise ValueError(f"{file} is not a list of names: give one for each class, in order, or take it away")
+        raise ValueError(
+            f"{file} is not a list of names: give one name for each class, in order, or delete the file"
+        )
     if len(names) != count or len(set(names)) != count:
         raise ValueError(
             f"{file} has {len(set(names))} names, and the network has {count} classes: give one for each, in order"
@@ -277,14 +279,14 @@ def _label_index(labels: list[str], label: str) -> int:
 
 
 @contextmanager
-def _blamed_on(folder: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Errors of somebody else's code, of whatever kind, are about what this folder holds; but for our own."""
+def _naming_folder(folder: Path, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Turn any error of diffusers' code into one that names the folder it was reading; errors of type `but` pass."""
     try:
         yield
     except but:
         raise
     except Exception as error:
-        first = printable(" ".join(str(error).split())[:300]) or "without a word"
+        first = printable(" ".join(str(error).split())[:300]) or "no message"
         raise ValueError(
             f"diffusers cannot read {folder} ({type(error).__name__}: {first}): compare it with a folder that "
             "save_pretrained has written"

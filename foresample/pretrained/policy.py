@@ -1,6 +1,6 @@
-"""A small diffusion policy of human handwriting, trained: a pen that is told a shape and draws it.
+"""A small trained diffusion policy of human handwriting: a pen that draws a given shape.
 
-It is LeRobot's diffusion policy in small: from where the pen is, how it moves and which shape is asked for, it plans
+It is a small version of LeRobot's diffusion policy: from the pen's position, its velocity and the wanted shape it plans
 the next 16 velocities with a conditional 1-D U-Net and DDPM (100 steps, squaredcos_cap_v2, clipped, epsilon), and its
 objects have the names of LeRobot's (`policy.diffusion.unet`, `.noise_scheduler`, `.conditional_sample`). Executing 8 of
 the 16 and planning again draws the shape. `recipes/lasa.py` trains it.
@@ -134,7 +134,7 @@ class DiffusionModel(nn.Module):
 
 
 class LasaPolicy(nn.Module):
-    """A pen that is told a shape: plans velocities from its position and its last velocity."""
+    """A pen that draws a given shape: plans velocities from its position and its last velocity."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class LasaPolicy(nn.Module):
         self.diffusion = DiffusionModel(config)
 
     def condition(self, position: Tensor, velocity: Tensor, shape: Tensor) -> Tensor:
-        """What the network is told: positions and velocities [B, 2] in data units, shapes [B] by number."""
+        """The network's condition, from positions and velocities [B, 2] in data units and shapes [B] by number."""
         which = nn.functional.one_hot(shape, len(self.config.shapes)).to(position.dtype)
         return torch.cat([position, velocity / self.config.speed, which], 1)
 

@@ -327,7 +327,7 @@ def test_observers_see_every_committed_state_once(kind: str, slots: int) -> None
 
 
 def test_padded_rounds_evaluate_every_position_and_say_so() -> None:
-    """Of the round, which may be narrower than the window: at a cold start, and at the end of the chain."""
+    """A round may be narrower than the window: at a cold start, and at the end of the chain."""
     loose = engine(flow(), "loose", window=6, slots=4).sample(seeds_of(0, 4))
     evaluated = torch.zeros(4, dtype=torch.int64)
 

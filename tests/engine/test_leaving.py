@@ -1,4 +1,4 @@
-"""Who leaves a slot, and when: a broken sample at once, before it costs another call; and who gets none any more."""
+"""Samples leave their slots in time: a broken one at once, before it costs another call."""
 
 from __future__ import annotations
 

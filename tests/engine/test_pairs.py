@@ -30,7 +30,7 @@ SEEDS = seeds_of(3, COUNT)
 
 @dataclass(frozen=True)
 class Case:
-    """What is sampled, and with what."""
+    """A target and the settings it is sampled with."""
 
     conditions: str
     start: str

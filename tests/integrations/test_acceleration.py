@@ -106,7 +106,7 @@ def test_no_action_executed_is_refused() -> None:
 
 
 def test_restoring_something_that_is_no_policy_is_refused() -> None:
-    with pytest.raises(TypeError, match="object is no diffusion policy foresample knows"):
+    with pytest.raises(TypeError, match="object is not a diffusion policy that foresample knows"):
         restore_policy(object())
 
 

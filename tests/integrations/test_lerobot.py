@@ -225,7 +225,7 @@ def test_what_cannot_work_later_is_refused_and_the_next_plan_is_fine(policy: Any
     plan, good = policy.diffusion.generate_actions, lerobots.observation(policy)
     wide = {name: torch.cat([value, value], -1) for name, value in good.items()}
     with pytest.raises(
-        ValueError, match=r"comes to \(1, 104\) numbers, the policy takes \(1, 52\): give the feat"
+        ValueError, match=r"has \(1, 104\) numbers, but the policy takes \(1, 52\): give the feat"
     ):
         plan(wide)
     policy.train()

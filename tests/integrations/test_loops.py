@@ -372,7 +372,7 @@ def test_every_plan_is_held_to_the_loop(mood: str, said: str) -> None:
 
 
 def test_the_method_is_handed_the_states_and_answers_of_its_own_plan() -> None:
-    """What it sees between two steps is what the sequential loop would: each state explains the network's answer."""
+    """Between two steps the loop sees what the sequential loop would: each state explains the network's answer."""
     policy, seen = Agent().eval(), []
     network = policy.noise_pred_net
     own = network.forward

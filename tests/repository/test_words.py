@@ -25,22 +25,18 @@ NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.
 
 # Findings in rooms that are still to be rewritten. A number may only go down: the test fails when it could be lower.
 LEFT: dict[str, int] = {
-    "benchmarks": 34,
+    "benchmarks": 32,
     "benchmarks/checks": 2,
     "benchmarks/report": 16,
-    "docs": 25,
-    "foresample/backends": 4,
+    "docs": 17,
+    "foresample/backends": 2,
     "foresample/cli": 16,
     "foresample/datasets": 2,
-    "foresample/drafters": 3,
     "foresample/engine": 3,
-    "foresample/integrations": 33,
-    "foresample/pretrained": 2,
-    "recipes": 2,
+    "foresample/integrations": 24,
     "tests/cli": 4,
     "tests/datasets": 2,
-    "tests/engine": 3,
-    "tests/integrations": 11,
+    "tests/integrations": 10,
     "tests/repository": 1,
 }
 

@@ -1,8 +1,8 @@
-"""How functions are compiled, and where what was compiled is kept.
+"""Compiling functions with Numba, and the folder that keeps the result.
 
 Compiling takes seconds, so it is done once a machine. Numba looks for changes only in the file a function stands in,
-but functions call one another across files and hold constants of the plain round as they were. So the folder is
-named after all these sources: other sources, another folder. Where none can be written, every process compiles anew.
+but functions call one another across files and copy constants of the plain round. So the folder's name is a hash of all
+these sources: changed sources get another folder. Where no folder can be written, every process compiles again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def summing(function: Callable[..., Any]) -> Any:
-    """The same, where sums may be taken in another order, always the same one, so that they run in vectors."""
+    """Like `compiled`, but sums may be reordered, always in the same way, so that they run in vectors."""
     return _compiled(function, {"reassoc", "contract"})
 
 
@@ -40,7 +40,7 @@ def _compiled(function: Callable[..., Any], fastmath: Any) -> Any:
 
 @cache
 def cache_folder() -> Path | None:
-    """Where to keep what was compiled; None where nothing can be written."""
+    """The folder for compiled functions; None where nothing can be written."""
     digest = hashlib.sha256()
     for path in [*sorted(Path(__file__).parent.glob("*.py")), *(_PACKAGE / name for name in _CONSTANTS)]:
         digest.update(path.read_bytes())

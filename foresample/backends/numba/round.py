@@ -1,16 +1,16 @@
 """One round, compiled: `core.round` for affine chains, `Replay()`, recycled noise and packed calls, on a CPU.
 
-In plain PyTorch a round is several hundred small operations, more time than a small network takes. Here it is
+In plain PyTorch a round is several hundred small operations, which take longer than a small network. Here it is
 
     propose   draft     walk each row's window: x ← a x + b·guess + std·z, and pack its states into the call
     settle    measure   all sums over the state that verification and learning need
               decide    every number of a row, in float64
               commit    noise, memory and state after the round
 
-the same four as for CUDA (`backends.triton.round`), which has more to say of them. Rows are walked one after the
+CUDA has the same four (`backends.triton.round`, which explains them in more detail). Rows are walked one after the
 other, so a row does not depend on its batch-mates.
 
-The rows are changed in place, but for `x` and `step`, which a `Commit` shows to those who watch.
+Rows are changed in place, except `x` and `step`, which observers may still read from a `Commit`.
 
 Shapes, beside the arguments: R rows, L the window, W = L + 1; D drafts of this round, V = D + 1; B states of its call,
 row by row; N steps, `size` elements of a state.
@@ -314,12 +314,12 @@ def _learn(
             learned = i - 1
             break
     remaining = learned - keep
-    told, slope = False, 0.0
+    measured, slope = False, 0.0
     for i in range(learned + 1):
         if i < seen and sums[i, _SQUARE] > eps * sums[i, _SIZE]:
-            told, slope = True, sums[i, _CROSS] / sums[i, _SQUARE]
+            measured, slope = True, sums[i, _CROSS] / sums[i, _SQUARE]
         if i > keep:
-            gain[i - keep - 1] = slope if told else gain[i]
+            gain[i - keep - 1] = slope if measured else gain[i]
     for i in range(remaining, len(gain)):
         gain[i] = 0
     moved = spread = 0.0
@@ -437,7 +437,7 @@ def _settle(
 
 @dataclass(frozen=True)
 class CompiledDraft:
-    """What a compiled round proposes; shapes as for `core.round.Draft`."""
+    """The proposal of a compiled round; shapes as for `core.round.Draft`."""
 
     call: Call
     states: Tensor

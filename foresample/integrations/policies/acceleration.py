@@ -1,7 +1,7 @@
 """Robot diffusion policies, drawn speculatively: LeRobot, `diffusion_policy`, robomimic, ManiSkill.
 
-`accelerate` puts another method in the place of the one that draws plans, on that one instance (`loops`); it
-draws from the same distribution with fewer sequential network calls.
+`accelerate` replaces the method that draws plans on one instance (`loops`). The new method draws from the same
+distribution with fewer sequential network calls.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def accelerate_policy(policy: Any, settings: Settings, plan: PlanSettings) -> Ac
 
 
 def restore_policy(policy: Any) -> None:
-    """Give a policy its own methods back; nothing happens to one that was not accelerated."""
+    """Give a policy its own methods back; a policy that was not accelerated stays as it is."""
     loop = find_loop(policy)
     if loop is None:
-        raise TypeError(f"{type(policy).__name__} is no diffusion policy foresample knows")
+        raise TypeError(f"{type(policy).__name__} is not a diffusion policy that foresample knows")
     method = vars(loop.owner).get(loop.method)
     if not isinstance(method, SpeculativeLoop):
         return
@@ -79,7 +79,7 @@ def restore_policy(policy: Any) -> None:
 
 @dataclass(frozen=True)
 class AcceleratedPolicy:
-    """What `accelerate` put in place; a context manager that hands out the policy."""
+    """Handle on an accelerated policy; as a context manager it yields the policy and restores it at the end."""
 
     policy: Any
     plans: Plans
@@ -95,8 +95,8 @@ class AcceleratedPolicy:
     def learn(self) -> LearnedPrior:
         """Learn from the plans drawn so far how plans depend on what is observed, and draft the next ones with it.
 
-        Needs `accelerate(policy, learn=True)` and takes seconds: call it between episodes, again when there are more
-        plans. Plans wait for it only if they are asked for meanwhile.
+        Needs `accelerate(policy, learn=True)` and takes seconds: call it between episodes, and again after more plans.
+        A plan that is requested meanwhile waits until it has finished.
         """
         loop = find_loop(self.policy)
         assert loop is not None
@@ -126,7 +126,7 @@ class ForgettingReset:
 
 
 def _refuse_early(loop: Loop) -> None:
-    """Read the scheduler once, on a copy, so that what cannot work is refused before the first plan."""
+    """Read a copy of the scheduler, so that one that cannot work is refused before the first plan."""
     scheduler, known = copy.deepcopy(loop.scheduler), loop.read is not None
     options = (getattr(loop.owner, "kwargs", None) if known else None) or {}
     if type(scheduler).__name__ == "DDIMScheduler" and not options.get("eta", 0.0) > 0:
@@ -148,7 +148,7 @@ def _refuse_early(loop: Loop) -> None:
 
 
 def _executed(policy: Any, model: Any) -> int | None:
-    """Actions the policy executes of a plan, where it says so."""
+    """Number of actions the policy executes of a plan; None if it has no such attribute."""
     for owner in (model, policy, getattr(policy, "config", None), getattr(model, "config", None)):
         for name in ("n_action_steps", "act_horizon"):
             number = getattr(owner, name, None)

@@ -1,6 +1,6 @@
-"""Which policies are known, and how a plan is read off the arguments of their method.
+"""The known families of policies, and how a plan's request is read from the arguments of their methods.
 
-Nothing is imported from any library: a policy is known by the attributes it walks with and its method's arguments.
+Nothing is imported from any library: a policy is recognised by its attributes and its method's arguments.
 
     LeRobot                conditional_sample(batch_size, global_cond, generator, noise), unet, config
     diffusion_policy       conditional_sample(condition_data, condition_mask, local_cond, global_cond, generator,
@@ -53,13 +53,13 @@ class Loop:
 
     @property
     def model(self) -> Any:
-        """What must be in eval mode."""
+        """The module that must be in eval mode."""
         return self.network if self.read is None else self.owner
 
     def instead(self, network: Callable[..., Any], step: Callable[..., Any]) -> ExitStack:
-        """Other functions in place of the network's and the scheduler's, until the stack is closed.
+        """Replace the functions of the network and the scheduler until the stack is closed.
 
-        Only this thread sees them: the network may be another policy's as well.
+        Only this thread sees the replacements: other policies may share the network.
         """
         module = isinstance(self.network, nn.Module)
         owner, name = (self.network, "forward") if module else (self.owner, self.attribute)
@@ -70,13 +70,13 @@ class Loop:
 
 
 def _here(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """One function in this thread, another in all others."""
+    """A function that is `ours` in this thread and `own` in all others."""
     thread = threading.get_ident()
     return lambda *args, **kwargs: (ours if threading.get_ident() == thread else own)(*args, **kwargs)
 
 
 def find_loop(policy: Any) -> Loop | None:
-    """The loop of a policy of these families as it is now; None for anything else."""
+    """The loop of a policy of these families, with its present network and scheduler; None for anything else."""
     for owner in _with_part(policy, "policy"):  # robomimic hands out a RolloutPolicy
         objective, scheduler = getattr(owner, "objective", None), getattr(owner, "noise_scheduler", None)
         if hasattr(owner, "noise_predictor") and hasattr(objective, "conditional_sample"):
@@ -103,7 +103,7 @@ def find_loop(policy: Any) -> Loop | None:
 
 
 def misread_policy(served: Any) -> str | None:
-    """The refusal of an object that has all of a policy but the arguments of its method."""
+    """The refusal of an object that has a policy's attributes but a method with other arguments."""
     for model in _with_part(served, "diffusion"):
         if any(_walks(model, network) for network, *_ in _METHODS):
             signature = inspect.signature(model.conditional_sample)
@@ -126,14 +126,14 @@ def _walks(model: Any, network: str) -> bool:
 
 
 def lerobot_request(model: Any, arguments: dict[str, Any]) -> Request:
-    """LeRobot: nothing is conditioned but the network; dtype and device are those of its weights."""
+    """LeRobot: only the network is conditioned; dtype and device are those of its weights."""
     weight = next(model.parameters())
     batch, shape = arguments["batch_size"], (model.config.horizon, _action_dim(model.config))
     noise, condition = arguments.get("noise"), arguments.get("global_cond")
     width = _observed_width(model.config)
     if condition is not None and width is not None and condition.shape != (batch, width):
         raise ValueError(
-            f"the observation comes to {tuple(condition.shape)} numbers, the policy takes ({batch}, {width}): "
+            f"the observation has {tuple(condition.shape)} numbers, but the policy takes ({batch}, {width}): "
             "give the features it was trained with, n_obs_steps of them"
         )
     if noise is not None and noise.shape != (batch, *shape):
@@ -154,7 +154,7 @@ def diffusion_policy_request(model: Any, arguments: dict[str, Any]) -> Request:
     options, mask = arguments.get("kwargs", {}), arguments["condition_mask"].bool()
     if mask.any() and model.noise_scheduler.config.get("thresholding", False):
         raise ValueError(
-            "thresholding looks at all coordinates, conditioned ones included; use a scheduler with clip_sample=True "
+            "the scheduler's thresholding uses all coordinates, also conditioned ones; use one with clip_sample=True "
             "instead"
         )
     unknown = set(options) - _STEP_OPTIONS
@@ -176,7 +176,7 @@ def diffusion_policy_request(model: Any, arguments: dict[str, Any]) -> Request:
 
 
 def _observed_width(config: Any) -> int | None:
-    """Numbers LeRobot's network is conditioned on, where its configuration says so."""
+    """Width of the condition of LeRobot's network; None if its configuration does not say."""
     state = getattr(config, "robot_state_feature", None)
     if state is None or getattr(config, "image_features", None):
         return None

@@ -1,4 +1,4 @@
-"""Learning a prior from a policy's own plans: what it is told, whose it is, and noise that no draft has seen.
+"""Learning a prior from a policy's own plans: the conditions, the network it belongs to, and unused noise.
 
 `accelerate(policy, learn=True)` keeps the paths of the plans it draws, each with its observation. `learn()` trains on
 them, in seconds, and only when it is called; from then on every plan is drafted from its own observation.
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from foresample.integrations.policies.planner import Request
 
 FEWEST = 32
-"""Plans to learn from, at least."""
+"""Least number of plans to learn from."""
 MOST = 4096
-"""Plans that are kept to learn from: the latest."""
+"""Number of plans kept to learn from, the latest ones."""
 
 
 def condition_of(request: Request) -> Tensor:
-    """All that a plan depends on beside its noise, [R, C]: the network's conditions and the conditioned coordinates."""
+    """Everything but noise that a plan depends on, [R, C]: the network's conditions, the conditioned coordinates."""
     rows = len(request.data)
     known = [value.reshape(rows, -1) for value in request.conditions.values() if value is not None]
     if request.mask is not None:
@@ -38,7 +38,7 @@ def condition_of(request: Request) -> Tensor:
 
 @torch.no_grad()
 def weights_of(network: Any) -> Tensor:
-    """[parameters, 2]: two numbers a parameter by which a network is known again, also in another precision."""
+    """Two numbers for each parameter, [parameters, 2], that identify a network in any precision."""
     parameters = list(network.parameters()) if isinstance(network, torch.nn.Module) else []
     sums = [torch.stack([p.double().sum(), p.double().abs().sum()]) for p in parameters]
     return torch.stack(sums).cpu() if sums else torch.zeros(0, 2, dtype=torch.float64)
@@ -73,7 +73,7 @@ def learn_prior(
 
 
 def unused_seeds(seeds: Tensor, past: str) -> Tensor:
-    """Seeds of noise that nothing in the `past` was drawn with: each seed hashed with the past.
+    """Seeds whose noise nothing in the `past` was drawn with: each seed is hashed with the past.
 
     A draft may know earlier plans, and must not know the noise of its own plan. A caller who gives the same seed to
     several plans would otherwise have a plan drafted from a path that its own noise led to.

@@ -55,7 +55,7 @@ class SpeculativeLoop:
 
     owner: Any
     policy: Any
-    """What the user passed: the method's owner or what holds it."""
+    """The object the user passed: the method's owner or its holder."""
     original: Callable[..., Any]
     plans: Plans
     replaced: Replaced
@@ -78,7 +78,7 @@ class SpeculativeLoop:
             return result
 
     def _plan(self, loop: Loop, bound: inspect.BoundArguments) -> tuple[Any, Report | None]:
-        """What the method returns, and what it cost."""
+        """The method's result, and its cost."""
         plans, owner, trace, request = self.plans, self.owner, self.plans.options.trace, None
         require_eval(loop.model, loop.network)
         if loop.read is not None:
@@ -138,14 +138,14 @@ class Walk:
         """x_0 … x_N of the plans, conditioned coordinates in place."""
         self.answers: list[Tensor] = []
         self.state: Tensor | None = None
-        """What `step` returned last."""
+        """The last result of `step`."""
         self.answer: Tensor | None = None
-        """What the network answered last."""
+        """The network's last answer."""
         self.times: list[Tensor] = []
         self.report: Any = None
 
     def run(self) -> Any:
-        """What the method returns."""
+        """The method's result."""
         fixed = isinstance(self.plans.settings.window, int)
         put_back = None if fixed else kept_random_state(self.generator)
         try:
@@ -218,7 +218,7 @@ class Walk:
         return _equal(sample, self.states[self.steps], None if conditioned else self.state)
 
     def _same(self, conditions: dict[str, Any]) -> bool:
-        """Whether they are those of the first call, none more and none less, and unwritten since."""
+        """Whether the conditions are exactly those of the first call, and unwritten since."""
         return conditions.keys() == self.first.keys() and all(
             conditions[name] is value and times_written(value) == version
             for name, (value, version) in self.first.items()
@@ -304,7 +304,7 @@ class Walk:
 
 
 class _Stepped:
-    """What a scheduler's `step` returns, without estimates: nothing may be made of them."""
+    """Result of a scheduler's `step` without its estimates: a loop that reads one is refused."""
 
     def __init__(self, state: Tensor, refuse: Callable[[str], NoReturn]) -> None:
         self.prev_sample, self._refuse = state, refuse
@@ -321,7 +321,7 @@ class _Stepped:
 
 
 def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
-    """Whether it has the other's values; what was handed out and is unwritten need not be read from its device."""
+    """Whether two tensors have equal values; one that was handed out and is unwritten is not read from its device."""
     if one is handed and times_written(one) == 0:
         return True
     alike = isinstance(one, Tensor) and (one.shape, one.dtype, one.device) == (
@@ -333,7 +333,7 @@ def _equal(one: Any, other: Tensor, handed: Tensor | None) -> bool:
 
 
 def policy_standard(name: str) -> Standard:
-    """What a method of this name is held to; half precision is rounded after every step."""
+    """Standard for a method of this name; half precision is rounded after every step."""
     return Standard(
         f"{name} is not the loop it looks like: {{what}}; plan with the policy as it is (foresample.restore), make a "
         "target with foresample.targets, or give trace=False if you know that its distribution is the scheduler's",
@@ -353,7 +353,7 @@ def require_same_chain(
     *,
     whole: bool = True,
 ) -> None:
-    """Refuse a method that does something else than the chain: it is run once, on the observation at hand.
+    """Run a method once, on the current observation, and refuse it if it does something else than the chain.
 
     A subclass may do something else behind known arguments (guidance, a temperature, another order). The network
     answers at three steps, and then at a state of each together, as it will be called in rounds.

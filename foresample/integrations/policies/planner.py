@@ -1,7 +1,7 @@
-"""A planner: draws plans of one shape again and again, and keeps between them what need not be made anew.
+"""A planner: draws plans of one shape again and again, and keeps everything between them that can be reused.
 
-What does not change between plans is made once: the chain, the engine and, on a GPU, its captured rounds. What does
-change, observations, is copied into tensors that stay where they are, so that a new observation needs no new capture.
+The chain, the engine and, on a GPU, its captured rounds are made once. Observations are copied into tensors that stay
+at their place in memory, so a new observation needs no new capture.
 
 **Starting warm.** The last plan's path through the chain, moved on by the actions executed since, is a draft of the
 next plan's first window (docs/theory.md, "Starting warm"). Only its states and predictions are kept, never its noise:
@@ -41,7 +41,7 @@ class Request:
     network: Callable[..., Tensor]
     """network(trajectory, timesteps, **conditions)."""
     conditions: dict[str, Tensor | None]
-    """What the network is conditioned on, each [R, …] or None."""
+    """Conditions of the network by name, each [R, …] or None."""
     data: Tensor
     """[R, *shape]: values of the conditioned coordinates; its dtype and device are the network's."""
     mask: Tensor | None
@@ -144,7 +144,7 @@ class Planner:
         elif prior is not None:
             self.table = _fitting(prior, self.target).to(data.device, dtype)
         self.past = self._of_prior = "" if prior is None else repr(prior)
-        """What the next plan's draft depends on, as text; its seeds are hashed with it."""
+        """Text that names everything the next plan's draft depends on; its seeds are hashed with it."""
         self.window = self._window()
         self.padded = (
             len(data) * ((self.window or 0) + 1) if options.batch_pad is True else int(options.batch_pad)
@@ -198,7 +198,7 @@ class Planner:
             self._draft_from(*self.table.paths(row, self.last.steps)[:2])
 
     def take(self, prior: LearnedPrior) -> None:
-        """Draft the next plans with this prior, in the place of the one before it."""
+        """Draft the next plans with this prior instead of the earlier one."""
         assert self.learned is not None
         self.learned.load_state_dict(prior.state_dict())
         self.past = self._of_prior = repr(prior)
@@ -217,7 +217,7 @@ class Planner:
         self.last.predictions.copy_(predictions[:, : self.last.steps])
 
     def close(self) -> None:
-        """Let the engine go, and with it the memory of its captured rounds: at once, not when garbage is collected."""
+        """Release the engine and the memory of its captured rounds at once, not when garbage is collected."""
         vars(self).pop("engine", None)
 
     def paths(self) -> tuple[Tensor, Tensor]:
@@ -298,9 +298,9 @@ class _FollowedTarget(RecordingTarget):
 
 
 def _shift(free: Tensor, executed: int) -> Tensor:
-    """[F]: for each free coordinate the one `executed` actions later; behind the plan's end its last action's.
+    """For each free coordinate, [F], the one `executed` actions later; beyond the plan's end, that of its last action.
 
-    Where that one is conditioned, and so in no path, the coordinate itself.
+    Where that coordinate is conditioned, and so not part of a path, the coordinate itself.
     """
     number = torch.where(free, free.flatten().long().cumsum(0).view_as(free) - 1, -1)
     later = (torch.arange(len(free), device=free.device) + executed).clamp(max=len(free) - 1)
@@ -308,7 +308,7 @@ def _shift(free: Tensor, executed: int) -> Tensor:
 
 
 def _fitting(prior: Prior, target: ChainTarget) -> Prior:
-    """The prior, if it is one of such plans."""
+    """The prior; refused unless it was fitted on plans of this shape."""
     steps = len(target.std) if prior.jacobian is None else len(prior.jacobian)
     if prior.states.shape[2:] != target.shape or steps != len(target.std):
         raise ValueError(
@@ -319,7 +319,7 @@ def _fitting(prior: Prior, target: ChainTarget) -> Prior:
 
 
 def _learned_for(prior: LearnedPrior, target: ChainTarget, condition: Tensor | None) -> LearnedPrior:
-    """The prior, if it was learned from such plans and such observations."""
+    """The prior; refused unless it was learned from plans and observations of these sizes."""
     assert condition is not None
     wanted = condition.shape[1], len(target.std), target.shape.numel()
     if prior.sizes != wanted:
@@ -332,7 +332,7 @@ def _learned_for(prior: LearnedPrior, target: ChainTarget, condition: Tensor | N
 
 
 def _padded(values: Tensor, states: int, window: int) -> Tensor:
-    """The same with the last row repeated, up to `states` rows."""
+    """The values with the last row repeated, up to `states` rows."""
     if len(values) > states:
         raise ValueError(
             f"batch_pad={states} is less than the {len(values)} states of a call; use batch_pad=True, or at "

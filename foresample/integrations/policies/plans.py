@@ -29,9 +29,9 @@ KEPT = 4
 
 
 def kind_of(request: Request, network: Any, scheduler: Any, graph: bool, *more: Any) -> tuple:
-    """Everything a planner is made for: another network, scheduler, shape or place in memory needs another planner.
+    """Key of a planner: another network, scheduler, shape or place in memory needs another planner.
 
-    It is made anew for each plan, from what the policy holds then, so that nothing a planner has read goes stale.
+    The key is made for each plan from what the policy holds at that moment, so a planner never uses stale values.
     """
     tensors = {"data": request.data, "noise": request.noise, **request.conditions}
     return (
@@ -48,7 +48,7 @@ def kind_of(request: Request, network: Any, scheduler: Any, graph: bool, *more: 
 
 
 def _captured(network: Any) -> tuple:
-    """What a captured graph has in it of a network: where its tensors lie, and the values its modules hold."""
+    """Parts of a network that a captured graph has fixed: where its tensors lie, and the values its modules hold."""
     if not isinstance(network, nn.Module):
         return ()
     tensors = (*network.parameters(), *network.buffers())
@@ -58,7 +58,7 @@ def _captured(network: Any) -> tuple:
 
 @dataclass(eq=False)
 class Plans:
-    """What is kept between the plans of one policy."""
+    """State kept between the plans of one policy."""
 
     settings: Settings
     options: PlanSettings
@@ -75,7 +75,7 @@ class Plans:
     known: set[tuple] = field(default_factory=set)
     """Kinds of requests that were planned before, and traced."""
     turn: threading.RLock = field(default_factory=threading.RLock, repr=False)
-    """Held while a plan is drawn, since planners keep its conditions: plans of several threads wait for one another."""
+    """Lock held while a plan is drawn, since planners keep its conditions: threads wait for one another."""
 
     def draw(
         self,
@@ -86,7 +86,7 @@ class Plans:
         *,
         follow: bool = False,
     ) -> tuple[Planner, Tensor, Run]:
-        """Plans, what drew them and what they cost; once there are pilots enough, later plans have a prior.
+        """Draw plans: the planner, the plans and their cost. Once there are enough pilots, later plans have a prior.
 
         A planner is made when the first request of its kind comes, after `watch` has compared the policy's method with
         the chain; the one not used for longest makes room.

@@ -1,7 +1,6 @@
 """LeRobot's asynchronous policy server, its plans drawn speculatively.
 
-The server loads the policy a client asks for; here it is accelerated when it comes. Everything else is LeRobot's: its
-queues, its wire, its client.
+The server loads the policy that a client requests, and accelerates it here. Queues, protocol and client are LeRobot's.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _OPEN = (
 def accelerated_server(server: Any, **options: Any) -> Any:
     """A subclass of LeRobot's `PolicyServer` whose policies are accelerated; `options` goes to `foresample.accelerate`.
 
-    A policy that cannot be is refused, and the client told why.
+    A policy that cannot be accelerated is refused, and the client gets the reason.
     """
 
     class AcceleratedPolicyServer(server):
