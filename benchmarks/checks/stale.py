@@ -152,6 +152,6 @@ def _working(file: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints; None if it fails."""
+    """The output of git; None if it fails."""
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
     return None if done.returncode else done.stdout

@@ -1,4 +1,4 @@
-"""What the committed result files must show."""
+"""Expectations of the committed result files."""
 
 from __future__ import annotations
 

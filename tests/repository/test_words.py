@@ -26,7 +26,6 @@ NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.
 # Findings in rooms that are still to be rewritten. A number may only go down: the test fails when it could be lower.
 LEFT: dict[str, int] = {
     "benchmarks": 32,
-    "benchmarks/checks": 2,
     "benchmarks/report": 16,
     "docs": 17,
     "foresample/backends": 2,
