@@ -236,7 +236,7 @@ def _has_mean_of(chain: AffineChain, target: Any) -> bool:
 
 @torch.no_grad()
 def _first_other_mean(target: Target, chain: AffineChain) -> int | None:
-    """The first step at which the target's mean is not the chain's, None if there is none.
+    """The first step at which the target's mean is not the chain's, else None.
 
     Random states, predictions and earlier predictions of sizes 1, 10 and 100, in parts that bound the memory: as much
     arithmetic as the means of one sample.

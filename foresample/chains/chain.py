@@ -22,7 +22,7 @@ prediction, p + (√(v(x) − std²) − extra_weight) ξ/prediction_weight. Whe
 
 **Second-order steps** evaluate the network twice: at x, which gives the denoised estimate D, and at an inner state
 
-    y = inner_weight·x + (1 − inner_weight)·D + inner_extra·ξ,      the network being told inner_time, which gives D₂.
+    y = inner_weight·x + (1 − inner_weight)·D + inner_extra·ξ,      with inner_time as its time, which gives D₂.
 
 The prediction is the *effective* estimate D + second_weight·(D₂ − D), the one with which the first-order formula above
 gives the second-order mean. Heun, midpoint, 2S and the two-stage SDE steps are all of this form, since each moves

@@ -215,7 +215,7 @@ class Cluster:
             except ray.exceptions.RayError as error:
                 why = first_line(self._death(error))
                 self._replace(asked[ready])
-        raise RuntimeError(f"workers died again and again when they were asked to {question} ({why})")
+        raise RuntimeError(f"workers died repeatedly in their method {question} ({why})")
 
     def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None) -> Iterator[Progress]:
         """Draw these shards. Here nobody calls `stop`, which `generate` refuses on Ray."""

@@ -20,7 +20,7 @@ from foresample.text import printable
 
 @dataclass(frozen=True)
 class Dataset:
-    """A folder of samples, and what its manifest says."""
+    """A folder of samples and its manifest."""
 
     out: Path
     manifest: dict[str, Any]
@@ -33,7 +33,7 @@ class Dataset:
 
     @property
     def in_order(self) -> int:
-        """Samples before the first that is missing."""
+        """Number of samples before the first missing one."""
         return self.manifest["in_order"]
 
     @property
@@ -53,7 +53,7 @@ class Dataset:
 
         Of a dataset that is not complete, only those before the first that is missing, the first `fair` of which have
         the right distribution. The others are there because they needed few rounds, or because they did not break,
-        which makes them a **biased** selection; `everything` hands them out all the same.
+        which makes them a **biased** selection; `everything` returns them nevertheless.
         """
         if not everything and self.fair < self.manifest["costs"]["samples"]:
             warnings.warn(
@@ -80,7 +80,7 @@ class Dataset:
 
     @property
     def law(self) -> SamplesLaw | None:
-        """The law check, if one was asked for and the dataset is complete."""
+        """The distribution check, if one was requested and the dataset is complete."""
         law = self.manifest["law"]
         return None if law is None else SamplesLaw(**law)
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a target: a few numbers by which another target is told from the same one on another machine.
+"""The fingerprint of a target: a few numbers that distinguish another target from the same one on another machine.
 
     start        the first states of two samples
     mean         the mean of every transition, at one fixed state and prediction, in blocks of steps
@@ -52,7 +52,7 @@ _AT_A_TIME = 2**20  # elements of the states in one call of `mean`
 
 
 def fingerprint(target: Target, count: int) -> Fingerprint:
-    """The fingerprint of a target, asked for samples below `count` only."""
+    """The fingerprint of a target, read at samples below `count` only."""
     with torch.no_grad():
         return {**_means(target), **_walk(target, _rows(count))}
 

@@ -1,7 +1,7 @@
 """Datasets: many samples into a folder, by one process or many, with nothing lost and nothing drawn twice.
 
     shard-00000.safetensors …   the samples (`shards`)
-    manifest.json               settings, fingerprint, versions, costs, what broke, the law check; written atomically
+    manifest.json               settings, fingerprint, versions, costs, broken samples, distribution check; written atomically
     .lock, .owner               the run under way (`folder`)
 
 Sample i depends on the run's seed, on i and on the settings, so a dataset is the same whatever the number of
@@ -90,7 +90,7 @@ def generate(
     stop: Stop | None = None,
     **settings: Unpack[DatasetKeywords],
 ) -> Dataset:
-    """Draw a dataset into a folder, or go on with one; see the module.
+    """Draw a dataset into a folder, or resume one; see the module.
 
     Args:
         target: the chain to sample, or a function without arguments that makes it.
@@ -100,7 +100,7 @@ def generate(
         seed: the run's seed, from which each sample's is derived.
         labels: written beside the samples and taken in turn: sample i has labels[i % len(labels)]. The target
             looks its own up by the sample's index.
-        about: whatever else decides what is drawn (a model's name, a checksum of its weights): kept in the
+        about: all other facts that decide the samples (a model's name, a checksum of its weights): kept in the
             manifest, and compared when a run is resumed.
         law: compare the finished dataset with this many sequential samples (`samples_law`); one that lacks samples
             is not compared, for those that are there are a biased selection.
@@ -216,7 +216,7 @@ def _workers(
 
 
 class _Run:
-    """A run under way: which shards there are, and what the manifest says of it."""
+    """A run under way: its shards and its manifest."""
 
     def __init__(
         self, plan: Plan, manifest: dict[str, Any], progress: Callable[[Status], None] | None, choice: str
@@ -250,7 +250,7 @@ class _Run:
         self._tell()
 
     def close(self, *, whole: bool = False, law: dict[str, Any] | None = None) -> None:
-        """The last word. `whole`: every sample that was begun is finished.
+        """Write the final manifest. `whole`: every sample that was begun is finished.
 
         Those begun are the next in order, so if all found were fair, all there are now are.
         """

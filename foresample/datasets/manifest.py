@@ -1,7 +1,7 @@
-"""The manifest of a dataset: its schema, and how far it is believed.
+"""The manifest of a dataset: its schema, and which parts of it are trusted.
 
 It is a summary that can be made anew from the shards, which prove themselves; only its settings, its runs and the
-answer of the law check are taken from it, and the latter only as long as the shards are those that were checked.
+result of the distribution check are taken from it, and the latter only as long as the shards are those checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRun(Origin):
-    """One run that worked on a dataset; what it could not say before it was killed is None."""
+    """One run that worked on a dataset; fields that a killed run could not write are None."""
 
     started: str
     found: Count
@@ -63,7 +63,7 @@ class Manifest:
     """Why this window was chosen, if it was measured."""
     costs: Costs
     in_order: Count | None = None
-    """Samples before the first that is missing."""
+    """Number of samples before the first missing one."""
     fair: Count = 0
     """Number of samples, from the first on, that were chosen before they were drawn, not by being done in time."""
     shards: list[ShardFile]
@@ -198,7 +198,7 @@ def renewed(manifest: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry
 
 
 def _samples_in_order(plan: Plan, entries: Mapping[int, Entry]) -> int:
-    """Samples before the first that is missing."""
+    """Number of samples before the first missing one."""
     number = 0
     while number in entries and entries[number].in_order == plan.size(number):
         number += 1

@@ -49,7 +49,7 @@ class Description:
 
 
 class LocalWorker:
-    """One process with one target: all there is in a plain run, and each worker of a cluster.
+    """One process with one target: the only one of a plain run, or one worker of a cluster.
 
     The window of `settings` does not count: a dataset's plan names it.
     """
@@ -132,7 +132,7 @@ def _whole(plan: Plan) -> Iterator[Tensor]:
             missing = number * plan.shard + shard.entry.in_order
             raise ValueError(
                 f"sample {missing} is missing in {printable(plan.out)}, and without it the others are a biased "
-                "selection, whose law is not checked: run the same command again to complete the dataset"
+                "selection, whose distribution is not checked: run the same command again to complete the dataset"
             )
         yield shard.done.x
 

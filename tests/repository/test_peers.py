@@ -294,7 +294,7 @@ def test_ranks_overlap_more_than_any_single_draft_and_than_children_in_turn(coun
 
 
 def one_node(test: trees.Test, delta: float, count: int = 4, rows: int = 40_000) -> tuple[float, float]:
-    """How often a child is kept, and the p-value of what a node passes on being N(δ, 1)."""
+    """The rate at which a child is kept, and the p-value of a node's output being N(δ, 1)."""
     generator = torch.Generator().manual_seed(4)
     s = torch.randn(rows, count, generator=generator, dtype=torch.float64)
     uniforms = torch.rand(rows, count + 2, generator=generator, dtype=torch.float64)
