@@ -1,7 +1,7 @@
 """Datasets: many samples into a folder, by one process or many, with nothing lost and nothing drawn twice.
 
     shard-00000.safetensors …   the samples (`shards`)
-    manifest.json               settings, fingerprint, versions, costs, broken samples, distribution check; written atomically
+    manifest.json               settings, fingerprint, versions, costs, failures, distribution check; written atomically
     .lock, .owner               the run under way (`folder`)
 
 Sample i depends on the run's seed, on i and on the settings, so a dataset is the same whatever the number of
