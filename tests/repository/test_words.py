@@ -30,13 +30,11 @@ LEFT: dict[str, int] = {
     "docs": 17,
     "foresample/backends": 2,
     "foresample/cli": 16,
-    "foresample/datasets": 2,
     "foresample/engine": 3,
     "foresample/integrations": 24,
     "tests/cli": 4,
     "tests/datasets": 2,
     "tests/integrations": 10,
-    "tests/repository": 1,
 }
 
 
