@@ -1,18 +1,26 @@
 # Every target sets up what it needs: a virtual environment in .venv with the pinned versions.
+# The demo needs a part of it: docs, tests, Ray and lint are installed by the other targets.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
+DEMO   := $(VENV)/installed-demo
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .PHONY: demo report results-check test test-package test-repository quick lint mutants dist clean
 
 $(STAMP): pyproject.toml constraints.txt tests/packages.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[models,cli,ray,fast,docs,test]"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r tests/packages.txt
+	$(PIP) -c constraints.txt -e ".[models,cli,ray,fast,docs,test]"
+	$(PIP) --no-deps -r tests/packages.txt
+	touch $@ $(DEMO)
+
+$(DEMO): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -c constraints.txt -e ".[demo]"
 	touch $@
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/foresample demo --out out/demo.html
 
 .PHONY: docs
