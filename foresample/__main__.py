@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
@@ -17,14 +20,26 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "tqdm"):
             raise
-        print(f"error: the command line needs {error.name}: pip install 'foresample[cli]'", file=sys.stderr)
+        from foresample.provenance import install
+
+        needs = f"error: the command line needs {error.name}, which is not installed"
+        print(f"{needs}: {install('typer', 'rich', 'tqdm', 'matplotlib')}", file=sys.stderr)
         raise SystemExit(2) from None
     try:
         app(prog_name="foresample")
     except SystemExit as left:
-        if left.code == 130:  # while Python ends, a second Ctrl-C would kill the process
+        if left.code == 130:  # a second Ctrl-C changes nothing
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise
+        _end(left.code if isinstance(left.code, int) else 0)
+
+
+def _end(status: int) -> None:
+    """End the process without Python's finalization, in which Ctrl-C would kill it or print a traceback."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -172,12 +172,10 @@ def require_target(target: Any) -> None:
         )
     if len(target.shape) == 0:
         raise ValueError("target.shape must have at least one dimension; a scalar state has shape (1,)")
-    try:
-        inspect.signature(target.start).bind("noise", "row")
-    except TypeError:
+    if not accepts(target.start, "noise", "row"):
         raise TypeError(
             "target.start must take (noise, row): unit noise, [R, *shape], and the sample each row belongs to, [R]"
-        ) from None
+        )
     std = target.std
     if not isinstance(std, Tensor) or std.ndim != 1 or len(std) == 0 or not std.is_floating_point():
         raise ValueError("target.std must be a floating-point tensor of shape [N], one scale per transition")
@@ -194,6 +192,35 @@ def require_target(target: Any) -> None:
             f"target.extra must be a torch.Size, the shape of one step's extra noise, not {extra!r}; a single number "
             "has shape torch.Size([1])"
         )
+    named = {} if extra is None else {"extra": "noise"}
+    history = ["previous"] if earlier else []
+    for name, args in (("predict", ["x", "step", "row"]), ("mean", ["x", "prediction", "step", *history])):
+        method = getattr(target, name)
+        if not accepts(method, *args, **named):
+            taken = ", ".join([*args, *(f"{key}=…" for key in named)])
+            raise TypeError(
+                f"target.{name} is called as {name}({taken}), but {defined(method)} does not take that"
+            )
+
+
+def accepts(function: Any, *args: object, **named: object) -> bool:
+    """Whether the signature of a function, or of a module's forward, takes these arguments."""
+    try:
+        inspect.signature(getattr(function, "forward", function)).bind(*args, **named)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        pass
+    return True
+
+
+def defined(function: Any) -> str:
+    """A function's name, signature and place, for messages."""
+    called = getattr(function, "forward", function)
+    name = type(function).__name__ if called is not function else getattr(function, "__name__", repr(function))
+    code = getattr(inspect.unwrap(called), "__code__", None)
+    place = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+    return f"{name}{inspect.signature(called)}{place}"
 
 
 _TRIED = 2**17  # elements of the states at which means are compared at a time

@@ -6,10 +6,13 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,19 @@ class Origin:
     """A note on a commit that was named by hand."""
     versions: dict[str, str] = field(default_factory=dict)
     machine: Machine = field(default_factory=Machine)
+
+
+def install(*packages: str) -> str:
+    """The command that installs packages of the extras, in the versions that this package accepts.
+
+    It names the packages, not an extra: that also works where foresample itself came from a checkout or a wheel.
+    """
+    versions: dict[str, str] = {}
+    with suppress(metadata.PackageNotFoundError):
+        for line in metadata.requires("foresample") or []:
+            if found := re.match(r"([\w.-]+)([^;\[]*?)\s*;", line):
+                versions[found[1]] = found[2].strip()
+    return f"pip install {' '.join(shlex.quote(name + versions.get(name, '')) for name in packages)}"
 
 
 def make_result(kind: str, settings: Mapping[str, Any], **content: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values made safe to write: text from elsewhere for a terminal, numbers for JSON."""
+"""Values made ready to write: text from elsewhere for a terminal, numbers for JSON, durations for people."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def duration(seconds: float) -> str:
+    """A time with three digits, in the unit that suits it."""
+    unit, size = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e-3) if seconds >= 0.9995e-3 else ("µs", 1e-6)
+    value = seconds / size
+    return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"

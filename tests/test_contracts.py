@@ -118,6 +118,15 @@ def test_a_target_that_lacks_a_member_is_refused_by_its_name(sampler, member):
 
 
 @both
+@pytest.mark.parametrize(("member", "called"), [("predict", "x, step, row"), ("mean", "x, prediction, step")])
+def test_a_method_with_too_few_arguments_is_refused_before_the_work(sampler, member, called):
+    target = Walk()
+    setattr(target, member, lambda x, step: x)
+    expected = rf"target\.{member} is called as {member}\({called}\), but <lambda>\(x, step\) \(.*, line \d+\) does not"
+    refuses(lambda t: sampler(t, 2), target, TypeError, expected)
+
+
+@both
 @pytest.mark.parametrize("thing", [None, 3, torch.nn.Linear(3, 3), lambda x: x])
 def test_an_object_that_is_not_a_target_is_refused(sampler, thing):
     with pytest.raises(

@@ -12,7 +12,12 @@ from foresample.cli import interrupts, options
 from foresample.cli.console import Commands, echo
 from foresample.provenance import __version__
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    epilog="Start with `foresample demo`: in less than a minute it draws a plan and a picture both ways.",
+)
 
 
 def _add(name: str, options_of: type[options.Options]) -> None:
@@ -44,7 +49,10 @@ def _show_version(wanted: bool) -> None:
 def about(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Print the whole traceback of an error; also after a command.")
     ] = False,
 ) -> None:
     """Exact speculative sampling for diffusion models."""

@@ -1,6 +1,6 @@
-"""What commands say: refusals in one sentence, tables, bars. Nothing else in `cli` prints.
+"""Output of the commands: refusals in one sentence, tables, bars. Nothing else in `cli` prints.
 
-Texts from elsewhere (a shard's words, a class's name, a path) go through `printable` here: a terminal obeys none.
+Texts from elsewhere (a shard's error, a class's name, a path) go through `printable` here: a terminal obeys none.
 """
 
 from __future__ import annotations
@@ -24,20 +24,29 @@ from rich.table import Table
 from tqdm import tqdm
 from typer.core import TyperGroup
 
+from foresample.cli.errors import user_frame, with_place
+from foresample.provenance import install
 from foresample.text import printable
 
-EXTRAS = {"diffusers": "models", "safetensors": "models", "PIL": "models", "matplotlib": "cli", "ray": "ray"}
-"""Packages that commands may need, and the extra that brings them."""
+OPTIONAL = {name: name for name in ("diffusers", "safetensors", "matplotlib", "ray")} | {"PIL": "pillow"}
+"""Modules that commands may need, and the packages that bring them."""
 
 _REFUSALS = (ImportError, OSError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError)
 _UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # the kind that Typer reports itself
 
 
 class Commands(TyperGroup):
-    """Commands that refuse what they cannot do in one sentence, with exit status 2.
+    """Commands that refuse what they cannot do in one sentence, with exit status 2, and 3 if the network breaks.
 
     Status 1 is an answer ("not exact"), so no exception may end with it.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Accept `--traceback` behind a command's name as well."""
+        end = args.index("--") if "--" in args else len(args)
+        if "--traceback" in args[:end]:
+            args = ["--traceback", *(a for a in args[:end] if a != "--traceback"), *args[end:]]
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -47,13 +56,21 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             echo("interrupted", error=True)
             raise typer.Exit(130) from None
-        except ModuleNotFoundError as error:
-            raise fail(_missing(error.name) if error.name in EXTRAS else str(error)) from None
-        except _REFUSALS as error:
-            raise fail(_out_of_memory(error) or str(error)) from None
-        except Exception as error:  # an error in a target's code, or in ours, is found by its traceback
-            echo("".join(format_exception(error)).rstrip("\n"), error=True)
-            raise typer.Exit(2) from None
+        except Exception as error:
+            raise _report(error, in_full=ctx.params.get("traceback", False)) from None
+
+
+def _report(error: Exception, *, in_full: bool) -> typer.Exit:
+    """Print an error: one sentence with its place in the user's code, or the whole traceback."""
+    status = 3 if isinstance(error, FloatingPointError) else 2
+    own = user_frame(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in OPTIONAL and own is None:
+        return fail(missing(error.name))
+    if in_full or (own is None and not isinstance(error, _REFUSALS)):  # the latter is a fault of the package
+        echo("".join(format_exception(error)).rstrip("\n"), error=True)
+        return typer.Exit(status)
+    sentence = _out_of_memory(error) or with_place(error)
+    return fail(sentence if own is None else f"{sentence}; --traceback shows every frame", status)
 
 
 def echo(text: object, *, error: bool = False) -> None:
@@ -78,11 +95,11 @@ class _Printing(Console):
             yield segment
 
 
-def fail(sentence: str) -> typer.Exit:
-    """Say it on stderr, in one line; to be raised."""
-    told = f"[red]error:[/] {escape(printable(sentence))}"
-    _Printing(stderr=True, highlight=False).print(told, soft_wrap=True)
-    return typer.Exit(2)
+def fail(sentence: str, status: int = 2) -> typer.Exit:
+    """Print a sentence on stderr, in one line; the exit it returns is to be raised."""
+    line = f"[red]error:[/] {escape(printable(sentence))}"
+    _Printing(stderr=True, highlight=False).print(line, soft_wrap=True)
+    return typer.Exit(status)
 
 
 def _out_of_memory(error: Exception) -> str | None:
@@ -96,13 +113,15 @@ def _out_of_memory(error: Exception) -> str | None:
 
 def require_modules(*names: str) -> None:
     """Refuse before the work what would fail after it."""
-    for name in names:
-        if find_spec(name) is None:
-            raise ImportError(_missing(name))
+    lacking = [name for name in names if find_spec(name) is None]
+    if lacking:
+        raise ImportError(missing(*lacking))
 
 
-def _missing(name: str) -> str:
-    return f"this needs {name}, which is not installed: pip install 'foresample[{EXTRAS[name]}]'"
+def missing(*names: str) -> str:
+    """The sentence about modules that are not installed."""
+    these = f"{', '.join(names)}, which {'is' if len(names) == 1 else 'are'} not installed"
+    return f"this needs {these}: {install(*(OPTIONAL[name] for name in names))}"
 
 
 def require_folder(out: Path) -> None:

@@ -28,9 +28,10 @@ from foresample.cli.console import echo, plain_table, show, wait_line
 from foresample.cli.options import Doctor
 from foresample.contracts import Target
 from foresample.engine import Engine, sample
-from foresample.provenance import __version__
+from foresample.provenance import __version__, install
 from foresample.targets import vp
 from foresample.targets.mixture import GaussianMixture
+from foresample.text import duration
 
 WINDOW = 6
 NOT_ASKED_FOR = ("test", "docs", "all")  # extras that add nothing to what the package can do
@@ -65,9 +66,13 @@ def run(options: Doctor) -> None:
         echo(json.dumps(everything, indent=1))
     for one in () if options.as_json else tests:
         verdict = "ok  " if one["passed"] else "FAIL"
-        echo(f"{verdict}  {one['round']} rounds on {one['device']}: {one['detail']} ({one['seconds']:.1f} s)")
+        echo(
+            f"{verdict}  {one['round']} rounds on {one['device']}: {one['detail']} ({duration(one['seconds'])})"
+        )
     if not all(one["passed"] for one in tests):
         raise typer.Exit(1)
+    if not options.as_json:
+        echo("Next: foresample demo draws a plan and a picture both ways, in less than a minute.")
 
 
 def _show(versions: dict[str, str], devices: list[Row], optional: list[Row]) -> None:
@@ -122,7 +127,7 @@ def look_at(name: str) -> Row:
     except Exception as error:  # of a compiler, of any kind; the test below says it, too
         serving, remedy = "broken", f"no round can be made here: {type(error).__name__}: {error}"
     if serving == "plain":
-        why = "Numba is not installed: pip install 'foresample[fast]'"
+        why = f"Numba is not installed: {install('numba')}"
         if on_gpu:
             why = "Triton is not installed: pip install triton"
         elif os.environ.get("FORESAMPLE_PLAIN") == "1":

@@ -337,6 +337,7 @@ class Demo(Options):
 
 
 COMMANDS: dict[str, type[Options]] = {
+    "demo": Demo,
     "sample": Sample,
     "generate": Generate,
     "inspect": Inspect,
@@ -344,5 +345,4 @@ COMMANDS: dict[str, type[Options]] = {
     "check": Check,
     "policy-server": PolicyServer,
     "doctor": Doctor,
-    "demo": Demo,
 }

@@ -11,6 +11,7 @@ round commits a transition or more, so all of these are finished (theory, "Finis
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -21,17 +22,21 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from foresample.baseline import sequential
-from foresample.cli.console import echo, plain_table, show
+from foresample.baseline import Sequential
+from foresample.cli.console import echo, plain_table, show, wait_line
 from foresample.cli.options import Sample
 from foresample.cli.pictures import History, are_pictures, grid, run_picture, side_by_side
 from foresample.cli.targets import choose_window, described, make_source
 from foresample.contracts import Target, resolve_slots
 from foresample.core.noise import seeds_of
-from foresample.core.report import Commit, Report, Run, on_the_clock
-from foresample.engine.engine import sample
+from foresample.core.report import Commit, Report, Run
+from foresample.engine.clock import Comparison, time_in_turns
+from foresample.engine.engine import Engine
 from foresample.engine.tuning import call_seconds
 from foresample.provenance import make_result, result_json, write_result
+from foresample.text import duration
+
+_TURNS, _ENOUGH_SECONDS = 7, 10.0  # of a comparison; turns of long runs are fewer, but at least two
 
 
 def run(options: Sample) -> None:
@@ -46,7 +51,9 @@ def run(options: Sample) -> None:
     if classes is not None:
         saved["labels"] = torch.tensor(classes)[torch.arange(count) % len(classes)]
     finished, history = Finished(count, chain), History()
-    in_turn = partial(sequential, chain, seeds=seeds, slots=slots, graph=graph)
+    in_turn = partial(Sequential, chain, slots, graph=graph)
+    sampler = Engine(chain, window=window, slots=slots, graph=graph) if window else in_turn()
+    baseline = in_turn() if options.compare and window else None
     with RunBars(count * steps, quiet=quiet) as bars:
 
         def observe(commit: Commit) -> None:
@@ -54,12 +61,8 @@ def run(options: Sample) -> None:
             history(commit)
             bars.update("speculative" if window else "sequential", commit)
 
-        try:
-            if not window:
-                drawn = in_turn(observe=observe)
-            else:  # rounds that are watched are not replayed
-                watch = None if graph else observe
-                drawn = sample(chain, seeds=seeds, window=window, slots=slots, graph=graph, observe=watch)
+        try:  # captured rounds are replayed, and nothing can watch them
+            drawn = sampler.sample(seeds, None if graph and window else observe)
         except KeyboardInterrupt:
             kept = finished.fair().nonzero().flatten()
             write_samples(out, finished.samples[kept], {name: value[kept] for name, value in saved.items()})
@@ -67,11 +70,15 @@ def run(options: Sample) -> None:
             raise typer.Exit(130) from None
         files = write_samples(out, drawn.samples.cpu(), saved)
         if graph and window:
-            sample(chain, seeds=seeds[:1], window=window, observe=history)
+            Engine(chain, window=window).sample(seeds[:1], history)
         plain = None if window else drawn
-        if options.compare and window:
-            plain = in_turn(observe=partial(bars.update, "sequential"))
-    seconds = plain.report.seconds if plain else call_seconds(chain, slots) * steps * -(-count // slots)
+        if baseline is not None:
+            plain = baseline.sample(seeds, partial(bars.update, "sequential"))
+    compared = None
+    if baseline is not None:  # both are warm now
+        with wait_line(quiet=quiet) as say:
+            say("both samplers in turns, for their times")
+            compared = _compare(baseline, sampler, seeds, graph=graph)
     settings = {
         **described(options, source, chain),
         "count": count,
@@ -81,12 +88,12 @@ def run(options: Sample) -> None:
         "labels": source.names(),
         "compare": options.compare,
     }
-    estimate = {"calls_mean": steps, "seconds_estimated": seconds}
     result = make_result(
         "sample",
         settings,
         speculative=json.loads(drawn.report.to_json()),
-        sequential=json.loads(plain.report.to_json()) if plain else estimate,
+        sequential=json.loads(plain.report.to_json()) if plain else {"calls_mean": steps},
+        turns=compared and asdict(compared),
     )
     write_result(out / "report.json", result)
     if window:
@@ -94,11 +101,38 @@ def run(options: Sample) -> None:
     if quiet:
         echo(result_json(result))
         return
-    if window:
-        show(_table(drawn.report, seconds, measured=plain is not None))
+    took = f"{duration(drawn.report.seconds)} for all {count}"
+    if not window:
+        echo(f"Sampled sequentially: {steps} calls a sample, {took}.")
     else:
-        echo(f"Sampled sequentially: {steps} calls a sample, {seconds:.1f} seconds for all {count}.")
+        show(_table(drawn.report, compared))
+        if compared is None:
+            echo(f"Drawn in {took}, the first call included. With --compare both samplers are timed, in turns.")
     echo("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
+
+
+def _compare(
+    plain: Engine | Sequential, ours: Engine | Sequential, seeds: Tensor, *, graph: bool
+) -> Comparison:
+    """Time both samplers on all samples, in turns."""
+    last: dict[str, Report] = {}
+
+    def run(name: str, sampler: Engine | Sequential) -> Report:
+        last[name] = sampler.sample(seeds).report
+        return last[name]
+
+    found = time_in_turns(
+        partial(run, "plain", plain),
+        partial(run, "ours", ours),
+        turns=_TURNS,
+        at_least=2,
+        seconds=_ENOUGH_SECONDS,
+    )
+    if ours.target.std.is_cuda:  # a run's own clock stops when a call is launched: time calls alone
+        for report, times in ((last["plain"], found.plain), (last["ours"], found.ours)):
+            call = call_seconds(ours.target, report.slots * (report.window + 1), graph=graph)
+            times.network = [call * report.rounds / (report.occupancy * report.slots)] * len(times.seconds)
+    return found
 
 
 def _kept(finished: int, kept: int, count: int, out: Path) -> str:
@@ -110,7 +144,7 @@ def _kept(finished: int, kept: int, count: int, out: Path) -> str:
     return f"{said}; {saved}: whoever finishes first is not a fair sample. Fewer --slots leave more of a run to keep"
 
 
-def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Table:
+def _table(report: Report, compared: Comparison | None) -> Table:
     table = plain_table("per sample", "sequential", "speculative", "", left=1)
     evaluations = report.evaluations_mean / report.steps
     table.add_row(
@@ -119,17 +153,11 @@ def _table(report: Report, sequential_seconds: float, *, measured: bool) -> Tabl
     table.add_row(
         "states evaluated", f"{report.steps}", f"{report.evaluations_mean:.1f}", f"{evaluations:.2f}× as many"
     )
-    verdict = on_the_clock(sequential_seconds / report.seconds)
-    mark = "" if measured else "≈ "
-    table.add_row(
-        f"seconds, all {report.count}", f"{mark}{sequential_seconds:.1f}", f"{report.seconds:.1f}", verdict
-    )
-    if verdict.endswith("slower"):
-        table.caption = (
-            "Fewer calls pay on the clock where a call on more\n"
-            "states costs little more: on a GPU not yet full.\n"
-            "Here every further state costs its full price."
-        )
+    if compared is not None:
+        before, now = compared.plain.medians[0], compared.ours.medians[0]
+        table.add_row(f"time, all {report.count}", before, now, compared.verdict)
+        turns = f"time: median of {len(compared.plain.seconds)} runs each, in turns, after a warm-up"
+        table.caption = turns + (f"\n{compared.detail.replace(', ', chr(10))}" if compared.detail else "")
     return table
 
 

@@ -152,13 +152,9 @@ def choose_window(options: Sample | Check, target: Target, *, samples: int, slot
     elif can_draft(target):
         with wait_line(quiet=options.as_json) as say:
             tuning = tune(target, slots=slots, graph=options.graph, progress=say)
-        best = max(tuning.trials, key=lambda trial: trial.gain)
         if not options.as_json:
-            none = (
-                f"With {slots} at a time no window gains: the best, {best.window}, comes to {tuning.gain:.2f}×"
-            )
-            echo((tuning.advice if tuning.window else none) + ".")
-        window, gains = best.window, tuning.window is not None
+            echo(f"{tuning.advice}.")
+        window, gains = tuning.best.window, tuning.window is not None
     else:
         if not options.as_json:
             echo("This chain has no transition that can be drafted.")

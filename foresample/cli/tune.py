@@ -13,6 +13,7 @@ from foresample.cli.targets import described, make_source, require_room
 from foresample.core.round import can_draft
 from foresample.engine.tuning import WINDOWS, Frontier, Tuning, tune
 from foresample.provenance import make_result, result_json, write_result
+from foresample.text import duration
 
 
 def run(options: Tune) -> None:
@@ -53,31 +54,29 @@ def run(options: Tune) -> None:
 
 def _frontier_table(frontier: Frontier) -> Table:
     table = plain_table(
-        *("at a time", "window", "samples a second", "ms a sample"),
+        *("at a time", "window", "samples a second", "a sample"),
         title=f"{frontier.tunings[0].steps} steps",
-        caption="window –: sequential\nms a sample: of 95 in 100",
+        caption="window –: sequential\na sample: 95 in 100 take this time or less",
     )
     for point in frontier.points:
         window = "–" if point.window is None else str(point.window)
-        table.add_row(
-            str(point.slots), window, f"{point.samples_per_second:.4g}", f"{1e3 * point.p95_seconds:.4g}"
-        )
+        table.add_row(str(point.slots), window, f"{point.samples_per_second:.4g}", duration(point.p95_seconds))
     return table
 
 
 def _table(tuning: Tuning) -> Table:
     table = plain_table(
-        *("window", "states", "ms a call", "ms a round", "calls", "gain"),
+        *("window", "states", "a call", "a round", "calls", "gain"),
         title=f"{tuning.steps} steps, {tuning.slots} at a time",
         caption="states: in a call, at most\ngain: on the clock, predicted",
     )
-    table.add_row("–", str(tuning.slots), "", f"{1e3 * tuning.step_seconds:.2f}", str(tuning.steps), "1.00×")
+    table.add_row("–", str(tuning.slots), "", duration(tuning.step_seconds), str(tuning.steps), "1.00×")
     for trial in tuning.trials:
         table.add_row(
             str(trial.window),
             str(trial.states),
-            f"{1e3 * trial.call_seconds:.2f}",
-            f"{1e3 * trial.round_seconds:.2f}",
+            duration(trial.call_seconds),
+            duration(trial.round_seconds),
             f"{trial.calls:.1f}",
             f"{trial.gain:.2f}×",
             style="bold" if trial.window == tuning.window else "",

@@ -1,64 +1,132 @@
-"""Times of two samplers that ran in turns, and what they say."""
+"""Samplers timed in turns, and the comparison of their times.
+
+Both samplers are warmed up first and never run at once, so neither pays for a compiler, a cache or the other sampler.
+What slows the machine down for a while slows both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import comb
 from statistics import fmean, median
+from time import perf_counter
 
-_TAIL = 0.025  # probability that the true median lies above, or below, the interval
+from foresample.core.report import Report
+from foresample.text import duration
+
+_TAIL = (
+    0.015  # probability that the ratio lies above, or below, its interval; after a second look at most 0.025
+)
 
 
 @dataclass
 class Times:
-    """Seconds that one sampler took turn by turn, those of them inside the network, and its network calls."""
+    """Seconds that one sampler took turn by turn, the seconds of them inside the network, and its network calls."""
 
     seconds: list[float] = field(default_factory=list)
     network: list[float] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
+    calls: list[float] = field(default_factory=list)
 
-    def add(self, seconds: float, network: float, calls: int) -> None:
+    def add(self, seconds: float, network: float, calls: float) -> None:
         self.seconds.append(seconds)
         self.network.append(network)
         self.calls.append(calls)
 
     @property
     def medians(self) -> tuple[str, str, str]:
-        """Durations in all and inside the network, and the mean number of calls."""
+        """Median durations, in all and inside the network, and the mean number of calls."""
         return duration(median(self.seconds)), duration(median(self.network)), f"{fmean(self.calls):.3g}"
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The order statistics between which the true median lies with probability 95% or more.
+@dataclass(frozen=True)
+class Comparison:
+    """Times of the sequential sampler and of the speculative one, turn by turn."""
 
-    Fewer than six values cannot tell that much: theirs are the smallest and the largest.
+    plain: Times = field(default_factory=Times)
+    ours: Times = field(default_factory=Times)
+
+    @property
+    def ratio(self) -> float:
+        """Median time of the sequential sampler over that of the speculative one."""
+        return median(self.plain.seconds) / median(self.ours.seconds)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval of the ratio, from the ratios of the turns."""
+        return ratio_interval([p / o for p, o in zip(self.plain.seconds, self.ours.seconds, strict=True)])
+
+    @property
+    def tie(self) -> bool:
+        """Whether the turns do not tell which sampler is sooner."""
+        low, high = self.interval
+        return low <= 1 <= high or f"{self.ratio:.2f}" == "1.00"
+
+    @property
+    def verdict(self) -> str:
+        """A few words: how much sooner or slower the speculative sampler is, or a tie."""
+        if self.tie:
+            return "a tie"
+        return f"{self.ratio:.2f}× sooner" if self.ratio > 1 else f"{1 / self.ratio:.2f}× slower"
+
+    @property
+    def detail(self) -> str:
+        """The interval of a tie; where the time went if the speculative sampler is slower; otherwise nothing."""
+        if self.tie:
+            low, high = self.interval
+            return f"the ratio is between {low:.2f} and {high:.2f}"
+        if self.ratio > 1:
+            return ""
+        network = f"the network took {self.ours.medians[1]} instead of {self.plain.medians[1]}"
+        rest = [
+            duration(max(0.0, median(s - n for s, n in zip(t.seconds, t.network, strict=True))))
+            for t in (self.ours, self.plain)
+        ]
+        return f"{network}, everything else {rest[0]} instead of {rest[1]}"
+
+
+def time_in_turns(
+    plain: Callable[[], Report],
+    ours: Callable[[], Report],
+    *,
+    turns: int,
+    at_least: int | None = None,
+    seconds: float = math.inf,
+    found: Comparison | None = None,
+) -> Comparison:
+    """Time two samplers that are warm, in turns whose order alternates.
+
+    Args:
+        plain: one run of the sequential sampler.
+        ours: one run of the speculative sampler.
+        turns: runs of each.
+        at_least: runs of each, however long they take; all turns by default.
+        seconds: no turn begins after so many seconds.
+        found: earlier turns of the same samplers, to which these are added.
     """
-    count, outside, below = len(values), 0, 1.0
-    while below / 2**count <= _TAIL:
+    found, began = found or Comparison(), perf_counter()
+    for turn in range(turns):
+        if turn >= (turns if at_least is None else at_least) and perf_counter() - began > seconds:
+            break
+        sides = [(plain, found.plain), (ours, found.ours)]
+        for run, times in sides if turn % 2 == 0 else reversed(sides):
+            report = run()
+            times.add(report.seconds, report.target_seconds, report.calls_mean * report.calls_per_step)
+    return found
+
+
+def ratio_interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """The interval that holds the middle of the ratios' distribution with probability 95% or more.
+
+    It is that of Wilcoxon's signed-rank test on the logarithms: order statistics of the means of all pairs. Fewer than
+    six ratios cannot reach that probability: their interval is the smallest and the largest.
+    """
+    logs, ways = [math.log(ratio) for ratio in ratios], [1]
+    for rank in range(1, len(logs) + 1):  # ways[s]: subsets of the ranks so far whose sum is s
+        ways = [a + b for a, b in zip(ways + [0] * rank, [0] * rank + ways, strict=True)]
+    outside = 0
+    while sum(ways[: outside + 1]) <= _TAIL * 2 ** len(logs):
         outside += 1
-        below += comb(count, outside)
+    means = sorted((a + b) / 2 for i, a in enumerate(logs) for b in logs[i:])
     first = max(0, outside - 1)
-    ordered = sorted(values)
-    return ordered[first], ordered[count - 1 - first]
-
-
-def verdict(plain: Times, ours: Times) -> str:
-    """Which sampler is sooner, in words; a tie within the measured error; where the time went if ours is slower."""
-    ratio = median(plain.seconds) / median(ours.seconds)
-    low, high = median_interval([p / o for p, o in zip(plain.seconds, ours.seconds, strict=True)])
-    if low <= 1 <= high or f"{ratio:.2f}" == "1.00":
-        return f"a tie on this machine (the ratio is between {low:.2f} and {high:.2f}), the same distribution"
-    if low > 1:
-        return f"{ratio:.2f}× sooner on this machine, the same distribution"
-    network = f"the network took {ours.medians[1]} instead of {plain.medians[1]}"
-    rest = [median(s - n for s, n in zip(t.seconds, t.network, strict=True)) for t in (ours, plain)]
-    overhead = f"everything else {duration(rest[0])} instead of {duration(rest[1])}"
-    return f"{1 / ratio:.2f}× slower on this machine ({network}, {overhead}), the same distribution"
-
-
-def duration(seconds: float) -> str:
-    """A time with three digits, in the unit that suits it."""
-    unit, size = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e-3) if seconds >= 0.9995e-3 else ("µs", 1e-6)
-    value = seconds / size
-    return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
+    return math.exp(means[first]), math.exp(means[len(means) - 1 - first])

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Unpack, overload
 
@@ -42,10 +43,12 @@ from foresample.schema import (
     read_plain,
 )
 from foresample.settings import Settings, TuneKeywords
+from foresample.text import duration
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
 """Tried first; then those between the best and its neighbours."""
 _PERCENTILE_SAMPLES = 20  # drawn at least, to know the 95th percentile
+_TURNS = 3  # of the best window and the sequential sampler
 _SEED = 2**62  # of the samples drawn for measuring, away from those a user draws
 
 
@@ -74,30 +77,43 @@ class Tuning:
     window: AtLeastOne | None
     """The fastest; None if the sequential sampler is."""
     achieved: NotNegative | None
-    """Gain of the best window, measured afterwards on other samples; None where none was predicted."""
+    """Gain of the best window, measured afterwards on other samples; None where no gain was predicted."""
+    turns: list[Positive] = field(default_factory=list)
+    """Its gain in each turn of that measurement, in which both samplers ran; `achieved` is the median."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.achieved is None:
-            raise Unfit("achieved is None, and there is a window that is said to gain")
+            raise Unfit("achieved is None, although window names a window that gains")
 
     @property
     def predicted(self) -> float:
-        """Gain of the best window."""
-        return max(trial.gain for trial in self.trials)
+        """Predicted gain of the best window."""
+        return self.best.gain
 
     @property
-    def gain(self) -> float:
-        """Gain of the best window: as measured, or as predicted where that is 1 or less."""
-        return self.predicted if self.achieved is None else self.achieved
+    def best(self) -> Trial:
+        """The window with the highest predicted gain."""
+        return max(self.trials, key=lambda trial: trial.gain)
 
     @property
     def advice(self) -> str:
-        """One sentence."""
+        """One sentence: the window to take, or why to sample sequentially."""
         at = f"{self.slots} sample{'s' if self.slots > 1 else ''} at a time"
-        if self.window is None:
-            return f"Sample sequentially: with {at} no window gains (the best comes to {self.gain:.2f}×)"
-        gains = f"{self.predicted:.2f}× predicted, {self.achieved:.2f}× achieved"
-        return f"With {at}, take window {self.window}: {gains}"
+        gains = f"{self.predicted:.2f}× predicted"
+        if self.achieved is not None:
+            gains += f", {self.achieved:.2f}× achieved"
+        if self.window is not None:
+            return f"With {at}, take window {self.window}: {gains}"
+        best, low, high = self.best, min(self.turns, default=0.0), max(self.turns, default=0.0)
+        if low <= 1 < high:
+            tie = f"window {best.window} is a tie ({gains}, between {low:.2f}× and {high:.2f}× in turns)"
+            return f"Sample sequentially: with {at} {tie}"
+        network, rest = best.call_seconds, max(0.0, best.round_seconds - best.call_seconds)
+        return (
+            f"Sample sequentially: with {at} no window gains (the best is {best.window}: {gains}; of its round the "
+            f"network takes {duration(network)} and the rest {duration(rest)}, a sequential step takes "
+            f"{duration(self.step_seconds)})"
+        )
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "predicted": self.predicted}, indent=2)
@@ -243,28 +259,35 @@ def measure(
     plain, warm_up = Sequential(target, slots, graph=graph), seeds_of(_SEED, slots)
     plain.sample(warm_up)  # compilers and caches
 
-    def sequential_seconds() -> float:
-        return _seconds(lambda: plain.sample(warm_up), target)
+    sequential: list[float] = []  # seconds of every run
 
-    step_seconds = sequential_seconds() / steps
+    def sequential_seconds() -> float:
+        sequential.append(_seconds(lambda: plain.sample(warm_up), target))
+        return sequential[-1]
+
     trials: list[Trial] = []
     engines: dict[int, Engine] = {}
 
-    def pilots(engine: Engine, seed: int, count: int) -> Run:
+    def draw(engine: Engine, seed: int, count: int) -> Run:
         return engine.sample(seeds_of(seed, count), rows=torch.arange(count) % slots)
+
+    def timed(engine: Engine, seed: int, count: int) -> tuple[Run, float, float]:
+        """A run right after a sequential one, its seconds and its gain."""
+        beside, started = sequential_seconds(), _now(target)
+        run = draw(engine, seed, count)
+        seconds = _now(target) - started
+        # Fixed slots cost the same when they wait; in a long run they do not wait.
+        busy = run.report.occupancy if isinstance(engine.speculation.layout, Padded) else 1.0
+        return run, seconds, beside / slots / (seconds * busy / count)
 
     def attempt(window: int) -> Trial:
         say(f"window {window}")
         engine = Engine(target, replace(settings, window=window, look=settings.look and not engines))
-        pilots(engine, _SEED, slots)
+        draw(engine, _SEED, slots)
         engine.look = None  # not part of what is measured
-        started = _now(target)
-        run = pilots(engine, _SEED + 1, samples or 2 * slots)
-        seconds, report = _now(target) - started, run.report
+        run, seconds, gain = timed(engine, _SEED + 1, samples or 2 * slots)
+        report = run.report
         rounds = report.rounds / (report.occupancy * report.slots)  # of all slots at once
-        # Fixed slots cost the same when they wait; in a long run they do not wait.
-        busy = report.occupancy if isinstance(engine.speculation.layout, Padded) else 1.0
-        gain = steps * step_seconds / slots / (seconds * busy / report.count)
         states, engines[window] = slots * (window + 1), engine
         alone = call_seconds(target, states, graph=graph)
         p95 = float(run.calls.double().quantile(0.95, interpolation="higher"))
@@ -279,14 +302,13 @@ def measure(
         for window in sorted({(peak + other) // 2 for other in _neighbours(tried, peak)} - set(tried)):
             attempt(window)
         trials.sort(key=lambda trial: trial.window)
-    best = max(trials, key=lambda trial: trial.gain)
-    if best.gain <= 1:
-        return Tuning(steps, slots, step_seconds, trials, None, None)
-    say(f"window {best.window} and sequential once more")
-    count = 4 * slots
-    seconds = _seconds(lambda: pilots(engines[best.window], _SEED + 2, count), target)
-    achieved = sequential_seconds() * count / slots / seconds
-    return Tuning(steps, slots, step_seconds, trials, best.window if achieved > 1 else None, achieved)
+    best, turns = max(trials, key=lambda trial: trial.gain), list[float]()
+    if best.gain > 1:
+        say(f"window {best.window} and sequential in turns")
+        turns = [timed(engines[best.window], _SEED + 2 + turn, 2 * slots)[2] for turn in range(_TURNS)]
+    fastest = best.window if turns and min(turns) > 1 else None
+    achieved = median(turns) if turns else None
+    return Tuning(steps, slots, median(sequential) / steps, trials, fastest, achieved, turns)
 
 
 def _neighbours(windows: list[int], window: int) -> list[int]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from foresample.chains import Kind, scheduler_chain
+from foresample.provenance import install
 from foresample.schema import Unfit, parse_json, read_plain
 from foresample.targets import ChainTarget, from_scheduler
 from foresample.text import printable
@@ -160,7 +161,8 @@ def load(
     try:
         from diffusers import DDPMScheduler, UNet2DModel
     except ImportError:
-        raise ImportError("models need the diffusers extra: pip install 'foresample[models]'") from None
+        packages = install("diffusers", "safetensors", "pillow")
+        raise ImportError(f"models need diffusers, which is not installed: {packages}") from None
     path, device = Path(path), torch.device(device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(

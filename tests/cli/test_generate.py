@@ -301,9 +301,9 @@ def test_2_says_that_the_input_was_wrong(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "file").write_text("")
     refuses("cannot write to", *mixture(tmp_path / "file" / "out"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    refuses("pip install 'foresample[ray]'", *mixture(tmp_path, "--ray", "auto"))
+    refuses("this needs ray, which is not installed: pip install 'ray", *mixture(tmp_path, "--ray", "auto"))
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    refuses("pip install 'foresample[models]'", *mixture(tmp_path))
+    refuses("this needs safetensors, which is not installed: pip install 'safetensors", *mixture(tmp_path))
     assert not list(tmp_path.glob("shard-*"))
 
 

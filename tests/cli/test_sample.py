@@ -38,6 +38,7 @@ def files(out: Path) -> set[str]:
 def test_pictures_samples_and_report(folder: Path, tmp_path: Path) -> None:
     told = succeeds(*small(folder, tmp_path, "--compare", "--label", "coat", "--slots", "2"))
     assert "network calls" in told
+    assert "in turns, after a warm-up" in told
     assert files(tmp_path) == {"samples.png", "compare.png", "run.png", "samples.safetensors", "report.json"}
     for name in ("samples.png", "compare.png", "run.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
@@ -50,6 +51,7 @@ def test_pictures_samples_and_report(folder: Path, tmp_path: Path) -> None:
     assert report["settings"]["labels"] == ["hat", "coat", "shoe"]
     assert report["sequential"]["calls_mean"] == 9
     assert report["speculative"]["calls_mean"] == pytest.approx(float(again.calls.double().mean()))
+    assert len(report["turns"]["plain"]["seconds"]) == len(report["turns"]["ours"]["seconds"]) >= 2
     assert {"command", "commit", "versions", "machine"} <= set(report)
 
 
@@ -57,7 +59,8 @@ def test_the_report_is_one_that_can_be_read_back(folder: Path, tmp_path: Path) -
     printed = json.loads(succeeds(*small(folder, tmp_path, "--json")))
     read = json.loads((tmp_path / "report.json").read_text())
     assert read["speculative"]["mismatch"][0] is None  # never examined: null, not NaN
-    assert read["sequential"]["seconds_estimated"] == printed["sequential"]["seconds_estimated"] > 0
+    assert read["sequential"] == printed["sequential"] == {"calls_mean": 9}
+    assert read["turns"] is None  # without --compare nothing is said about the sequential sampler's time
     assert load_file(tmp_path / "samples.safetensors")["labels"].tolist() == [0, 1, 2, 0, 1]
 
 
@@ -84,7 +87,9 @@ def test_a_window_that_is_measured(tmp_path: Path, tunes: Tunes) -> None:
 def test_where_no_window_gains_the_samples_are_sequential_ones(tmp_path: Path, tunes: Tunes) -> None:
     tunes(None)
     told = succeeds("sample", "--target", "vp", "--count", "5", "--window", "auto", "--out", tmp_path)
-    assert "no window gains: the best, 3, comes to 0.50×" in told
+    assert "no window gains (the best is 3: 0.50× predicted; of its round the network takes" in " ".join(
+        told.split()
+    )
     assert "Sampled sequentially: 16 calls a sample" in told
     assert files(tmp_path) == {"samples.safetensors", "report.json"}
     target = fs.GaussianMixture.of_draft_trees(2).vp(torch.linspace(0.01, 0.99, 16, dtype=torch.float64))
@@ -100,11 +105,16 @@ def test_where_no_window_gains_the_samples_are_sequential_ones(tmp_path: Path, t
 def test_rounds_that_are_replayed_are_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def on_a_gpu(target: fs.Target, *, graph: bool = False, **how: Any) -> fs.Run:
-        asked.append((graph, len(how["seeds"]), how.get("observe") is not None))
-        return fs.sample(target, **how)
+    class OnAGpu(fs.Engine):
+        def __init__(self, target: fs.Target, *, graph: bool = False, **settings: Any) -> None:
+            super().__init__(target, **settings)
+            self.graph = graph
 
-    monkeypatch.setattr("foresample.cli.sample.sample", on_a_gpu)
+        def sample(self, seeds: Any, observe: Any = None, **how: Any) -> fs.Run:
+            asked.append((self.graph, len(seeds), observe is not None))
+            return super().sample(seeds, observe, **how)
+
+    monkeypatch.setattr("foresample.cli.sample.Engine", OnAGpu)
     succeeds("sample", "--target", "flow", "--count", "5", "--graph", "--out", tmp_path)
     assert asked == [(True, 5, False), (False, 1, True)]  # the second for the picture of the run
     assert files(tmp_path) == {"samples.safetensors", "report.json", "run.png"}
@@ -141,7 +151,7 @@ def test_a_window_beyond_the_chain_is_cut(tmp_path: Path) -> None:
 
 
 def test_numbers_this_machine_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresample.cli.sample.sample", None)
+    monkeypatch.setattr("foresample.cli.sample.Engine", None)
     flow = ["sample", "--target", "flow", "--out", tmp_path]
     refuses("1000000000000 samples would take 32 TB of memory, but only", *flow, "--count", 10**12)
     refuses("should be less than or equal to 1000000", *flow, "--steps", 10**12)
@@ -157,7 +167,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("foresample.cli.sample.sample", None)
+    monkeypatch.setattr("foresample.cli.sample.Engine", None)
     refuses(
         f"cannot write to {tmp_path}/file/out (Not a directory): name another folder with --out",
         *("sample", "--target", "flow", "--out", tmp_path / "file" / "out"),
@@ -166,12 +176,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("foresample.cli.sample.sample", None)
-    refuses("pip install 'foresample[cli]'", "sample", "--target", "flow", "--out", tmp_path)
+    monkeypatch.setattr("foresample.cli.sample.Engine", None)
+    sentence = "this needs matplotlib, which is not installed: pip install 'matplotlib"
+    refuses(sentence, "sample", "--target", "flow", "--out", tmp_path)
 
 
 def test_a_network_that_breaks(mine: str) -> None:
-    refuses("the network returned NaN or infinity at step 0 of sample 1", "sample", "--target", "mine:Broken")
+    """With exit status 3, as documented."""
+    result = invoke("sample", "--target", "mine:Broken")
+    assert result.exit_code == 3
+    assert "error: the network returned NaN or infinity at step 0 of sample 1" in result.stderr
 
 
 @pytest.mark.parametrize("window", [3, "auto"], ids=["speculative", "sequential"])

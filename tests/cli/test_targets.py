@@ -130,7 +130,7 @@ def test_a_missing_extra(command: str, package: str, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
     refuses(
-        f"this needs {package}, which is not installed: pip install 'foresample[models]'",
+        f"this needs {package}, which is not installed: pip install '{package}",
         command,
         *OUT[command],
         "--target",
@@ -148,6 +148,39 @@ def test_a_target_is_not_moved_to_another_device(mine: str, monkeypatch: pytest.
         "--device",
         "cuda",
     )
+
+
+# ------------------------------------------------------------------ errors in the user's own code
+
+
+def line_of(text: str) -> int:
+    return Path("mine.py").read_text().splitlines().index(text) + 1
+
+
+def test_an_error_names_the_user_s_file_and_line(mine: str) -> None:
+    """The innermost frame that belongs neither to foresample nor to an installed package."""
+    failing = line_of("        return x @ torch.ones(3, 3)")
+    place = f"(mine.py, line {failing}, in predict); --traceback shows every frame"
+    refuses(place, "sample", "--target", "mine:Fails")
+    refuses("error: RuntimeError: mat1 and mat2 shapes cannot", "tune", "--target", "mine:Fails")
+    raising = line_of("    raise KeyError('weights')")
+    refuses(f"KeyError: 'weights' (mine.py, line {raising}, in breaks)", "check", "--target", "mine:breaks")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_whole_traceback_on_request(mine: str, before: bool) -> None:
+    command = ["sample", "--target", "mine:Fails"]
+    result = invoke(*(["--traceback", *command] if before else [*command, "--traceback"]))
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "engine.py" in result.stderr
+
+
+def test_a_network_called_with_arguments_it_does_not_take(mine: str) -> None:
+    """The expected call, and where the network is defined."""
+    sentence = "is called as network(x, time, row), but <lambda>(x, t) ("
+    refuses(sentence, "sample", "--target", "mine:narrow")
+    refuses("does not take that: wrap it, for example as lambda", "sample", "--target", "mine:narrow")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.engine import tuning as tuning_module
+from foresample.engine.tuning import Trial
 from foresample.targets import ChainTarget
 
 
@@ -52,6 +54,31 @@ def test_where_every_state_costs_its_price_sequential_wins(monkeypatch: pytest.M
     assert tuning.achieved is None
     assert tuning.predicted < 1
     assert "Sample sequentially" in tuning.advice
+    assert re.search(
+        r"no window gains \(the best is \d+: 0\.\d\d× predicted; of its round the network takes", tuning.advice
+    )
+
+
+def test_prediction_and_achievement_are_told_apart() -> None:
+    """A window that was predicted to gain and does not is no contradiction in one sentence; a tie is called a tie."""
+    trial = Trial(8, 9, 0.004, 0.005, 20.0, 1.24)
+    slower = fs.Tuning(40, 1, 0.002, [trial], None, 0.94, [0.93, 0.94, 0.95])
+    assert slower.advice == (
+        "Sample sequentially: with 1 sample at a time no window gains (the best is 8: 1.24× predicted, 0.94× achieved; "
+        "of its round the network takes 4 ms and the rest 1 ms, a sequential step takes 2 ms)"
+    )
+    tie = replace(slower, achieved=1.01, turns=[0.98, 1.01, 1.03]).advice
+    assert tie == (
+        "Sample sequentially: with 1 sample at a time window 8 is a tie (1.24× predicted, 1.01× achieved, between "
+        "0.98× and 1.03× in turns)"
+    )
+
+
+def test_the_best_window_and_the_sequential_sampler_run_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(), windows=[8])
+    assert len(tuning.turns) == 3
+    assert tuning.achieved == sorted(tuning.turns)[1]
+    assert tuning.step_seconds == 1.0
 
 
 def test_widening_stops_where_the_gain_has_fallen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +160,7 @@ def test_a_tuning_of_another_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
         ValueError, match="of 16 steps with 3 samples at a time, not of 16 with 4: measure again"
     ):
         fs.sample(target, 4, window=tuning)
-    with pytest.raises(ValueError, match="there is a window that is said to gain"):
+    with pytest.raises(ValueError, match="achieved is None, although window names a window"):
         replace(tuning, window=2, achieved=None)
     (tmp_path / "tuning.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds no tuning .*: measure again"):

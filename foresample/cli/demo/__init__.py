@@ -1,7 +1,6 @@
 """`foresample demo`: draws a plan and a picture both ways, and writes one page that shows them.
 
-drawing    the robot, the picture and the check: what is drawn, and how long it took
-clock      times taken in turns, and what they say
+drawing    the robot, the picture and the check: draws both ways in turns, and takes the times
 page.html  the page; everything it needs is put inside, so it opens from disk and fetches nothing
 """
 
@@ -15,8 +14,8 @@ import typer
 
 from foresample.cli.console import echo, wait_line
 from foresample.cli.demo import drawing
-from foresample.cli.demo.clock import Times, verdict
 from foresample.cli.options import Demo
+from foresample.engine.clock import Comparison, Times
 from foresample.provenance import __version__
 
 
@@ -32,15 +31,15 @@ def run(options: Demo) -> None:
     counted = f"{law.sequential} sequential and {law.samples} speculative plans"
     limit = f"smallest p {law.smallest_p:.2g}, the limit is {law.level / law.tests:.2g}"
     found = "passed, no difference" if law.passed else "FAILED, there is a difference"
-    times = {"pen": (pens[0].times, pens[1].times), "picture": picture.times}
+    compared = {"pen": Comparison(pens[0].times, pens[1].times), "picture": picture.comparison}
     lines = {
-        "robot": compared(*times["pen"], " a plan"),
-        "picture": compared(*times["picture"], ""),
+        "robot": sentence(compared["pen"], " a plan"),
+        "picture": sentence(compared["picture"], ""),
         "check": f"{found} between {counted} ({law.tests} tests, {limit})",
     }
     fields = {name: escape(line) for name, line in lines.items()}
-    for name, both in times.items():
-        fields |= {f"{name}-sequential": facts(both[0]), f"{name}-speculative": facts(both[1])}
+    for name, both in compared.items():
+        fields |= {f"{name}-sequential": facts(both.plain), f"{name}-speculative": facts(both.ours)}
     data = {"pens": drawing.shown(pens), "picture": picture.shown()}
     fields |= {"version": escape(__version__), "data": json.dumps(data).replace("<", "\\u003c")}
     page = (files(__name__) / "page.html").read_text("utf-8")
@@ -48,19 +47,20 @@ def run(options: Demo) -> None:
         page = page.replace("{{" + name + "}}", text)
     out.write_text(page, encoding="utf-8")
     for name, line in lines.items():
-        echo(f"{name + ':':<9}{line}")
-    echo(f"{'page:':<9}{out}")
+        echo(f"{name + ':':<9}{line}{f'; the page is {out}' if name == 'check' else ''}")
     if not law.passed:
         raise typer.Exit(1)
 
 
-def compared(plain: Times, ours: Times, each: str) -> str:
-    """The line about two samplers: times, verdict, calls."""
-    (before, _, calls), (now, _, fewer) = plain.medians, ours.medians
-    return f"{now}{each} instead of {before}, {verdict(plain, ours)} ({fewer} network calls instead of {calls})"
+def sentence(compared: Comparison, each: str) -> str:
+    """The line about two samplers: verdict, times, calls."""
+    (before, _, calls), (now, _, fewer) = compared.plain.medians, compared.ours.medians
+    detail = f" ({compared.detail})" if compared.detail else ""
+    verdict = f"{compared.verdict} on this machine{detail}, the same distribution"
+    return f"{verdict}: {now}{each} instead of {before}, {fewer} network calls instead of {calls}"
 
 
 def facts(times: Times) -> str:
-    """What one sampler took, as entries of a list."""
+    """Times and calls of one sampler, as entries of a list."""
     named = zip(("time", "in the network", "network calls"), times.medians, strict=True)
     return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in named)

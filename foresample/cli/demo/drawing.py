@@ -1,12 +1,17 @@
-"""What the demo draws: a shape with two pens, a picture twice, and many plans for the check.
+"""The demo's drawings: a shape with two pens, a picture twice, and many plans for the check.
 
 The two samplers run in turns and never at once, so neither takes time from the other. Both are warmed up first.
+
+Threads of one operation wait for each other, so a second program that keeps a core busy slows several threads down by
+much more than its share, and unevenly. The pens use one thread; the picture uses as many as make one state fastest now.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -19,14 +24,16 @@ import foresample as fs
 from foresample import pretrained
 from foresample.baseline import Sequential
 from foresample.checks.samples import SamplesLaw, samples_law
-from foresample.cli.demo.clock import Times
 from foresample.cli.pictures import grid
+from foresample.contracts import Target
 from foresample.core.noise import seeds_of
 from foresample.core.report import Commit
+from foresample.engine.clock import Comparison, Times, time_in_turns
+from foresample.engine.tuning import call_seconds
 from foresample.pretrained import policy as handwriting
 
 SHAPE, PLANS, PLAN_WINDOW = 0, 14, 16  # 14 plans of 8 points draw the whole shape
-STEPS, TURNS, PICTURE_WINDOW = 100, 7, 8
+STEPS, TURNS, PICTURE_WINDOW = 100, 9, 8
 CHECKED = 400  # plans drawn each way for the check
 
 
@@ -73,9 +80,7 @@ class Pen:
 def draw_with_pens(seed: int) -> tuple[Pen, Pen]:
     """Draw the shape with both pens, plan by plan in turns."""
     pens = Pen(speculative=False), Pen(speculative=True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a network as small as the policy's is fastest so, most of all sequentially
-    try:
+    with threads(1):  # a network as small as the policy's is fastest so, most of all sequentially
         for pen in pens:
             pen.begin(seed + 1)
             for _ in range(3):  # compiles, traces, and checks the network
@@ -84,13 +89,11 @@ def draw_with_pens(seed: int) -> tuple[Pen, Pen]:
         for _ in range(PLANS):
             for pen in pens:
                 pen.move()
-    finally:
-        torch.set_num_threads(threads)
     return pens
 
 
 def shown(pens: tuple[Pen, Pen]) -> dict[str, Any]:
-    """The page's data: where the pens begin, each plan's points and milliseconds."""
+    """Data of the pens for the page: where the pens begin, each plan's points and milliseconds."""
     sides = [{"paths": pen.paths, "ms": [1000 * s for s in pen.times.seconds]} for pen in pens]
     return {"start": handwriting.STARTS[SHAPE], "sides": sides}
 
@@ -99,9 +102,10 @@ def check_plans(pens: tuple[Pen, Pen], seed: int) -> SamplesLaw:
     """Compare the distributions of both pens' plans, from a moment in the middle of what they drew."""
     before, here = torch.tensor(pens[0].paths[PLANS // 2 - 1])[-2:]
     drawn = []
-    for k, pen in enumerate(pens):
-        pen.generator = torch.Generator().manual_seed(seed + 2 + k)
-        drawn.append(pen.plans(here.expand(CHECKED, 2), (here - before).expand(CHECKED, 2)))
+    with threads(1):
+        for k, pen in enumerate(pens):
+            pen.generator = torch.Generator().manual_seed(seed + 2 + k)
+            drawn.append(pen.plans(here.expand(CHECKED, 2), (here - before).expand(CHECKED, 2)))
     return samples_law(drawn[0], drawn[1:])
 
 
@@ -109,15 +113,15 @@ def check_plans(pens: tuple[Pen, Pen], seed: int) -> SamplesLaw:
 class Picture:
     """One picture drawn both ways, with every round of either sampler."""
 
-    times: tuple[Times, Times] = field(default_factory=lambda: (Times(), Times()))
+    comparison: Comparison = field(default_factory=Comparison)
     frames: list[list[str]] = field(default_factory=list)
     """For each sampler the picture after every round, as addresses of PNG images."""
     rounds: list[tuple[int, int, int]] = field(default_factory=list)
     """(first step, transitions drafted, transitions committed) of every speculative round."""
 
     def shown(self) -> dict[str, Any]:
-        """The page's data."""
-        ms = [1000 * median(times.seconds) for times in self.times]
+        """Data of the picture for the page."""
+        ms = [1000 * median(times.seconds) for times in (self.comparison.plain, self.comparison.ours)]
         return {"steps": STEPS, "ms": ms, "frames": self.frames, "rounds": self.rounds}
 
 
@@ -125,25 +129,49 @@ def draw_picture(seed: int) -> Picture:
     """Draw a boot both ways: once watched, which warms both samplers, then unwatched in turns for the clock."""
     model = pretrained.load()
     target = model.target(STEPS, [len(model.labels) - 1])
-    window = min(PICTURE_WINDOW, STEPS - 1)
-    engine = fs.Engine(target, window=window, slots=1)
-    samplers: tuple[Sequential | fs.Engine, ...] = (Sequential(target, 1), engine)
-    picture, seeds = Picture(), seeds_of(seed, 1)
-    for sampler in samplers:
-        frames: list[str] = []
+    with threads(fastest_threads(target)):
+        window = min(PICTURE_WINDOW, STEPS - 1)
+        plain, ours = Sequential(target, 1), fs.Engine(target, window=window, slots=1)
+        picture, seeds = Picture(), seeds_of(seed, 1)
+        for sample in (plain.sample, ours.sample):
+            frames: list[str] = []
 
-        def watch(commit: Commit, frames: list[str] = frames) -> None:
-            frames.append(png(commit.x))
-            picture.rounds.append((int(commit.step), int(commit.drafted), int(commit.committed)))
+            def watch(commit: Commit, frames: list[str] = frames) -> None:
+                frames.append(png(commit.x))
+                picture.rounds.append((int(commit.step), int(commit.drafted), int(commit.committed)))
 
-        picture.rounds.clear()
-        sampler.sample(seeds, watch)
-        picture.frames.append(frames)
-    for _ in range(TURNS):
-        for sampler, times in zip(samplers, picture.times, strict=True):
-            report = sampler.sample(seeds).report
-            times.add(report.seconds, report.target_seconds, report.rounds)
+            picture.rounds.clear()
+            sample(seeds, watch)
+            picture.frames.append(frames)
+        runs = (lambda: plain.sample(seeds).report), (lambda: ours.sample(seeds).report)
+        time_in_turns(*runs, turns=TURNS, found=picture.comparison)
+        if picture.comparison.tie:  # or the machine is busy: as many turns again
+            time_in_turns(*runs, turns=TURNS, found=picture.comparison)
     return picture
+
+
+def fastest_threads(target: Target) -> int:
+    """One thread or as many as torch has by default: whichever makes calls on one state faster now."""
+    counts = sorted({1, torch.get_num_threads()})
+    seconds = dict.fromkeys(counts, 0.0)
+    for turn in range(4 if len(counts) > 1 else 0):
+        for count in counts:
+            with threads(count):
+                began = perf_counter()
+                call_seconds(target, 1)
+                seconds[count] += (perf_counter() - began) * (turn > 0)  # the first warms up
+    return min(counts, key=lambda count: seconds[count])
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with this number of threads, and restore the number afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def png(states: Tensor) -> str:

@@ -1,0 +1,55 @@
+"""Where an error comes from: the frame in the user's own code, for the sentence that reports it."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).parents[1])
+_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {PACKAGE}
+_OURS = tuple(os.path.join(folder, "") for folder in _INSTALLED)
+
+
+def with_place(error: BaseException) -> str:
+    """The error's text, with the place in the user's code that it passed through, if there is one.
+
+    The error's type is named unless foresample raised it: its own sentences need no type.
+    """
+    frames = _frames(error)
+    text = str(error).strip()
+    if (frames and not frames[-1].filename.startswith(PACKAGE)) or not text:
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
+    own = user_frame(error)
+    return text if own is None else f"{text} ({_shown(own.filename)}, line {own.lineno}, in {own.name})"
+
+
+def user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost frame outside of foresample, of Python and of installed packages: the user's own code."""
+    for one in _causes(error):
+        for frame in reversed(_frames(one)):
+            if not frame.filename.startswith((*_OURS, "<")):
+                return frame
+    return None
+
+
+def _frames(error: BaseException) -> traceback.StackSummary:
+    return traceback.extract_tb(error.__traceback__)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and each error that led to the one before."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__
+
+
+def _shown(filename: str) -> str:
+    """A path below the working directory as seen from there; others in full."""
+    shown = os.path.relpath(filename)
+    return filename if shown.startswith(os.pardir) else shown
