@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean, median
 
 import typer
+from foresample.cli.demo.clock import Times, median_interval
 
 from benchmarks.results import RESULTS, PenRow, Pens, PenSettings, load, save
 from foresample.cli.demo import drawing
-from foresample.cli.demo.clock import Times, median_interval
 from foresample.pretrained import policy as handwriting
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "pens.svg"

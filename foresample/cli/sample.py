@@ -107,7 +107,7 @@ def run(options: Sample) -> None:
     else:
         show(_table(drawn.report, compared))
         if compared is None:
-            echo(f"Drawn in {took}, the first call included. With --compare both samplers are timed, in turns.")
+            echo(f"Drawn in {took}. With --compare both samplers are timed, in turns.")
     echo("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
 
 
