@@ -219,7 +219,7 @@ def other_packages() -> str:
             ]
         )
     heads = ["sampler", "window", "calls a sample", "fewer", "states evaluated a sample"]
-    heads += [f"seconds for {saved.rows[0].count} samples", "sequential", "law"]
+    heads += [f"seconds for {saved.rows[0].count} samples", "sequential", "distribution"]
     return table(heads, cells)
 
 

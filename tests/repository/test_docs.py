@@ -51,11 +51,6 @@ SLOW = {
 SMALLER = {
     "diffusers.md": {"num_inference_steps=50": "num_inference_steps=8, height=8, width=8"},
     "edm.md": {'device="cuda"': 'device="cpu"', "karras_sigmas(64": "karras_sigmas(6", "count=16": "count=2"},
-    "extending.md": {
-        'device="cuda"': 'device="cpu"',
-        "count=64": "count=4",
-        "fs.check(target, window=20)": "fs.check(target, window=5, samples=50)",
-    },
     "gpus.md": {"steps=20": "steps=6"},
     "performance.md": {"steps=20": "steps=6"},
 }
@@ -68,7 +63,7 @@ def of_extending(folder: Path) -> dict[str, Any]:
     diffusion, z = openai.copies()[0].make(variance="LEARNED_RANGE", keep=range(0, 60, 6)), torch.randn(4, 1, 2)
     return {
         "deepinv": deepinv.package(),
-        "denoiser": deepinv.Softly(),
+        "drunet": deepinv.Softly(),
         "measured": deepinv.measured(2),
         "physics": deepinv.physics(),
         "diffusion": diffusion,
@@ -77,14 +72,6 @@ def of_extending(folder: Path) -> dict[str, Any]:
         "y": {"shift": torch.zeros(8, 1, 1)},
         "posterior": posteriors.posterior(prior=posteriors.box(0.5)),
         "x_o": torch.zeros(1, 2),
-        "network": lambda x, time, labels: 0.1 * x + labels.view(-1, 1, 1, 1),
-        "labels": torch.zeros(1000),
-        "alpha_bar": torch.linspace(0.01, 0.99, 12),
-        "timesteps": torch.arange(12).flip(0),
-        "model": lambda x, sigma, **given: x / (1 + sigma.view(-1, 1) ** 2),
-        "x": 10 * torch.randn(2, 3),
-        "sigmas": torch.tensor([10.0, 5.0, 2.0, 1.0, 0.3, 0.0]),
-        "extra_args": {},
     }
 
 
