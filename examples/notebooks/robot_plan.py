@@ -13,9 +13,12 @@
 # %% [markdown]
 # # A robot's plan
 #
-# A diffusion policy plans anew every few actions, and the robot waits for each plan: what counts is the latency of one.
-# This is a small policy with the interface of LeRobot's `DiffusionPolicy`, trained on human handwriting: from where its
-# pen is, it plans 16 velocities with 100 denoising steps and executes 8. LeRobot's own class takes the same line:
+# After this notebook you can accelerate a robot's policy and measure the time of its plans.
+#
+# A diffusion policy plans anew every few actions, and the robot waits for each plan, so the latency of one plan
+# counts. This is a small policy with the interface of LeRobot's `DiffusionPolicy`, trained on human handwriting: from
+# where its pen is, it plans 16 velocities with 100 denoising steps and executes 8. LeRobot's own class takes the same
+# line:
 #
 #     policy = DiffusionPolicy.from_pretrained("lerobot/diffusion_pusht")
 #     foresample.accelerate(policy, window=16)
@@ -23,7 +26,6 @@
 # Needs `pip install 'foresample[models,cli]'`.
 
 # %%
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -42,7 +44,7 @@ plans, window = 14, 16
 # %% [markdown]
 # ## Closed loop
 #
-# Plan, execute, look where the pen is, plan again.
+# Plan, execute, read the position of the pen, plan again.
 
 
 # %%
@@ -94,7 +96,7 @@ plt.show()
 # ## Warm
 #
 # With `warm=True` a plan's first window is drafted from the last plan, moved on by the actions executed since. A plan
-# then also depends on the last one; its law does not.
+# then also depends on the last one; its distribution does not.
 
 # %%
 with fs.accelerate(policy, window=window, warm=True):
@@ -104,17 +106,21 @@ print(f"warm         {sum(warm[1][1:]) / (plans - 1):6.1f} calls a plan")
 # %% [markdown]
 # ## LeRobot's own class
 #
-# With `lerobot` installed, and in a checkout of this repository, whose assets hold a small `DiffusionPolicy` trained on
-# tasks of Meta-World. An action that needs no new plan comes from the queue; this one needs one. The observation is all
-# zeros, the average of what the policy was trained on, in its own units.
+# This cell needs LeRobot and a checkout of this repository, whose assets hold a small `DiffusionPolicy` trained on
+# tasks of Meta-World. `reset` empties the queue of actions, so that every action needs a new plan. The observation is
+# all zeros, the average of the training data in the units of the policy.
 
 # %%
+try:
+    from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+except ImportError as error:
+    DiffusionPolicy = None
+    print(f"left out: LeRobot cannot be imported ({error}); docs/robots.md shows how to install it")
+
 places = [place / "assets" / "metaworld_policy" for place in (Path.cwd(), *Path.cwd().parents)]
 folder = next((place for place in places if place.exists()), None)
 lerobot_calls = None
-if find_spec("lerobot") and folder is not None:
-    from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
-
+if DiffusionPolicy is not None and folder is not None:
     robot = DiffusionPolicy.from_pretrained(folder)
     observation = {
         name: torch.zeros(1, *feature.shape) for name, feature in robot.config.input_features.items()
@@ -127,10 +133,9 @@ if find_spec("lerobot") and folder is not None:
         robot.select_action(observation)
         return 1000 * (perf_counter() - began)
 
+    act()  # warms up
     print(f"sequential   {robot.diffusion.num_inference_steps:6.1f} calls a plan, {act():6.1f} ms")
     with fs.accelerate(robot, window=window):
         act()  # watches the policy's own loop
         clocked, lerobot_calls = act(), robot.foresample_report.rounds
     print(f"speculative  {lerobot_calls:6.1f} calls a plan, {clocked:6.1f} ms")
-else:
-    print("no lerobot here, or no checkout: left out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,15 +17,22 @@ plt = pytest.importorskip("matplotlib.pyplot")
 
 FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
 SMALL: dict[str, dict[str, int]] = {
-    "first_steps": {"count": 2, "steps": 10, "window": 4, "check_samples": 200},
-    "own_network": {"training_steps": 60, "steps": 16, "count": 100, "window": 6, "check_samples": 200},
+    "first_steps": {"count": 2, "steps": 10, "window": 4, "turns": 2, "check_samples": 200},
+    "own_network": {
+        "training_steps": 60,
+        "steps": 16,
+        "count": 100,
+        "window": 6,
+        "turns": 2,
+        "check_samples": 200,
+    },
     "robot_plan": {"plans": 3, "window": 16},
-    "langevin_posterior": {"steps": 40, "count": 100, "window": 10, "check_samples": 200},
+    "langevin_posterior": {"steps": 40, "count": 100, "window": 10, "turns": 2, "check_samples": 200},
 }
 
 
 def cells(text: str) -> list[tuple[str, str]]:
-    """(what stands behind `# %%`, the cell), as jupytext's percent format has it."""
+    """(the rest of the line of `# %%`, the text of the cell) in jupytext's percent format."""
     parts = re.split(r"^# %%(.*)$", text, flags=re.MULTILINE)
     return [(kind.strip(), body) for kind, body in zip(parts[1::2], parts[2::2], strict=True)]
 
@@ -52,12 +60,23 @@ def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_are_run() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == set(SMALL)
     table = (FOLDER / "README.md").read_text()
-    assert all(f"({name}.py)" in table for name in SMALL)
+    assert all(f"({name}.ipynb)" in table for name in SMALL)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_saved_notebook_has_the_cells_of_its_source_and_their_results(name: str) -> None:
+    saved = json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"]
+    found = cells((FOLDER / f"{name}.py").read_text())
+    assert [cell["cell_type"] == "markdown" for cell in saved] == ["[markdown]" in kind for kind, _ in found]
+    for cell, (kind, body) in zip(saved, found, strict=True):
+        text = re.sub(r"^# ?", "", body.strip(), flags=re.MULTILINE) if "[markdown]" in kind else body.strip()
+        assert "".join(cell["source"]) == text
+        assert ("print(" in text or "plt.show()" in text) <= bool(cell.get("outputs", True))
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_format(name: str) -> None:
-    """A title first, one cell of parameters, text before code: what jupytext and a reader expect."""
+    """A title comes first, one cell holds the parameters, and cells of text hold text alone."""
     text = (FOLDER / f"{name}.py").read_text()
     found = cells(text)
     assert text.startswith("# ---\n# jupyter:")
@@ -76,10 +95,10 @@ def test_it_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("diffusers")
     with lerobots.importing() if name == "robot_plan" else nullcontext():
         names = execute(name, SMALL[name])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     if "run" in names:
         assert names["run"].speedup > 1
-        assert "ok    distribution" in told
+        assert "ok    distribution" in printed
     else:
         assert all(max(one[1]) < 60 for one in names["speculative"])
         assert names["lerobot_calls"] < 60
