@@ -42,7 +42,7 @@ def execute(path: Path) -> dict[str, Any]:
         if "parameters" in kind:
             cell["metadata"] = {"tags": ["parameters"]}
         figures: list[str] = []
-        plt.show = lambda figures=figures: figures.append(png(plt))  # type: ignore[misc]
+        plt.show = lambda figures=figures: figures.append(png(plt))  # type: ignore[assignment]
         with redirect_stdout(io.StringIO()) as printed:
             exec(compile(body, path.name, "exec"), names)
         outputs: list[dict[str, Any]] = []
