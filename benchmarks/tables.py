@@ -383,7 +383,7 @@ def cpu() -> str:
 
 
 def headlines() -> str:
-    """What each headline figure rests on."""
+    """Evidence for each headline figure."""
     return table(headline.HEADS, headline.rows())
 
 

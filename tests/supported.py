@@ -68,7 +68,7 @@ PACKAGES = {
     "k-diffusion": (
         "its stochastic samplers, same names and arguments",
         "`fs.samplers`",
-        "tests/test_samplers.py::test_samples_have_the_law_of_theirs",
+        "tests/test_samplers.py::test_samples_have_the_distribution_of_theirs",
     ),
 }
 """Packages whose sampler a test replays step by step: what is served, how, and the test."""
