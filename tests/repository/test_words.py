@@ -25,9 +25,9 @@ NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.
 
 # Findings in rooms that are still to be rewritten. A number may only go down: the test fails when it could be lower.
 LEFT: dict[str, int] = {
-    "benchmarks": 32,
+    "benchmarks": 31,
     "benchmarks/report": 16,
-    "docs": 17,
+    "docs": 14,
     "foresample/backends": 2,
     "foresample/cli": 16,
     "foresample/engine": 3,
