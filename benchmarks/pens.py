@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean, median
 
 import typer
-from foresample.cli.demo.clock import Times, median_interval
 
 from benchmarks.results import RESULTS, PenRow, Pens, PenSettings, load, save
 from foresample.cli.demo import drawing
+from foresample.engine.clock import Times, ratio_interval
 from foresample.pretrained import policy as handwriting
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "pens.svg"
@@ -118,7 +118,7 @@ def main(drawings: int = 8) -> None:
         settings,
         rows=[row("sequential", plain, paths[0]), row("accelerated", ours, paths[1])],
         ratio=median(plain.seconds) / median(ours.seconds),
-        ratio_interval=list(median_interval(ratios)),
+        ratio_interval=list(ratio_interval(ratios)),
     )
     PICTURE.write_text(svg(load(Pens, "pens")), encoding="utf-8")
 
