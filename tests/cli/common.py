@@ -15,7 +15,7 @@ def invoke(*arguments: object) -> Any:
 
 
 def succeeds(*arguments: object) -> str:
-    """What it printed."""
+    """The output of a command that must succeed."""
     result = invoke(*arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     return result.output

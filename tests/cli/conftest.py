@@ -1,4 +1,4 @@
-"""What the tests of commands share: a model folder, a target of one's own, a tuning that needs no clock."""
+"""Fixtures of tests of commands: a model folder, a user's target, a tuning that needs no clock."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_other_weights_are_other_settings(folder: Path, tmp_path: Path) -> None:
 def test_other_configurations_are_other_settings(
     folder: Path, tmp_path: Path, part: str, change: dict[str, Any], sentence: str
 ) -> None:
-    """Of the same weights; and where the configuration is not compared, the fingerprint is."""
+    """The weights are the same; the configuration is compared, or else the fingerprint."""
     path, out = copy_model(folder, tmp_path / "tiny"), tmp_path / "out"
     succeeds(*dataset(path, out))
     kept = {shard.name: shard.stat().st_ino for shard in out.glob("shard-*")}

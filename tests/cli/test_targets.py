@@ -1,4 +1,4 @@
-"""What options ask for, and what does not go together, the same for every command that takes a target."""
+"""Options that name a target, and options that exclude each other, alike in every command that takes a target."""
 
 from __future__ import annotations
 

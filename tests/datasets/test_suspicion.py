@@ -1,4 +1,4 @@
-"""What is in a folder is believed only so far: no biased selection, no stale verdict, no file that is not ours."""
+"""Limits on the trust in a folder: no biased selection, no stale verdict, no foreign file."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Conditioned:
 
 
 def fix_tuning(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
-    """What auto measures; None: the sequential sampler is faster."""
+    """The window that auto measures; None where the sequential sampler is faster."""
 
     def measure(target: fs.Target, settings: Settings, **_: Any) -> fs.Tuning:
         slots = settings.slots or 1

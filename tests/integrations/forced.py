@@ -45,7 +45,7 @@ class Walk:
     calls: float
 
     def p_values(self) -> list[float]:
-        """Of the innovations' sum of squares and sum at each step, and of their whole distribution."""
+        """P-values of the innovations' sum of squares and sum at each step, and of their whole distribution."""
         found = []
         for z in self.innovations:
             n = z.numel()

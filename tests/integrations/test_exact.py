@@ -151,7 +151,7 @@ KNOWN = [case for case in EXACT if "Inpaint" in case.pipeline and case.note != "
 
 
 def known_error(case: Case, pipe: Any) -> float:
-    """How far the left half, which is known, comes out from the picture's own latents."""
+    """The distance of the known left half from the picture's own latents."""
     told = case.arguments(16)
     images = pipe(**told, generator=torch.Generator().manual_seed(0))[0]
     if images.ndim == 3:  # packed
@@ -164,7 +164,7 @@ def known_error(case: Case, pipe: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", KNOWN, ids=str)
 def test_the_known_region_comes_out_as_it_does_without(case: Case, tmp_path: Path) -> None:
-    """What error it has is the picture's own, whose latents are drawn."""
+    """Its error is the picture's own, whose latents are drawn."""
     pipe = case.build(tmp_path)
     theirs = known_error(case, pipe)
     with fs.accelerate(pipe, window=4):

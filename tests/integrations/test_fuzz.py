@@ -260,7 +260,7 @@ class Fuzzed:
         self.pipe.unet.register_forward_hook(lambda module, args, output: (output[0] * SWITCH["scale"],))
 
     def outcome(self, loop: Any = None, prepare: Callable[[], Any] = lambda: None, **more: Any) -> str:
-        """How a run ends, with this class of the loop."""
+        """The outcome of a run with this class of the loop."""
 
         def begin() -> None:
             self.renew()
@@ -348,7 +348,7 @@ WEIGHTS = (30, 25, 15, 12, 15, 3)
 
 
 def ends(fuzzed: Fuzzed, count: int, seed: int) -> Counter[tuple[str, str]]:
-    """How so many changes end, by their kind."""
+    """The outcomes of so many changes, by their kind."""
     rng, found = random.Random(seed), Counter[tuple[str, str]]()
     for _ in range(count):
         kind = rng.choices(list(KINDS), WEIGHTS)[0]

@@ -139,7 +139,7 @@ def test_every_step_of_a_path_is_the_object_s(copy: Copy, case: dict[str, Any], 
 
 
 def innovations(diffusion: Any, net: Any, path: list[dict[str, Tensor]], given: dict[str, Any]) -> Tensor:
-    """What a path adds to the object's own means, in its own std; its estimates are the object's own."""
+    """The noise that a path adds to the object's own means, in its own std; its estimates are the object's own."""
     x, found = given["noise"], []
     for k, step in enumerate(path):
         t = torch.full((len(x),), len(path) - 1 - k)

@@ -269,7 +269,7 @@ class Meanwhile:
 
 
 def between_turns(pipe: Any, act: Callable[[], Any]) -> tuple[Tensor, Any]:
-    """What the pipeline draws, and the result of an act in another thread while it does."""
+    """The images of the pipeline, and the result of an act in another thread meanwhile."""
     bar = Meanwhile(act)
     pipe.progress_bar = lambda *args, **kwargs: bar
     try:

@@ -122,7 +122,7 @@ def seeded(*seeds: int) -> list[torch.Generator]:
 
 
 def both(pipe: Any, draw: Callable[[], Tensor]) -> list[Tensor]:
-    """What the untouched pipeline draws, and what the accelerated one does."""
+    """The images of the untouched pipeline and those of the accelerated one."""
     theirs = draw()
     with fs.accelerate(pipe, window=5):
         return [theirs, draw()]

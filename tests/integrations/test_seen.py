@@ -1,4 +1,4 @@
-"""What `accelerate` once got silently wrong, or failed at inside torch: each is right or refused in one sentence.
+"""Cases that `accelerate` once got wrong, or failed at inside torch: each is right or refused in one sentence.
 
 Inpainting, ControlNet, Wan and all others that are a pipeline and a scheduler are in `test_exact`.
 """
@@ -345,7 +345,7 @@ def test_where_no_window_gains_the_pipeline_draws_by_itself(pipe: Any, monkeypat
 
 
 def test_a_tuning_is_a_window(pipe: Any) -> None:
-    """Of as many steps and images as it was measured with: it is refused for others, however the prompts are given."""
+    """A tuning serves as many steps and images as it was measured with, and is refused for others."""
     tuning = Tuning(steps=12, slots=4, step_seconds=1.0, trials=TRIALS, window=5, achieved=2.0)
     alone = replace(tuning, window=None, achieved=None)
     before = draw(pipe)
