@@ -29,12 +29,9 @@ LEFT: dict[str, int] = {
     "benchmarks/report": 16,
     "docs": 14,
     "foresample/backends": 2,
-    "foresample/cli": 16,
-    "foresample/engine": 3,
+    "foresample/cli": 12,
+    "foresample/engine": 1,
     "foresample/integrations": 24,
-    "tests/cli": 4,
-    "tests/datasets": 2,
-    "tests/integrations": 10,
 }
 
 
