@@ -4,8 +4,8 @@ python -m benchmarks.published --out benchmarks/results
 
 The chain is the mixture of the draft-tree papers (d = 500, churn 0.1, 30 steps, v reused); speed-up is its
 number of transitions over the mean number of calls. Published: reflection 1.96–1.99; D-GRS 2.14 with 155 nodes;
-RASS 5–20 % fewer calls than D-GRS; block over per-step verification up to 6.3 % faster. The last two depend on the
-chain and are measured on several: RANKS and GROWTH explain what decides them.
+RASS 5–20 % fewer calls than D-GRS; block over per-step verification up to 6.3 % faster. The last is measured
+for several windows and chains, and GROWTH explains what decides it; `benchmarks.ranked` does the same for RASS.
 """
 
 from __future__ import annotations
@@ -20,19 +20,8 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.curves import PROBLEMS
-from benchmarks.peers import PeerRun, blocks, dgrs, ranks, rass, reflection
-from benchmarks.peers.trees import leftover, tree, try_in_turn
-from benchmarks.results import (
-    RESULTS,
-    Claim,
-    Gain,
-    PublishedRow,
-    PublishedSettings,
-    RankGain,
-    Setting,
-    save,
-)
+from benchmarks.peers import PeerRun, blocks, dgrs, rass, reflection
+from benchmarks.results import RESULTS, Claim, Gain, PublishedRow, PublishedSettings, Setting, save
 from foresample.contracts import Target
 from foresample.targets.mixture import GaussianMixture
 
@@ -43,19 +32,11 @@ GROWTH = (
     "gain."
 )
 
-RANKS = (
-    "Choosing a child by its rank rejects less than trying the children in turn where the mismatch of draft and target "
-    "is about a standard deviation or less. Where it is large, no child is good and both reject alike, and where it is "
-    "nearly 0 both keep the first: so the saving depends on the chain and on the tree."
-)
-
-BRANCHING = (2, 2, 2, 1, 1, 1, 1, 1)
-"""The tree on which RASS is compared on several chains: near the best shapes of 64 states a call."""
 UNIFORM = (5, 5, 5)
 """The only uniform tree of 155 nodes that is not a single level: 5 + 25 + 125."""
 REFLECTION, TURN, RANK = Claim(low=1.96, high=1.99), Claim(low=2.14, high=2.14), Claim(low=5, high=20)
 BLOCK = Claim(low=None, high=6.3)
-"""Speed-ups of reflection and of D-GRS; what RASS saves on it in calls, and blocks gain in speed, in per cent."""
+"""Speed-ups of reflection and of D-GRS; the calls RASS saves on it, and the gain of blocks in speed, in per cent."""
 SHAPES: dict[tuple[int, ...], Claim | None] = {
     UNIFORM: TURN,
     (3, 3, 3, 3): None,
@@ -63,11 +44,8 @@ SHAPES: dict[tuple[int, ...], Claim | None] = {
     (38, 1, 1, 1): None,
     (7, 4, 2, 1): None,
 }
-"""Trees of at most about 155 nodes, and what is published of their D-GRS."""
+"""Trees of at most about 155 nodes, with the published speed-up of D-GRS."""
 TREE_PART = 20  # samples at a time: a tree's states are held together
-SPREAD = 500  # mismatches, evenly spread over those met, at which rejections are averaged
-RANKED = (("mixture", 30), ("mixture", 300), ("langevin", 200), ("wells", 100))
-"""Chains of `benchmarks.curves` on which RASS is compared."""
 
 
 def measure(
@@ -146,49 +124,14 @@ def trees(chain: Setting, samples: int) -> Part:
             )
         )
     for children, published in SHAPES.items():
+        count = samples if published else samples // 2
         setting = replace(chain, tree="-".join(map(str, children)))
         shared = {"children": children, "part": TREE_PART}
-        turn = measure("dgrs", setting, target, samples, dgrs, published=published, **shared)
-        rank = measure("rass", setting, target, samples, rass, **shared)
+        turn = measure("dgrs", setting, target, count, dgrs, published=published, **shared)
+        rank = measure("rass", setting, target, count, rass, **shared)
         rows += [turn, rank]
         gains.append(gain(rank, turn, RANK))
     return rows, gains
-
-
-def by_rank(problem: str, steps: int, samples: int) -> RankGain:
-    """What ranks save on one chain, and how often both tests reject at the mismatches met there."""
-    source = PROBLEMS[problem][0](steps, "cpu", False)
-    target, met = next(iter(source.targets.values())), list[Tensor]()
-
-    def noting(s: Tensor, delta: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        if s.shape[1] > 1:
-            met.append(delta)
-        return try_in_turn(s, delta, uniforms)
-
-    parts, count = range(0, samples, TREE_PART), BRANCHING[0]
-    turn = torch.cat([tree(target, TREE_PART, seed, BRANCHING, noting).calls for seed in parts]).double()
-    rank = torch.cat([rass(target, TREE_PART, seed=seed, children=BRANCHING).calls for seed in parts]).double()
-    delta = torch.cat(met).sort().values
-    spread = delta[torch.linspace(0, len(delta) - 1, SPREAD).long()]
-    kept = [ranks.overlap(float(d), lean) for d, lean in zip(spread, ranks.leans(spread, count), strict=True)]
-    (turn_mean, turn_error), (rank_mean, rank_error) = _mean(turn), _mean(rank)
-    ratio = rank_mean / turn_mean
-    row = RankGain(
-        chain=f"{source.name}, {steps} steps",
-        tree="-".join(map(str, BRANCHING)),
-        samples=len(turn),
-        mismatch=float(delta.median()),
-        rejected_in_turn=float(leftover(spread, count)[-1][1].mean()),
-        rejected_by_rank=1 - sum(kept) / len(kept),
-        fewer_calls=100 * (1 - ratio),
-        error=100 * ratio * math.hypot(turn_error / turn_mean, rank_error / rank_mean),
-        published=RANK,
-    )
-    print(
-        f"{row.chain}: {row.fewer_calls:.1f} ± {row.error:.1f} % fewer calls at δ = {row.mismatch:.2f}",
-        flush=True,
-    )
-    return row
 
 
 def windows(chain: Setting, samples: int, sizes: Sequence[int]) -> Part:
@@ -211,24 +154,24 @@ def target_of(chain: Setting) -> Target:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the result file.")] = RESULTS,
-    samples: Annotated[int, typer.Option(help="Samples of a tree; chains draw more or fewer.")] = 100,
+    samples: Annotated[
+        int, typer.Option(help="Samples of the largest trees; others draw more or fewer.")
+    ] = 200,
 ) -> None:
     """Measure all of it and save `published.json`."""
     short = Setting(dim=500, churn=0.1, steps=30)
     many = (5, 9, 14, 30, 50, 100)
     parts = [
         trees(short, samples),
-        windows(short, 4 * samples, (5, 9, 14, 28)),
-        windows(replace(short, steps=300), samples // 2, many),
-        windows(Setting(dim=64, churn=0.3, steps=300), samples, many),
+        windows(short, 2 * samples, (5, 9, 14, 28)),
+        windows(replace(short, steps=300), samples // 4, many),
+        windows(Setting(dim=64, churn=0.3, steps=300), samples // 2, many),
     ]
     settings = PublishedSettings(
         samples=samples, reuse="v", target="mixture of the draft-tree papers, churned flow"
     )
     rows, gains = ([row for part in column for row in part] for column in zip(*parts, strict=True))
-    ranked = [by_rank(problem, steps, samples) for problem, steps in RANKED]
-    texts = {"growth": GROWTH, "ranks": RANKS}
-    save(out / "published.json", "published", settings, rows=rows, gains=gains, ranked=ranked, **texts)
+    save(out / "published.json", "published", settings, rows=rows, gains=gains, growth=GROWTH)
 
 
 if __name__ == "__main__":

@@ -682,25 +682,6 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankGain:
-    """RASS against D-GRS on one chain and tree."""
-
-    chain: str
-    tree: Tree
-    samples: AtLeastOne
-    mismatch: NotNegative
-    """Median at the nodes with several children, in standard deviations of the transition."""
-    rejected_in_turn: NotNegative
-    """Share of such nodes whose children D-GRS rejects, computed at the mismatches it met."""
-    rejected_by_rank: NotNegative
-    """The same of RASS, at the same mismatches."""
-    fewer_calls: float
-    """In per cent."""
-    error: NotNegative
-    published: Claim
-
-
-@dataclass(frozen=True, kw_only=True)
 class PublishedSettings:
     """What is reused."""
 
@@ -718,9 +699,38 @@ class Published(Result):
     gains: Some[Gain]
     growth: str
     """What decides the gain of blocks."""
-    ranked: list[RankGain] = field(default_factory=list)
-    ranks: str = ""
-    """What decides the gain of ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """Samples of each method and chain, and the tree of all."""
+
+    samples: AtLeastOne
+    tree: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankGain:
+    """RASS against D-GRS on one chain."""
+
+    chain: str
+    mismatch: NotNegative
+    """Median at the nodes with several children, in standard deviations of the transition."""
+    rejected_in_turn: NotNegative
+    """Share of such nodes whose children D-GRS rejects, computed at the mismatches it met."""
+    rejected_by_rank: NotNegative
+    """The same of RASS, at the same mismatches."""
+    fewer_calls: float
+    """In per cent."""
+    error: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked(Result):
+    """The saving of ranks in draft trees (`benchmarks.ranked`)."""
+
+    settings: RankSettings
+    rows: Some[RankGain]
 
 
 # ------------------------------------------------------------------ the policy
@@ -1419,6 +1429,7 @@ KINDS: Mapping[str, type[Result]] = {
     "cpu-clock": CpuClock,
     "cpu-rounds": CpuRounds,
     "published": Published,
+    "ranked": Ranked,
     "policy": Policy,
     "packages": Packages,
     "package-counts": PackageCounts,

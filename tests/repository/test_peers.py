@@ -43,7 +43,8 @@ from benchmarks.peers import (
     trailing,
     trees,
 )
-from benchmarks.published import by_rank, gain, measure
+from benchmarks.published import gain, measure
+from benchmarks.ranked import by_rank
 from benchmarks.results import Claim, Setting
 from foresample.checks.distribution import Recorder, law_tests
 from tests.support.small_chains import CHAINS, flow, mixture
@@ -584,7 +585,7 @@ def test_a_trailing_schedule_begins_at_the_noisiest_step() -> None:
 def test_ranks_reject_less_than_turns_at_the_same_mismatches() -> None:
     row = by_rank("wells", 10, 20)
     assert 0 < row.rejected_by_rank < row.rejected_in_turn < 1
-    assert row.samples == 20
+    assert row.mismatch > 0
 
 
 def test_a_figure_and_a_gain() -> None:
