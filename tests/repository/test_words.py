@@ -25,7 +25,7 @@ NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.
 
 # Findings in rooms that are still to be rewritten. A number may only go down: the test fails when it could be lower.
 LEFT: dict[str, int] = {
-    "benchmarks": 31,
+    "benchmarks": 30,
     "benchmarks/report": 16,
     "docs": 14,
     "foresample/backends": 2,
