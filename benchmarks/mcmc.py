@@ -3,7 +3,8 @@
 python -m benchmarks.mcmc --out benchmarks/results
 
 Both samplers draw paths of one distribution, so a transition is worth the same in either, and the gain in effective
-samples a second is the ratio of the times. Every run keeps its path, as an estimate needs it. The number of effective
+samples a second is the ratio of the times: processor time of one core, so that other work on the machine counts
+little. Every run keeps its path, as an estimate needs it. The number of effective
 samples of a path of N transitions is that of its slowest coordinate,
 
     N / τ,    τ = 1 + 2 Σ_{t ≥ 1} ρ_t,
@@ -17,6 +18,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Annotated
 
 import torch
@@ -99,7 +101,7 @@ def measure(
             return path(target, chains, window, seed + turn)
 
         sides = {str(window): partial(draw, window) for window in (0, *windows)}
-        timing = take_turns(sides, seconds=seconds)
+        timing = take_turns(sides, seconds=seconds, clock=process_time)
         for window in (0, *windows):
             took, error = timing.median(str(window)), timing.median_error(str(window))
             row = McmcRow(
@@ -131,6 +133,7 @@ def main(
     """Measure every chain and save `mcmc.json`."""
     if burn >= steps:
         raise typer.BadParameter(f"--burn {burn} leaves nothing of {steps} steps: choose a smaller one")
+    torch.set_num_threads(1)
     sizes = split(windows, (), int)
     parts = [measure(name, steps, burn, sizes, together, seed, seconds) for name in CHAINS]
     settings = McmcSettings(steps=steps, burn=burn, seed=seed)
