@@ -190,13 +190,13 @@ def policy(steps: int, device: str, half: bool) -> Problem:
     planner = lasa.load().to(device)
     data = lasa.moments(lasa.demonstrations(), planner.config.horizon)
     every = slice(None, None, 97)
-    told = planner.condition(data.position[every], data.velocity[every], data.shape[every]).to(device)
+    condition = planner.condition(data.position[every], data.velocity[every], data.shape[every]).to(device)
     scheduler = planner.diffusion.noise_scheduler
     scheduler.set_timesteps(steps)
     shape = torch.Size([planner.config.horizon, planner.config.action_dim])
 
     def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
-        return planner.diffusion.unet(x, time, global_cond=told[row % len(told)])
+        return planner.diffusion.unet(x, time, global_cond=condition[row % len(condition)])
 
     target = from_scheduler(scheduler, network, shape, device=device)
     return Problem("Robot policy (handwriting)", {"x0": target})
@@ -274,7 +274,7 @@ def with_error(values: Tensor) -> tuple[float, float]:
 def tuned(
     method: str, states: int, targets: dict[str, Target], pilots: int, part: int
 ) -> tuple[str, Shape | None]:
-    """What the method reuses and the shape of its tree: those with the fewest calls on pilot seeds.
+    """The prediction that the method reuses and the shape of its tree, with the fewest calls on pilot seeds.
 
     First what is reused, with a tree of a single path; then the shape: all of them tried in turn (D-GRS) on a
     quarter of the pilots, the best three by the method itself on all. Pilots also warm a GPU up; on a CPU they
@@ -347,9 +347,9 @@ def curves(
 
 def line(row: CurvePoint) -> str:
     """A row to look at while it runs."""
-    told = f"{row.states:4d} {row.method:22s} {row.speedup:6.2f} ± {row.speedup_error:.2f}  {row.calls:7.2f} calls "
-    told += f"{row.evaluations:8.1f} evaluations  {row.reuse}"
-    return told + (f" {row.shape[:24]}" if row.shape else "")
+    shown = f"{row.states:4d} {row.method:22s} {row.speedup:6.2f} ± {row.speedup_error:.2f}  {row.calls:7.2f} calls "
+    shown += f"{row.evaluations:8.1f} evaluations  {row.reuse}"
+    return shown + (f" {row.shape[:24]}" if row.shape else "")
 
 
 def picture(path: Path, settings: CurveSettings, rows: Sequence[CurvePoint]) -> None:

@@ -33,7 +33,7 @@ from foresample.schema import (
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Origin):
-    """What all result files have; each kind adds what was found."""
+    """The fields of all result files; each kind adds its findings."""
 
     name: str
     """Path inside the folder that was read, without its ending."""
@@ -62,7 +62,7 @@ class BenchRow:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """What was measured."""
+    """The chain and the samples of the mixture benchmark."""
 
     target: str
     steps: AtLeastOne
@@ -127,7 +127,7 @@ class Results:
     """JSON files that are no results of a known kind."""
 
     def of(self, kind: type[R]) -> list[R]:
-        """Those of one kind."""
+        """The results of one kind."""
         return [result for result in self.found if isinstance(result, kind)]
 
 
@@ -144,12 +144,12 @@ def read_results(folder: Path, kinds: Mapping[str, type[Result]]) -> Results:
         else:
             found.append(result)
     if not found:
-        told = (
+        problem = (
             f"none of the {len(foreign)} JSON files in {folder} is a result"
             if foreign
             else f"no result files in {folder}"
         )
-        raise ResultError(f"{told}; write one with a script of benchmarks/")
+        raise ResultError(f"{problem}; write one with a script of benchmarks/")
     return Results(folder, sorted(found, key=lambda result: _words(result.name)), foreign)
 
 

@@ -270,7 +270,7 @@ class WarmSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Warm(Result):
-    """What starting warm saves (`benchmarks.clock warm`)."""
+    """Calls saved by starting warm (`benchmarks.clock warm`)."""
 
     settings: WarmSettings
     rows: Some[WarmRow]
@@ -543,7 +543,7 @@ class Quality(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class QualityCostPoint:
-    """What a method's pictures cost and how far they are from the sequential sampler's."""
+    """The cost of a method's samples, and their distance to the sequential sampler's."""
 
     method: str
     window: int | None = None
@@ -569,13 +569,13 @@ class QualityCostPoint:
 
     @property
     def detail(self) -> str:
-        told = {"window {}": self.window, "tolerance {:g}": self.tolerance, "{} steps": self.steps}
-        return ", ".join(text.format(value) for text, value in told.items() if value is not None)
+        parts = {"window {}": self.window, "tolerance {:g}": self.tolerance, "{} steps": self.steps}
+        return ", ".join(text.format(value) for text, value in parts.items() if value is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QualityCostSettings:
-    """A trained model; quality is told by `features`."""
+    """A trained model; `features` says how quality is measured."""
 
     target: str
     steps: AtLeastOne
@@ -606,7 +606,7 @@ class QualityCost(Result):
 
     @staticmethod
     def joined(results: Sequence[QualityCost]) -> list[QualityCost]:
-        """Those of the same settings as one, in the first one's name; methods together, loose tolerances last."""
+        """Results of the same settings as one, under the first name; methods together, loose tolerances last."""
         groups: dict[str, list[QualityCost]] = {}
         for result in results:
             groups.setdefault(repr(result.settings), []).append(result)
@@ -683,7 +683,7 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSettings:
-    """What is reused."""
+    """The samples, and the prediction that is reused."""
 
     samples: AtLeastOne
     reuse: str
@@ -746,7 +746,7 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True)
 class PValues:
-    """Of two-sample tests against the sequential policy."""
+    """p-values of two-sample tests against the sequential policy."""
 
     distance: float
     to_goal: float
@@ -1020,7 +1020,7 @@ class Mcmc(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of many plans: robots wait for the slow ones."""
+    """The spread of many plans: robots wait for the slow ones."""
 
     mean: Positive
     median: Positive
@@ -1231,7 +1231,7 @@ class Start(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class AgreementSettings:
-    """Of every set of pictures."""
+    """Settings of every set of pictures."""
 
     steps: AtLeastOne
     window: AtLeastOne
@@ -1268,7 +1268,7 @@ class AgreementRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSizeRow:
-    """How far the network's answers are from those for one state a call."""
+    """Differences between the network's answers and its answers in calls of one state."""
 
     network: str
     states: AtLeastOne
@@ -1290,7 +1290,7 @@ class Agreement(Result):
     calls: list[CallSizeRow]
 
     def differences(self) -> dict[str, tuple[float, float]]:
-        """Of every network both of whose sets are there: speculative less sequential, and its standard error."""
+        """Speculative minus sequential share and its standard error, for every network that has both sets."""
         found = {}
         for network in dict.fromkeys(row.network for row in self.rows):
             sets = {row.sampler: row for row in self.rows if row.network == network}
@@ -1317,7 +1317,7 @@ class Agreement(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class OverheadRow:
-    """What a dataset costs beyond the engine's own work."""
+    """The cost of a dataset beyond the engine's own work."""
 
     target: str
     count: AtLeastOne

@@ -86,8 +86,8 @@ def models() -> str:
                 for method in ("default", "reflection-nearest", "block-parent-fresh")
             )
             ratio = ours.speedup / max(nearest.speedup, blocks.speedup)
-            told = [_speedup(row) for row in (ours, nearest, blocks)]
-            cells.append([title, f"{steps}", f"**{told[0]}**", *told[1:], f"{ratio:.2f}×"])
+            shown = [_speedup(row) for row in (ours, nearest, blocks)]
+            cells.append([title, f"{steps}", f"**{shown[0]}**", *shown[1:], f"{ratio:.2f}×"])
     heads = [
         "model",
         "steps",
@@ -119,7 +119,7 @@ def mixture() -> str:
 def quality() -> str:
     """Are the pictures the same?"""
     saved = load(Quality, "fashion_mnist-quality")
-    told = ", ".join(f"{run.replace('-', ' ')} {100 * r.agreement:.1f} %" for run, r in saved.runs.items())
+    shown = ", ".join(f"{run.replace('-', ' ')} {100 * r.agreement:.1f} %" for run, r in saved.runs.items())
     calls = [run.calls for run in saved.runs.values() if run.sampler == "speculative"]
     settings = saved.settings
     distances = [
@@ -129,7 +129,7 @@ def quality() -> str:
         table(["Fréchet distance between", "values"], distances)
         + f"\n\n{settings.count} samples a run, {settings.steps} steps, window {settings.window}: "
         f"{settings.steps} calls a sample sequentially, {sum(calls) / len(calls):.1f} speculatively. "
-        f"Pictures in which the classifier sees the label asked for: {told}."
+        f"Pictures in which the classifier sees the label asked for: {shown}."
     )
 
 
@@ -145,13 +145,13 @@ def agreement() -> str:
     apart = ", ".join(
         f"{100 * d:+.2f} ± {100 * e:.2f} % in {network}" for network, (d, e) in saved.differences().items()
     )
-    told = (
+    shown = (
         f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{table(heads, cells)}\n\n"
         f"Speculative less sequential, with its standard error: {apart}. That this is 0 has the p-value "
         f"{saved.p_value:.2f}."
     )
     if not saved.calls:
-        return told
+        return shown
     sizes = [
         [
             row.network,
@@ -163,7 +163,7 @@ def agreement() -> str:
         for row in saved.calls
     ]
     return (
-        f"{told}\n\nThe network's answers, of root mean square {saved.calls[0].answer:.2f}, to the same "
+        f"{shown}\n\nThe network's answers, of root mean square {saved.calls[0].answer:.2f}, to the same "
         f"{max(row.states for row in saved.calls)} states, against those in calls of one state:\n\n"
         + table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
     )
@@ -174,12 +174,12 @@ def generate_gpu() -> str:
     saved = load(DatasetResult, "generate-gpu")
     settings, law = saved.settings, saved.law
     assert law is not None
-    told = ", ".join(f"found {run.found} and drew {run.drawn} in {run.seconds:.1f} s" for run in saved.runs)
+    shown = ", ".join(f"found {run.found} and drew {run.drawn} in {run.seconds:.1f} s" for run in saved.runs)
     return (
         f"{saved.runs[0].machine.gpu}, {settings.model}, bfloat16, {settings.steps} steps, window {settings.window}, "
-        "rounds captured. The command, the command again, and once more with a shard taken away (seconds with the law "
-        f"check): {told}. {law.tests} tests against {law.sequential} sequential samples at joint level {law.level:g}: "
-        f"smallest p-value {law.smallest_p:.3f}."
+        "rounds captured. The command, the command again, and once more with a shard taken away (seconds with the "
+        f"distribution check): {shown}. {law.tests} tests against {law.sequential} sequential samples at joint "
+        f"level {law.level:g}: smallest p-value {law.smallest_p:.3f}."
     )
 
 
@@ -427,8 +427,8 @@ def throughput() -> str:
     ]
     heads = ["steps", "slots occupied", f"in fixed batches of {settings.slots}", "samples a second, slots"]
     advice = "; ".join(f"“{tuning.advice}”" for tuning in saved.tunings)
-    told = f"{settings.samples} samples, window {settings.window}. What `tune` says of it: {advice}."
-    return f"{table([*heads, 'fixed batches', 'sequential'], cells)}\n\n{told}"
+    shown = f"{settings.samples} samples, window {settings.window}. What `tune` says of it: {advice}."
+    return f"{table([*heads, 'fixed batches', 'sequential'], cells)}\n\n{shown}"
 
 
 def growth() -> str:
@@ -445,9 +445,9 @@ def growth() -> str:
 def memory() -> str:
     """Peak device memory of a stream."""
     saved = load(Memory, "cifar10-memory")
-    told = ", ".join(f"{r.peak_mib:.0f} MiB ({r.steps} steps, {r.samples} samples)" for r in saved.rows)
+    shown = ", ".join(f"{r.peak_mib:.0f} MiB ({r.steps} steps, {r.samples} samples)" for r in saved.rows)
     settings = saved.settings
-    return f"{settings.slots} slots, window {settings.window}, three engines one after the other: {told}."
+    return f"{settings.slots} slots, window {settings.window}, three engines one after the other: {shown}."
 
 
 def frontier() -> str:
@@ -462,12 +462,12 @@ def frontier() -> str:
         waits = [f"{1e3 * p.p95_seconds:.0f}" for p in (plain, best)]
         cells.append([f"{tuning.slots}", rates[0], waits[0], f"{best.window}", rates[1], waits[1]])
     heads = ["at a time", "sequential, samples a second", "ms a sample", "window", "ours, samples a second"]
-    told = f"{MODELS['cifar10']}, {saved.tunings[0].steps} steps, H200, captured, not compiled"
-    return f"{told}:\n\n{table([*heads, 'ms, 95 in 100'], cells)}"
+    shown = f"{MODELS['cifar10']}, {saved.tunings[0].steps} steps, H200, captured, not compiled"
+    return f"{shown}:\n\n{table([*heads, 'ms, 95 in 100'], cells)}"
 
 
 def overhead() -> str:
-    """What drawing a dataset costs beyond the engine's own work."""
+    """The cost of drawing a dataset beyond the engine's own work."""
     cells = [
         [
             row.target,
@@ -487,14 +487,14 @@ def dataset() -> str:
     saved, rows = load(GenerateLaw, "generate-law"), load(GenerateMemory, "generate-memory").rows
     law, settings = saved.law, saved.settings
     verdict = "passes" if law.passed else "FAILS"
-    told = (
+    shown = (
         f"{law.samples} samples of the mixture, d = {settings.dim}, {settings.steps} steps, at once: "
-        f"{saved.seconds:.0f} s, {saved.peak_mib:.0f} MiB at most. The law check {verdict}: "
+        f"{saved.seconds:.0f} s, {saved.peak_mib:.0f} MiB at most. The distribution check {verdict}: "
         f"{law.tests} tests against {law.sequential} sequential samples at joint level {law.level:g}, "
         f"smallest p-value {law.smallest_p:.2g}."
     )
     cells = [[f"{r.dim}", f"{r.count}", f"{r.samples_mib:.1f}", f"{r.peak_mib:.0f}"] for r in rows]
-    return f"{told}\n\n{table(['dimension', 'samples', 'their size, MiB', 'peak memory, MiB'], cells)}"
+    return f"{shown}\n\n{table(['dimension', 'samples', 'their size, MiB', 'peak memory, MiB'], cells)}"
 
 
 def devices() -> str:
@@ -551,7 +551,7 @@ def policy_costs() -> str:
 
 
 def training() -> str:
-    """How the two models were trained."""
+    """Training of the two models."""
     saved = [load(Training, f"training-{name}") for name in ("fashion-mnist", "cifar10")]
     folders = (
         "`foresample/pretrained/fashion_mnist`, inside the package",
@@ -572,7 +572,7 @@ def training() -> str:
 
 
 def classifier() -> str:
-    """How good the judge is."""
+    """Accuracy of the classifier."""
     saved = load(ClassifierTraining, "training-classifier")
     return (
         f"A six-layer convolutional network ({saved.parameters / 1e6:.2f} M parameters, "
@@ -582,7 +582,7 @@ def classifier() -> str:
 
 
 def response() -> str:
-    """What following the noise beyond the horizon gave, on a model not used to choose it."""
+    """The gain from following the noise beyond the horizon, on a model that was not used to choose it."""
     names = ("earlier/cifar10-calls-w50-gain-only", "cifar10-calls-w50")
     files = [load(Calls, name) for name in names]
     moves = []
@@ -613,7 +613,7 @@ def curve_files() -> list[Curves]:
 
 
 def peers(rows: Iterable[CurvePoint]) -> list[CurvePoint]:
-    """Those of exact methods that are not ours."""
+    """Rows of the exact methods that are not ours."""
     return [row for row in rows if row.method not in (*OURS, "sequential")]
 
 
@@ -674,8 +674,8 @@ def _curves(saved: Curves) -> str:
     for method in dict.fromkeys(row.method for row in rows):
         mine = {row.states: _speedup(row) for row in rows if row.method == method}
         bold = "**" if method == "default" else ""
-        told = [f"{bold}{mine[n]}{bold}" if n in mine else "" for n in sizes]
-        cells.append([f"{bold}{label(method)}{bold}", *told])
+        shown = [f"{bold}{mine[n]}{bold}" if n in mine else "" for n in sizes]
+        cells.append([f"{bold}{label(method)}{bold}", *shown])
     whole = batches(rows)
     cells.append(["default over the best peer", *(_lead(rows, n) if n in whole else "" for n in sizes)])
     for method in TREES:
@@ -702,12 +702,12 @@ def curves_behind() -> str:
     for saved in curve_files():
         rows = saved.rows
         behind = [n for n in batches(rows) if lead(rows, n)[0] <= 1]
-        told = [f"{label(best_peer(rows, n).method)} at {n} states a call ({_lead(rows, n)})" for n in behind]
+        shown = [f"{label(best_peer(rows, n).method)} at {n} states a call ({_lead(rows, n)})" for n in behind]
         ours = min((row for row in rows if row.method == "default"), key=lambda row: row.calls)
         peer = min(peers(rows), key=lambda row: row.calls)
-        if told:
+        if shown:
             lines.append(
-                f"* {_title(saved)}: {'; '.join(told)}. At any number of states, the fewest calls are "
+                f"* {_title(saved)}: {'; '.join(shown)}. At any number of states, the fewest calls are "
                 f"{ours.calls:.2f} of the default at {ours.states}, and {peer.calls:.2f} of "
                 f"{label(peer.method)} at {peer.states}."
             )
@@ -715,7 +715,7 @@ def curves_behind() -> str:
 
 
 def curves_cost() -> str:
-    """What the calls cost: evaluations of a sample at three verification batches."""
+    """Evaluations of a sample at three verification batches."""
     cells = []
     for saved in curve_files():
         rows = saved.rows
@@ -736,7 +736,7 @@ def curves_cost() -> str:
 
 
 def curves_missing() -> str:
-    """What has not been measured."""
+    """Batches that have not been measured with every peer."""
     lines = []
     for saved in curve_files():
         there = batches(saved.rows)
@@ -752,7 +752,7 @@ MIXTURE_COST = ("quality-cost-mixture",)
 
 
 def quality_cost() -> str:
-    """The lossy methods' distance to the sequential law against their calls."""
+    """The lossy methods' distance to the sequential distribution against their calls."""
     return _quality_cost(*FASHION_COST)
 
 
@@ -844,7 +844,7 @@ def _as_near(row: QualityCostPoint, floor: QualityCostPoint) -> bool:
 
 
 def ranked() -> str:
-    """What ranking the children saves, on several chains."""
+    """Calls saved by ranking the children, on several chains."""
     cells = [
         [
             row.chain,
@@ -936,8 +936,8 @@ def when() -> str:
 
 def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float) -> list[str]:
     gain = base_ms / ms
-    told = f"**{gain:.1f}×\u00a0faster**" if gain > 1 else f"{1 / gain:.1f}×\u00a0slower"
-    return [where, f"{base_calls:.0f}, {calls:.1f}", f"{base_ms:.1f}, {ms:.1f}", told]
+    shown = f"**{gain:.1f}×\u00a0faster**" if gain > 1 else f"{1 / gain:.1f}×\u00a0slower"
+    return [where, f"{base_calls:.0f}, {calls:.1f}", f"{base_ms:.1f}, {ms:.1f}", shown]
 
 
 def when_lossy() -> str:
@@ -950,9 +950,9 @@ def when_lossy() -> str:
             rows = [row for row in saved.rows if row.method == method]
             if method.startswith(("default", "ddim", "dpmpp", "para", "sequential")):
                 row = min(rows, key=lambda row: row.distance)
-                told = "the floor" if row is floor else f"{row.distance / floor.distance:.2f}× the floor"
+                shown = "the floor" if row is floor else f"{row.distance / floor.distance:.2f}× the floor"
                 what = "other seeds" if row is floor else row.detail
-                cells.append([_chain(saved), f"{label(method)}, {what}", f"{row.calls:.1f}", told])
+                cells.append([_chain(saved), f"{label(method)}, {what}", f"{row.calls:.1f}", shown])
     return table(
         ["chain", "method, at its most faithful", "calls", "distance to the sequential distribution"], cells
     )

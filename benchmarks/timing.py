@@ -24,7 +24,7 @@ _RESAMPLES = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How much faster a side is than the baseline: the ratio of the median times."""
+    """The ratio of the baseline's median time to a side's."""
 
     ratio: Positive
     """Above 1 the side is faster."""
@@ -67,7 +67,7 @@ class Timing:
         return float(self._of(side).quantile(q))
 
     def ratio(self, side: str) -> Ratio:
-        """How much faster a side is than the baseline."""
+        """The ratio of the baseline's median time to the side's."""
         base, other = self._of(self.baseline), self._of(side)
         drawn = self._resampled()
         error = float((_median(base[drawn]) / _median(other[drawn])).std())
@@ -122,7 +122,9 @@ def take_turns(
         done = turn + 1
         if done < least:
             continue
-        if done == due:  # looked at rarely: stopping at the first lucky error would make errors too small
+        if (
+            done == due
+        ):  # checked rarely: stopping at the first small error would favour errors that are too small
             if Timing(taken, error).settled:
                 break
             due = done + max(2, done // 4)
@@ -137,6 +139,6 @@ def _median(values: torch.Tensor) -> torch.Tensor:
 
 
 def _wait() -> None:
-    """Until the GPU, if there is one in use, has done what was asked for."""
+    """Wait until a GPU that is in use has finished its work."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -146,9 +146,9 @@ def test_the_saved_quality_has_its_floor() -> None:
 
 def test_published_figures_are_reproduced() -> None:
     """Within three standard errors."""
-    told = [row for row in load(Published, "published").rows if row.published is not None]
-    assert {row.method for row in told} == {"reflection-nearest", "dgrs"}
-    for row in told:
+    published = [row for row in load(Published, "published").rows if row.published is not None]
+    assert {row.method for row in published} == {"reflection-nearest", "dgrs"}
+    for row in published:
         assert row.published is not None
         assert row.published.low is not None
         rounding = 0.005 if row.published.low == row.published.high else 0.0

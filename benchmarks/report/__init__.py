@@ -2,7 +2,7 @@
 
 calls, clock, robots, quality, published, exactness     what it says; a section without its results is left out
 headlines       the figures at its head
-evidence        what the law suite tests
+evidence        the numbers of the distribution tests
 recording       the real run that the animation plays (run.js, run.css), and storyboard, its still picture
 plots           plots and tables that several sections show
 markup, page    the pieces of a section and the page around them (page.html, page.css, page.js)
@@ -35,7 +35,7 @@ HEAD = """<h1>Several times fewer network calls, <em>exactly</em> the same distr
 <p class="lead">A stochastic diffusion sampler walks a chain of Gaussian steps, one network call each. foresample
 drafts a window of future steps for free, checks the whole window with <strong>one</strong> batched call, keeps the
 longest part an exact test allows, corrects the next state, and goes on. No training, any model, and no approximation:
-whatever the draft, samples have exactly the law of the sequential sampler. A bad draft costs time, never
+whatever the draft, samples have exactly the distribution of the sequential sampler. A bad draft costs time, never
 correctness.</p>"""
 
 

@@ -69,8 +69,8 @@ def _model_plot(result: Calls) -> Plot:
 
 def _mixture_title(result: BenchResult) -> str:
     s = result.settings
-    told = {"d = {}": s.dim, "ε = {:g}": s.churn, "{} steps": s.steps, "{} reused": s.reuse}
-    return ", ".join(text.format(value) for text, value in told.items() if value is not None)
+    shown = {"d = {}": s.dim, "ε = {:g}": s.churn, "{} steps": s.steps, "{} reused": s.reuse}
+    return ", ".join(text.format(value) for text, value in shown.items() if value is not None)
 
 
 def _mixtures_at_one_window(found: Sequence[BenchResult]) -> Plot:

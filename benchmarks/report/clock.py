@@ -84,9 +84,9 @@ def _rounds_plot(result: Latency) -> Plot:
     names = {row.window: f"window {row.window}" if row.window else "sequential" for row in result.rounds}
     network, own = [], []
     for row in result.rounds:
-        name, told = names[row.window], f"{100 * row.share:.1f} % of the round"
+        name, shown = names[row.window], f"{100 * row.share:.1f} % of the round"
         network.append(Point(name, row.network_us, row.network_us_error))
-        own.append(Point(name, row.round_us - row.network_us, None, told))
+        own.append(Point(name, row.round_us - row.network_us, None, shown))
     shares = [100 * row.share for row in result.rounds if row.window] or [0.0]
     return Plot(
         f"plot-rounds-{result.name}",
@@ -161,12 +161,12 @@ def _policy_plot(result: Policy) -> Plot:
     )
     shares, text = [], "Shorter is better."
     for row in result.rows:
-        ms, inside, told = row.batch_1.ms, row.batch_1.network_ms, f"{number(row.calls)} calls a plan"
+        ms, inside, shown = row.batch_1.ms, row.batch_1.network_ms, f"{number(row.calls)} calls a plan"
         if inside is None:
-            whole.points.append(Point(row.label, ms, None, told))
+            whole.points.append(Point(row.label, ms, None, shown))
         else:
-            network.points.append(Point(row.label, inside, None, told))
-            own.points.append(Point(row.label, ms - inside, None, told))
+            network.points.append(Point(row.label, inside, None, shown))
+            own.points.append(Point(row.label, ms - inside, None, shown))
             shares.append(100 * (ms - inside) / ms)
     if shares:
         text = (

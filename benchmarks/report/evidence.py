@@ -1,4 +1,4 @@
-"""What the law suite (tests/law/test_law.py) does, in numbers. A test holds this page to the suite."""
+"""The numbers of the distribution tests (tests/law/test_law.py). A test holds this page to the suite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BROKEN = {
     "redraw from the target": "after a rejection it draws from the target itself, ignoring the residual",
     "first failure": "it stops at the first draft that fails instead of keeping up to the last that passes",
     "per-step residual": "after a block's rejection it corrects as if the step had been tested alone",
-    "noise reused": "it spends noise again that the test has looked at, without recycling it",
+    "noise reused": "it spends noise again that the test has used, without recycling it",
     "old scalar kept": "its corrected state is the rejected draft",
     "last h like an inner one": "it treats the window's last draft as if another followed",
     "window ends by its own noise": "whether a draft is tested at all depends on the noise it is tested with",

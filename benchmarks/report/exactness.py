@@ -17,20 +17,20 @@ def exactness(results: Results) -> Section | None:
     checks, policies, gpu = results.of(CheckResult), results.of(Policy), results.of(GpuTests)
     if not (checks or policies or gpu):
         return None
-    told = [findings_table(r, f"{r.name}: what foresample check says of a target") for r in checks]
-    body = [_suite(), *told, *map(_policy, policies), *map(_gpu_tests, gpu)]
+    shown = [findings_table(r, f"{r.name}: what foresample check says of a target") for r in checks]
+    body = [_suite(), *shown, *map(_policy, policies), *map(_gpu_tests, gpu)]
     return Section("exactness", "Evidence that it is exact", body, [], [*checks, *policies, *gpu])
 
 
 def _suite() -> str:
-    """What the law suite tests."""
+    """The distribution tests."""
     e = evidence
     settings = len(e.CHAINS) * len(e.DRAFTERS) * len(e.BLOCKS) * 2
     facts = (
         f"{settings} settings: {len(e.CHAINS)} chains ({', '.join(e.CHAINS)}) × {len(e.DRAFTERS)} drafters × "
         f"{len(e.BLOCKS)} block lengths × noise recycled or fresh, {e.SAMPLES} samples each; a few again with "
         f"{e.MANY_SAMPLES}.",
-        "Tested in each: the joint law of consecutive states along the chain, and the noise that each step "
+        "Tested in each: the joint distribution of consecutive states along the chain, and the noise that each step "
         "must have seen, (next state − mean)/std, which has to be N(0, I) and independent of the state.",
         "One budget: a correct sampler fails anywhere in the suite with probability at most "
         f"{e.SUITE_LEVEL:g}; each of up to {e.SHARES} cases may use an equal part. Seeds are fixed.",
@@ -40,7 +40,7 @@ def _suite() -> str:
     twins = list((e.BROKEN | e.PEEKING).items())
     return (
         paragraph(
-            "Whatever the draft, the samples have exactly the law of the sequential sampler run with the same "
+            "Whatever the draft, the samples have exactly the distribution of the sequential sampler run with the same "
             "network: that is a theorem. The suite tests the code against it where tests have power, in one "
             "and two dimensions."
         )
@@ -64,11 +64,11 @@ def _policy(result: Policy) -> str:
 
 
 def _gpu_tests(result: GpuTests) -> str:
-    """What passed and failed on a GPU."""
+    """Tests that passed and failed on a GPU."""
     wrong = {"failed": result.failed, "unfinished": result.unfinished}
-    told = f"{len(result.passed)} tests passed, {len(result.failed)} failed"
+    shown = f"{len(result.passed)} tests passed, {len(result.failed)} failed"
     if result.unfinished:
-        told += f", {len(result.unfinished)} were not finished"
+        shown += f", {len(result.unfinished)} were not finished"
     listed = ""
     for how, names in wrong.items():
         if names:
@@ -76,5 +76,5 @@ def _gpu_tests(result: GpuTests) -> str:
             listed += f"<details><summary>The {how} tests</summary><ul>{items}</ul></details>"
     return (
         f'<div class="note{" bad" if listed else ""}"><h3>The fused rounds on a GPU</h3>'
-        f"{paragraph(told + machine_of(result) + '.')}{listed}</div>"
+        f"{paragraph(shown + machine_of(result) + '.')}{listed}</div>"
     )

@@ -60,8 +60,8 @@ def _law(results: Results) -> list[Card]:
         for finding in check.findings:
             if finding.tests is not None and finding.smallest_p is not None:
                 text = (
-                    f"the smallest p-value of {finding.tests} tests of the embedded model's law; at joint level "
-                    f"{check.level:g} one below {check.level:g}/{finding.tests} would be an alarm"
+                    f"the smallest p-value of {finding.tests} tests of the embedded model's distribution; at joint "
+                    f"level {check.level:g} one below {check.level:g}/{finding.tests} would be an alarm"
                 )
                 return [Card(f"p = {finding.smallest_p:.2g}", text, "exactness")]
     return []

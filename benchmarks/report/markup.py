@@ -57,7 +57,7 @@ def by_name(
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows."""
+    """Label and scale of an axis."""
 
     label: str
     log: bool = False
@@ -208,14 +208,14 @@ def sources(results: Sequence[Result]) -> str:
 
 def _origin(name: str, origin: Origin) -> str:
     threads = origin.machine.threads
-    told = [
+    parts = [
         f"commit {origin.commit}" if origin.commit else "",
         *(f"{package} {version}" for package, version in origin.versions.items()),
         origin.machine.gpu or "",
         origin.machine.cpu or "",
         f"{threads} thread{'s' if threads != 1 else ''}" if threads else "",
     ]
-    line = " · ".join(part for part in told if part)
+    line = " · ".join(part for part in parts if part)
     note = f" ({origin.commit_note})" if origin.commit_note else ""
     ran = f"<code>{escape(origin.command)}</code>" if origin.command else "no command was saved with it"
     return f"<b>{escape(name)}.json</b> {ran}<br>{escape(line + note)}"

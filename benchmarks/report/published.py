@@ -12,15 +12,17 @@ from benchmarks.results import Claim, Gain, Published, PublishedRow, Setting, la
 
 
 def published(results: Results) -> Section | None:
-    """What papers report beside what our implementations of their methods measure."""
+    """Figures of papers beside the measurements of our implementations of their methods."""
     saved = results.of(Published)
     plots: list[Plot] = []
     used: list[Result] = list(saved)
     for result in saved:
-        told = [row for row in result.rows if row.published is not None]
-        ours = [bench for bench in results.of(BenchResult) if told and _same_chain(result, told[0], bench)]
+        published = [row for row in result.rows if row.published is not None]
+        ours = [
+            bench for bench in results.of(BenchResult) if published and _same_chain(result, published[0], bench)
+        ]
         used += ours
-        plots += [_side_by_side(told, ours), *_gain_plots(result.gains)]
+        plots += [_side_by_side(published, ours), *_gain_plots(result.gains)]
     if not saved:
         return None
     body = [grid(*(plot.html() for plot in plots)), *(paragraph(result.growth) for result in saved)]
@@ -32,15 +34,15 @@ def _same_chain(saved: Published, row: PublishedRow, bench: BenchResult) -> bool
     return (one.dim, one.churn, one.steps, saved.settings.reuse) == (two.dim, two.churn, two.steps, two.reuse)
 
 
-def _side_by_side(told: Sequence[PublishedRow], ours: Sequence[BenchResult]) -> Plot:
-    names = {id(row): f"{label(row.method)}, {_where(row.setting)}" for row in told}
+def _side_by_side(published: Sequence[PublishedRow], ours: Sequence[BenchResult]) -> Plot:
+    names = {id(row): f"{label(row.method)}, {_where(row.setting)}" for row in published}
     default = [row for bench in ours for row in bench.rows if row.method == "default"]
     labels = [f"foresample, window {row.window}" for row in default]
     series = [
-        Series("published", [_claim(names[id(r)], r.published) for r in told if r.published], line=False),
+        Series("published", [_claim(names[id(r)], r.published) for r in published if r.published], line=False),
         Series(
             "measured here",
-            [Point(names[id(r)], r.speedup, r.error, f"{r.samples} samples") for r in told],
+            [Point(names[id(r)], r.speedup, r.error, f"{r.samples} samples") for r in published],
             line=False,
         ),
         Series(
@@ -77,7 +79,7 @@ def _claim(x: str | float, claim: Claim, unit: str = "") -> Point:
 
 
 def _gain_plots(gains: Sequence[Gain]) -> list[Plot]:
-    """What ranks gain over turns on trees, and blocks over single steps on chains."""
+    """Gains of ranks over turns on trees, and of blocks over single steps on chains."""
     trees = [row for row in gains if row.setting.tree is not None]
     blocks = [row for row in gains if row.setting.window is not None]
     plots = []

@@ -28,8 +28,8 @@ def quality(results: Results) -> Section | None:
     plots += [plot for cost in QualityCost.joined(costs) for plot in _cost_plots(cost)]
     if not plots:
         return None
-    told = [f"<div>{_distances(result)}</div>" for result in saved]
-    body = [grid(*(plot.html() for plot in plots), *told)]
+    shown = [f"<div>{_distances(result)}</div>" for result in saved]
+    body = [grid(*(plot.html() for plot in plots), *shown)]
     return Section("quality", "Quality against cost", body, plots, [*saved, *costs])
 
 
@@ -59,7 +59,7 @@ def _distances(result: Quality) -> str:
     return table(
         ["Fréchet distance between", "values"],
         [(" and ".join(pair), ", ".join(f"{v:.4f}" for v in values)) for pair, values in result.pairs.items()],
-        "If the law is one, two samplers are no further apart than two runs of either",
+        "If the distributions are the same, two samplers are no further apart than two runs of either",
     ) + paragraph(f"Pictures in which the classifier sees the label asked for: {shares}.")
 
 
@@ -99,7 +99,7 @@ def _cost_plot(result: QualityCost, id: str, quantity: str, against: str, axis: 
         id,
         f"{result.settings.target}: distance against {against}",
         Axis(axis, log=True),
-        Axis("distance to the sequential law", log=True),
+        Axis("distance to the sequential distribution", log=True),
         by_name(
             result.rows,
             lambda row: label(row.method),
@@ -116,7 +116,7 @@ SHEETS = (
         "Two grids of twenty garments; most places show nearly the same garment left and right",
         "Fashion-MNIST, the embedded model, drawn by foresample sample: sequential left, speculative right, 100 "
         "steps, window 8. The seeds are the same on both sides, and accepted noise is shared, so many "
-        "pictures are alike; what is the same by proof is the law.",
+        "pictures are alike; the distribution is the same by proof.",
         True,
     ),
     (

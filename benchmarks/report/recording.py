@@ -1,6 +1,6 @@
 """A real run, recorded round by round: what the page's animation plays.
 
-A one-dimensional chain, so that states can be drawn against steps. Guesses are overheard at the drafter and
+A one-dimensional chain, so that states can be drawn against steps. Guesses are recorded at the drafter and
 commits at the observer; the test's own numbers (levels p, bars h, uniforms u) are worked out again from them
 with the library's own functions.
 """
@@ -133,7 +133,7 @@ def record(steps: int = STEPS, window: int = WINDOW, seed: int = SEED) -> Record
 
 
 def _round(target: ChainTarget, drafter: Overheard, commit: Commit, key: int, number: int) -> Round:
-    """What the round did, from what was overheard."""
+    """The record of a round, from its calls."""
     length, first = int(commit.drafted), int(commit.step)
     states = commit.path[0, : length + 1]
     step = torch.arange(first, first + length + 1)

@@ -34,8 +34,8 @@ def robots(results: Results, pictures: Path) -> Section | None:
     body = [
         paragraph(
             "LeRobot's own diffusion policy, trained on Meta-World, plans with 100 network calls in a row. "
-            "Accelerated, it draws from the same law with a few wide ones. Plans differ in calls, so the slowest of "
-            "a hundred is shown beside the median: a controller waits for that one."
+            "Accelerated, it draws from the same distribution with a few wide ones. Plans differ in calls, so the "
+            "slowest of a hundred is shown beside the median: a controller waits for that one."
         ),
         grid(*(plot.html() for plot in plots)),
     ]

@@ -55,10 +55,10 @@ def committed(r: Round) -> list[tuple[int, float]]:
 
 def summary(recording: Recording) -> str:
     """The run in a sentence."""
-    told = ", ".join(f"{r.accepted} of {r.length}" for r in recording.rounds if r.length)
+    shown = ", ".join(f"{r.accepted} of {r.length}" for r in recording.rounds if r.length)
     return (
         f"A path of {recording.steps} steps in {len(recording.rounds)} calls; after a first plain step, the "
-        f"rounds kept {told} drafts and committed one state more each"
+        f"rounds kept {shown} drafts and committed one state more each"
     )
 
 
