@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.results import Latency, Pens, RobotClock, RobotClockRow, Throughput, load
+from benchmarks.results import CpuClock, Latency, Pens, RobotClock, RobotClockRow, Throughput, load
 
 
 def headline() -> str:
@@ -36,22 +36,19 @@ def pays() -> str:
 def when_cpu() -> str:
     """Both samplers on one CPU core: rows of a table."""
     small, before, now = quickest("robot-clock-cpu")
-    pens = load(Pens, "pens")
-    plain, ours = pens.rows
     rows = [
         (
             f"a robot's plan: LeRobot's policy, {_millions(small)} parameters, {small.settings.steps} steps",
             (before.calls.mean, now.calls.mean),
             (before.ms.median, now.ms.median),
         ),
-        (
-            f"a robot's plan: handwriting, a tiny network, {pens.settings.steps} steps",
-            (plain.calls, ours.calls),
-            (plain.ms, ours.ms),
-        ),
     ]
+    for row in load(CpuClock, "cpu").rows:
+        together = f", {row.together} at a time" if row.together > 1 else ""
+        what = f"{row.target}, {row.steps} steps{together}"
+        rows.append((what, (row.steps, row.calls), (row.sequential_ms, row.ms)))
     lines = [
-        f"| {what} | {calls[0]:.0f}, {calls[1]:.1f} | {ms[0]:.1f}, {ms[1]:.1f} | {_verdict(ms[0] / ms[1])} |"
+        f"| {what} | {calls[0]:.0f}, {calls[1]:.1f} | {ms[0]:.3g}, {ms[1]:.3g} | {_verdict(ms[0] / ms[1])} |"
         for what, calls, ms in rows
     ]
     return "\n".join(
