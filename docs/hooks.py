@@ -94,7 +94,7 @@ def _math(text: str) -> str:
             tag = "mi" if len(letters.rstrip("\u0302\u0304")) == 1 else "mtext"
             made = f"<{tag}>{letters}</{tag}>"
             if letters != name:
-                made = f"<msup>{made}<mo>{name[len(letters) :].replace(chr(39), '′')}</mo></msup>"
+                made = f"<msup>{made}<mo>{name[len(letters) :].replace('²', '2')}</mo></msup>"
             out += f"<msub>{made}<mrow>{_math(index.strip('{}'))}</mrow></msub>" if index else made
         elif number:
             out += f"<mn>{number}</mn>"

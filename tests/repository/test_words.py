@@ -27,7 +27,7 @@ NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.
 LEFT: dict[str, int] = {
     "benchmarks": 30,
     "benchmarks/report": 16,
-    "docs": 14,
+    "docs": 12,
     "foresample/backends": 2,
     "foresample/cli": 12,
     "foresample/engine": 1,
