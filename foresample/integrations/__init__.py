@@ -1,4 +1,4 @@
-"""Other people's samplers, served in one line: pipelines, policies, packages."""
+"""One-line acceleration of other libraries' samplers: pipelines, policies, packages."""
 
 from foresample.integrations.acceleration import accelerate, restore
 

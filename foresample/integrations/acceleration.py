@@ -1,4 +1,4 @@
-"""`accelerate` and `restore`: one line for everything known here."""
+"""`accelerate` and `restore`, for pipelines, policies and packages."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def accelerate(
     if kind == "policy":
         primed = plan.warm or plan.learn or plan.prior is not None or plan.pilots is not None
         if primed and given.get("drafter") is not None:
-            raise ValueError("prior, pilots, learn and warm=True are Replay's: leave the drafter out, or them")
+            raise ValueError(
+                "prior, pilots, learn and warm=True need the Replay drafter: leave drafter out, or them"
+            )
         return accelerate_policy(served, settings, plan)
     if kind == "pipeline":
         return accelerate_pipeline(served, settings, plan.trace)
@@ -130,14 +132,14 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], None]]] = {
 
 
 def _kind(served: Any) -> str:
-    """Which of the kinds in `_OPTIONS` this is; an error for all else."""
+    """The kind of this object, a key of `_OPTIONS`; an error for any other object."""
     for kind, (is_one, _) in _KINDS.items():
         if is_one(served):
             return kind
     packages = ", ".join(f"{kind.package}'s {kind.kind}" for kind in PACKAGES)
     raise TypeError(
         misread_policy(served)
-        or f"{type(served).__name__} is nothing foresample knows how to accelerate: pass a diffusers pipeline (a "
+        or f"{type(served).__name__} cannot be accelerated: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
         "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), one of "
         f"robomimic or ManiSkill, {packages}, or make a target with foresample.targets"

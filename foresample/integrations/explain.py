@@ -1,6 +1,6 @@
 """Does the chain explain this loop?
 
-`accelerate` reads a chain off somebody's loop. Before a sample of that chain is handed out, the untouched loop is
+`accelerate` reads a chain off another library's loop. Before a sample of that chain is returned, the untouched loop is
 watched, and every state it makes must be the chain's: the chain's mean at the loop's own state and network answer, plus
 its std times the loop's own noise, to rounding. A loop that does something else is refused.
 
@@ -68,7 +68,7 @@ def difference(ours: Tensor, theirs: Tensor, scale: Callable[[Tensor], Tensor] =
 
 
 def made_up(x: Tensor, learned: bool, wide: bool = False) -> Tensor:
-    """An answer that no network gave; the estimates of a wide one leave ±1, so that clipping shows."""
+    """A made-up network output; the estimates of a wide one leave ±1, so that clipping shows."""
     output = 1.5 * torch.sin(3 * x) if wide else torch.tanh(0.7 * x + 0.2) - 0.1 * x.roll(1, -1)
     return torch.cat([output, 0.9 * (torch.cos(2 * x) if wide else torch.sin(x))], 1) if learned else output
 
@@ -78,7 +78,7 @@ def made_up(x: Tensor, learned: bool, wide: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Standard:
-    """What a loop is held to, and the sentence that refuses it, in which `{what}` stands for what it does.
+    """The rounding that a loop is allowed, and the sentence that refuses it, with `{what}` for the difference found.
 
     `rounding` has the differences, relative to `scale`, that rounding explains by the dtype of the states; `coarse` is
     that of all other dtypes.
@@ -107,7 +107,7 @@ class Call:
 
 
 class _WatchedNetwork(nn.Module):
-    """A network that notes what it is shown; after some calls, or without a network, answers are made up."""
+    """A network that records its inputs; after some calls, or without a network, its outputs are made up."""
 
     def __init__(self, network: Callable[..., Tensor] | None, learned: bool) -> None:
         super().__init__()
@@ -127,15 +127,15 @@ class _WatchedNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Rerun:
-    """How to run an untouched loop once more.
+    """A way to run an untouched loop once more.
 
     Args:
-        standard: what it is held to.
+        standard: the rounding allowed, and the sentence of a refusal.
         run: the loop, with this generator where it takes one.
         instead: puts another network in the place of the loop's.
         device: of its states.
         network: the network as the loop calls it; None: all answers are made up.
-        conditions: everything that the network is to be shown besides state and timestep.
+        conditions: the network's inputs besides state and timestep.
         start: [R, *shape], where the loop starts if it does not draw its start.
         data: [R, *shape], values of coordinates that are not drawn, in the shape and dtype of the states.
         free: [*shape], the coordinates that are drawn; all by default.
@@ -169,7 +169,7 @@ def require_explained(loop: Rerun, chain: Chain) -> list[Call]:
         loop.standard.refuse(f"it calls its network {len(seen)} times instead of {steps}")
     if loop.whole:
         if not isinstance(result, Tensor) or result.shape != last.shape:
-            loop.standard.refuse("it returns something else than a plan")
+            loop.standard.refuse("it does not return a plan")
         _require_state(loop, "what it returns", result, last)
     return seen
 

@@ -1,4 +1,4 @@
-"""What every integration asks of a foreign network, and what it hands to it."""
+"""Requirements on a foreign network, and its arguments by row, for every integration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 def require_fixed(
     network: Any, whose: str = "the network", remedy: str = ": call its eval() before sampling"
 ) -> None:
-    """Refuse a network that draws or mixes rows: its transitions have no law of their own."""
+    """Refuse a network in training mode that draws random numbers or mixes rows: it has no transition distribution."""
     modules = network.modules() if isinstance(network, torch.nn.Module) else ()
     random = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
     for module in modules:

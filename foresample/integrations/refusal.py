@@ -1,4 +1,4 @@
-"""What an accelerated pipeline raises when it cannot be exact."""
+"""The error of an accelerated pipeline that cannot be exact."""
 
 from __future__ import annotations
 

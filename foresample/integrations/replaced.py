@@ -1,4 +1,4 @@
-"""Attributes of other people's objects, replaced for a while."""
+"""Temporary replacement of attributes of other libraries' objects."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Replaced:
     """
 
     places: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
-    """Owner, name, what was put there, and the instance's own value."""
+    """Owner, name, the value put there, and the instance's own value."""
 
     def put(self, owner: Any, name: str, ours: Any) -> None:
-        """Put an attribute in place of the one an instance, or its class, has."""
+        """Put an attribute in place of an instance's own or its class's."""
         if not any(known is owner for known, *_ in self.places):
             self._replace(owner, "__getstate__", _PlainState(owner, self))
         self._replace(owner, name, ours)

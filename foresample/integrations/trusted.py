@@ -1,8 +1,8 @@
 """Is this a library's own code, and what does it hold?
 
 A loop that is the library's own function does the same at every call, apart from what it reads. So it is enough to
-watch it once for everything that it reads: `held` is part of what such a check is remembered by. A function that
-someone else wrote may do something else at the next call, and is checked at every one.
+watch it once for each set of values that it reads: `held` is part of the key of such a check. Any other function may
+do something else at the next call, and is checked at every one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _in_place(function: Any, owner: Any) -> bool:
 
 
 def _found(named: Any) -> Any:
-    """What its module has by the name that a function or a class gives itself."""
+    """The object that a module has by the name of this function or class."""
     found: Any = sys.modules.get(named.__module__)
     for part in named.__qualname__.split("."):
         found = getattr(found, part, None)

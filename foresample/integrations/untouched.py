@@ -1,4 +1,4 @@
-"""Which window is faster than somebody's own loop; where none is, that loop is run, and its report says so."""
+"""The choice between a window and the library's own loop, which runs, with a report, where no window is faster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NothingGains(Exception):
         self.steps, self.count = steps, count
 
     def run(self, loop: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Report]:
-        """What the loop returns, and its report."""
+        """The result of the loop, and its report."""
         started = perf_counter()
         result = loop(*args, **kwargs)
         return result, untouched_report(self.steps, self.count, perf_counter() - started)

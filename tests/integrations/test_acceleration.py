@@ -35,7 +35,7 @@ def test_each_kind_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize("thing", [None, object(), torch.nn.Linear(1, 1)], ids=["None", "object", "module"])
 def test_what_is_unknown_is_told_what_is_known(thing: Any) -> None:
     for act in (fs.accelerate, fs.restore):
-        with pytest.raises(TypeError, match=f"is nothing foresample knows how to accelerate: {KNOWN}"):
+        with pytest.raises(TypeError, match=f"cannot be accelerated: {KNOWN}"):
             act(thing)
 
 

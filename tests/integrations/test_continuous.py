@@ -175,7 +175,7 @@ def test_what_is_no_chain_is_refused() -> None:
     with pytest.raises(ValueError, match=r"S_churn=0 the sampler adds no noise.*use S_churn=80"):
         fs.accelerate(elucidated)
     elucidated.S_churn, elucidated.self_condition = 80, True
-    with pytest.raises(ValueError, match=r"self-conditioning hands the last estimate.*self_condition=False"):
+    with pytest.raises(ValueError, match=r"self-conditioning passes the last estimate.*self_condition=False"):
         fs.accelerate(elucidated)
     options = {"timesteps": 30, "sampling_timesteps": 9, "ddim_sampling_eta": 1.0, "objective": "pred_v"}
     plus = made("classifier_free_guidance", "GaussianDiffusion", "v", use_cfg_plus_plus=True, **options)

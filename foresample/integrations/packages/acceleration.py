@@ -35,7 +35,7 @@ PACKAGES: tuple[type[PackageLoop], ...] = (
     OpenAILoop,
     SbiLoop,
 )
-"""In this order an object is held against them."""
+"""The order in which an object is compared with them."""
 
 
 def is_package(served: Any) -> bool:
@@ -44,7 +44,7 @@ def is_package(served: Any) -> bool:
 
 
 def accelerate_package(served: Any, settings: Settings) -> AcceleratedPackage:
-    """See `foresample.accelerate`."""
+    """Accelerate an object of a package; see `foresample.accelerate`."""
     restore_package(served)
     replaced, kind = Replaced(), next(kind for kind in PACKAGES if kind.functions(served))
     loops = [kind(served, name, settings, replaced) for name in kind.functions(served)]
@@ -54,7 +54,7 @@ def accelerate_package(served: Any, settings: Settings) -> AcceleratedPackage:
 
 
 def restore_package(served: Any) -> None:
-    """Give it its own loop back."""
+    """Restore the object's own loop."""
     for ours in list(vars(served).values()):
         if isinstance(ours, PackageLoop):
             ours.replaced.remove()
@@ -62,7 +62,7 @@ def restore_package(served: Any) -> None:
 
 @dataclass(frozen=True)
 class AcceleratedPackage:
-    """What `accelerate` put in place; a context manager that hands out the object."""
+    """The replaced functions of an object; a context manager that returns the object."""
 
     served: Any
 

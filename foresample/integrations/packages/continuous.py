@@ -93,7 +93,7 @@ class ElucidatedLoop(PackageLoop):
     def refuse(self) -> None:
         if self.served.self_condition:
             raise ValueError(
-                "self-conditioning hands the last estimate to the network, so that states alone make no chain; train "
+                "self-conditioning passes the last estimate to the network, so its states are not a chain; train "
                 "with self_condition=False"
             )
         self.chain(None)
@@ -122,7 +122,7 @@ class ElucidatedLoop(PackageLoop):
 
 
 def continuous_chain(diffusion: Any) -> Chain:
-    """The chain of its loop. Each level is computed by itself, as the loop does: the network is told its very bits."""
+    """The chain of its loop. Each level is computed as in the loop, to the same bits."""
     times = torch.linspace(1.0, 0.0, diffusion.num_sample_steps + 1, device=diffusion.device)
     with torch.no_grad():
         log_snr = torch.stack([diffusion.log_snr(time) for time in times]).cpu()

@@ -165,7 +165,7 @@ def gaussian_chain(diffusion: Any) -> Chain:
     """The chain of its loop, read off its buffers."""
     if getattr(diffusion, "self_condition", False):
         raise ValueError(
-            "self-conditioning hands the last estimate to the network, so that states alone make no chain; train with "
+            "self-conditioning passes the last estimate to the network, so its states are not a chain; train with "
             "self_condition=False"
         )
     predicts = _OBJECTIVES[diffusion.objective]

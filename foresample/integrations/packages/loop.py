@@ -1,9 +1,9 @@
-"""The seam for packages: what the file of a package says, and what all packages share.
+"""The interface for packages: the declarations of a package's file, and the code that all packages share.
 
 `accelerate` puts a `PackageLoop` in the place of a sampling function, on one object. To serve another package, write
-one file here with a subclass, and add that class to `PACKAGES` (`packages.acceleration`). The subclass says
+one file here with a subclass, and add that class to `PACKAGES` (`packages.acceleration`). The subclass declares
 
-    package, kind       names for the reports and the sentences, "MONAI" and "DiffusionInferer" say
+    package, kind       names for reports and messages, such as "MONAI" and "DiffusionInferer"
     functions(served)   which objects are served: the names of their sampling functions; () for any other object
     owners, steps       whose code is trusted: the classes the function may be of, or the whole package, and the names
                         of the further functions that it calls
@@ -44,11 +44,11 @@ from foresample.settings import Settings
 
 @dataclass(frozen=True)
 class Drawing:
-    """What one call of a package's function draws.
+    """The samples that one call of a package's function draws.
 
-    `network` is refused in training mode if it has dropout or batch normalisation; `result` makes what the function
-    returns of the samples, [count, *shape]; `trusted` says what no check covers besides the function itself; `slots` is
-    how many samples are drawn at a time, all by default.
+    `network` is refused in training mode if it has dropout or batch normalisation; `result` turns
+    the samples, [count, *shape], into the function's result; `trusted` lists assumptions that no check covers besides
+    the function itself; `slots` is the number of samples drawn at a time, all by default.
     """
 
     target: Target
@@ -86,7 +86,7 @@ class PackageLoop(ABC):
     @staticmethod
     @abstractmethod
     def functions(served: Any) -> tuple[str, ...]:
-        """The sampling functions of an object that are replaced; () if it is none of this package."""
+        """The names of an object's sampling functions to replace; () for an object of another package."""
 
     def refuse(self) -> None:  # noqa: B027
         """Refuse, before anything is replaced, an object that cannot be served."""
@@ -103,7 +103,7 @@ class PackageLoop(ABC):
         return None
 
     def assumption(self) -> str:
-        """What is taken on trust about the function itself."""
+        """The assumption about the function itself, which no check covers."""
         return f"{self.package}'s own {getattr(self, '__qualname__', self.name)}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ class PackageLoop(ABC):
             if method is not None and not any(own.startswith(f"{owner}.") for owner in self.owners):
                 raise ValueError(
                     f"{type(self.served).__name__}.{name} is not {self.owners[0]}'s own function: it is overridden or "
-                    "patched, and may do something else at any sample; use the package's own class, or make a target "
+                    "patched, and may change from sample to sample; use the package's own class, or make a target "
                     "with foresample.targets"
                 )
 

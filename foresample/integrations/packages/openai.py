@@ -188,7 +188,7 @@ def openai_chain(diffusion: Any) -> Chain:
 
 @dataclass(eq=False)
 class _Steps:
-    """What the object makes of states at any steps: the network of its chain, which predicts x_0."""
+    """The object's predictions at states of any steps: the network of its chain, which predicts x_0."""
 
     diffusion: Any
     chain: Chain
@@ -199,9 +199,9 @@ class _Steps:
     halves: bool = False
     """Whether the model doubles its batch: then states are the first half's, and so is what is returned."""
     answer: Any = None
-    """What the model returned last."""
+    """The last output of the model."""
     seen: dict[str, Tensor] = field(default_factory=dict)
-    """Of the last call: pred_xstart, and the model's answers for the second half."""
+    """Values of the last call: pred_xstart, and the model's answers for the second half."""
 
     def __call__(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         count = len(x)
@@ -284,7 +284,7 @@ class _Model:
 
 
 class _Path(Wrapper):
-    """A target that keeps what its steps came to, [N, R, …]; only the calls of its own rounds, not those of looks."""
+    """A target that keeps the results of its steps, [N, R, …]; only the calls of its own rounds, not those of looks."""
 
     def __init__(self, target: Target, steps: _Steps, count: int, names: list[str]) -> None:
         super().__init__(target)
@@ -320,7 +320,7 @@ def _timed(path: Iterator[Any], report: Report) -> Iterator[Any]:
 
 
 class _Kept(dict[str, Any]):
-    """What is kept of a step."""
+    """The kept values of a step."""
 
     def __missing__(self, name: str) -> Any:
         raise ValueError(

@@ -61,12 +61,12 @@ class _Timed(Drawing):
 
 @dataclass
 class _Faster:
-    """Which loop is faster for how many samples, as far as is known."""
+    """The numbers of samples for which each loop was faster."""
 
     ours: int = 0
-    """The most samples for which ours was."""
+    """The most samples for which ours was faster."""
     theirs: float = math.inf
-    """The fewest for which theirs was."""
+    """The fewest samples for which theirs was faster."""
 
 
 class SbiLoop(PackageLoop):
@@ -140,7 +140,7 @@ class SbiLoop(PackageLoop):
         )
 
     def _steps(self, asked: dict[str, Any]) -> tuple[float, Corrector]:
-        """The predictor's eta and the corrector; all else is refused."""
+        """The predictor's eta and the corrector; other arguments are refused."""
         if asked["predictor"] != "euler_maruyama":
             raise ValueError(
                 f"predictor={_name(asked['predictor'])} is not known here: leave it out, which means 'euler_maruyama', "
