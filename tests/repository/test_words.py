@@ -25,13 +25,12 @@ NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.
 
 # Findings in rooms that are still to be rewritten. A number may only go down: the test fails when it could be lower.
 LEFT: dict[str, int] = {
-    "benchmarks": 30,
-    "benchmarks/report": 16,
-    "docs": 12,
+    "benchmarks": 4,
+    "docs": 8,
     "foresample/backends": 2,
     "foresample/cli": 12,
     "foresample/engine": 1,
-    "foresample/integrations": 24,
+    "foresample/integrations": 13,
 }
 
 
