@@ -18,6 +18,8 @@ def with_place(error: BaseException) -> str:
 
     The error's type is named unless foresample raised it: its own sentences need no type.
     """
+    if (sentence := _refused_call(error)) is not None:
+        return sentence
     frames = _frames(error)
     text = str(error).strip()
     if (frames and not frames[-1].filename.startswith(PACKAGE)) or not text:
@@ -32,6 +34,21 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
         for frame in reversed(_frames(one)):
             if not frame.filename.startswith((*_OURS, "<")):
                 return frame
+    return None
+
+
+def _refused_call(error: BaseException) -> str | None:
+    """The expected signature, if a network was called with arguments that it does not take."""
+    for frame, _ in traceback.walk_tb(error.__traceback__ if isinstance(error, TypeError) else None):
+        if frame.f_globals.get("__name__") == "foresample.targets.chained" and frame.f_code.co_name == "_answer":
+            from foresample.contracts import accepts, defined  # which import torch, as the network did
+
+            network = frame.f_locals["self"].network
+            if not accepts(network, "x", "time", "row"):
+                return (
+                    f"a network is called as network(x, time, row), but {defined(network)} does not take that: wrap "
+                    "it, for example as lambda x, time, row: network(x, time)"
+                )
     return None
 
 

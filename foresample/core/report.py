@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foresample.contracts import Wrapper
-from foresample.text import duration, without_nan
+from foresample.text import without_nan
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,10 @@ class Report:
             "evaluations a sample": f"{self.evaluations_mean:.1f}",
             "speed-up in calls": with_error(self.speedup, self.speedup_error),
             "drafts kept a round": f"{self.accepted_mean:.2f} of {self.drafted / max(1, self.rounds):.2f}",
-            "time": f"{duration(self.seconds)} ({duration(self.target_seconds)} in the target)",
+            "seconds": f"{self.seconds:.2f} ({self.target_seconds:.2f} in the target)",
         }
         if self.preparation_seconds >= 0.005:
-            lines["time to prepare"] = f"{duration(self.preparation_seconds)}, before and beside that"
+            lines["seconds to prepare"] = f"{self.preparation_seconds:.2f}, before and beside those"
         if self.look_calls:
             lines["calls that check the target"] = f"{self.look_calls}, on a few states each"
         if str(self.evidence):
@@ -235,3 +235,10 @@ class TimedTarget(Wrapper):
         prediction = super().predict(x, step, row, **extra)
         self.seconds += perf_counter() - started
         return prediction
+
+
+def on_the_clock(ratio: float) -> str:
+    """A ratio of times in words: the other sampler's time over ours."""
+    if f"{ratio:.2f}" == "1.00":
+        return "as fast"
+    return f"{ratio:.2f}× faster" if ratio > 1 else f"{1 / ratio:.2f}× slower"

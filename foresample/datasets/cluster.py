@@ -27,7 +27,6 @@ from foresample.checks.samples import SamplesLaw
 from foresample.datasets.shards import Plan
 from foresample.datasets.workers import Description, Factory, LocalWorker, Progress, Stop, Window
 from foresample.faults import first_line
-from foresample.provenance import install
 from foresample.settings import Settings
 from foresample.text import printable
 
@@ -97,7 +96,7 @@ def cluster(
     try:
         import ray
     except ImportError:
-        raise ImportError(f"many workers need ray, which is not installed: {install('ray')}") from None
+        raise ImportError("many workers need ray, which is not installed: pip install ray") from None
     ours = not ray.is_initialized()
     if ours:
         _require_cluster(address)

@@ -36,7 +36,6 @@ from foresample.datasets.fingerprint import Fingerprint, difference
 from foresample.datasets.folder import Claim
 from foresample.engine.slots import Finished
 from foresample.faults import NO_FAULT
-from foresample.provenance import install
 from foresample.schema import AtLeastOne, Count, Rule, Some, Unfit, open_plain, parse_json, read_object
 from foresample.sizes import state_bytes
 from foresample.text import printable
@@ -197,9 +196,7 @@ def read_shard(plan: Plan, number: int) -> Shard | None:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
-        raise ImportError(
-            f"datasets need safetensors, which is not installed: {install('safetensors')}"
-        ) from None
+        raise ImportError("datasets need safetensors, which is not installed: pip install safetensors") from None
     path = plan.path(number)
     try:
         os.close(open_plain(path, follow=False))

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from foresample.chains import Kind, scheduler_chain
-from foresample.provenance import install
 from foresample.schema import Unfit, parse_json, read_plain
 from foresample.targets import ChainTarget, from_scheduler
 from foresample.text import printable
@@ -161,8 +160,7 @@ def load(
     try:
         from diffusers import DDPMScheduler, UNet2DModel
     except ImportError:
-        packages = install("diffusers", "safetensors", "pillow")
-        raise ImportError(f"models need diffusers, which is not installed: {packages}") from None
+        raise ImportError("models need diffusers, which is not installed: pip install diffusers safetensors pillow") from None
     path, device = Path(path), torch.device(device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(

@@ -28,7 +28,7 @@ from foresample.chains import (
 )
 from foresample.chains.chain import per_row
 from foresample.chains.sde import OfTime, Process
-from foresample.contracts import UnknownRow, accepts, chain_mean, defined
+from foresample.contracts import UnknownRow, chain_mean
 
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """denoiser(x, time, row): states [B, *shape], their times [B] and sample indices [B] -> [B, *shape]."""
@@ -103,13 +103,6 @@ class ChainTarget:
         shape, what = x.shape, "the network of a ChainTarget"
         try:
             output = self.network(x, time, row)
-        except TypeError as error:
-            if accepts(self.network, x, time, row):
-                raise
-            raise TypeError(
-                f"{what} is called as network(x, time, row), but {defined(self.network)} does not take that: wrap it, "
-                "for example as lambda x, time, row: network(x, time)"
-            ) from error
         except RuntimeError as error:
             if "not require grad" not in str(error):
                 raise

@@ -178,7 +178,7 @@ def test_the_whole_traceback_on_request(mine: str, before: bool) -> None:
 
 def test_a_network_called_with_arguments_it_does_not_take(mine: str) -> None:
     """The expected call, and where the network is defined."""
-    sentence = "is called as network(x, time, row), but <lambda>(x, t) ("
+    sentence = "a network is called as network(x, time, row), but <lambda>(x, t) ("
     refuses(sentence, "sample", "--target", "mine:narrow")
     refuses("does not take that: wrap it, for example as lambda", "sample", "--target", "mine:narrow")
 

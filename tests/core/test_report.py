@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import foresample as fs
-from foresample.core.report import Tally
+from foresample.core.report import Tally, on_the_clock
 from tests.support.small_chains import flow
 
 
@@ -74,3 +74,10 @@ def test_steps_of_two_network_calls_are_reported() -> None:
     assert "calls that check" not in str(report)
     report.calls_per_step = 2
     assert "4.00, each 2 network calls (8.00)" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"), [(2.5, "2.50× faster"), (0.4, "2.50× slower"), (1.004, "as fast"), (0.997, "as fast")]
+)
+def test_times_are_compared_in_words(ratio: float, told: str) -> None:
+    assert on_the_clock(ratio) == told

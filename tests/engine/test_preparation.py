@@ -60,8 +60,8 @@ def test_compiling_counts_as_preparation_and_not_as_sampling() -> None:
     assert first.preparation_seconds > 0.4
     assert second.preparation_seconds < 0.1
     assert first.target_seconds <= first.seconds < 0.4
-    assert "time to prepare" in str(first)
-    assert "time to prepare" not in str(second)
+    assert "seconds to prepare" in str(first)
+    assert "seconds to prepare" not in str(second)
     assert json.loads(first.to_json())["preparation_seconds"] == first.preparation_seconds
 
 
