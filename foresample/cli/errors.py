@@ -40,7 +40,10 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
 def _refused_call(error: BaseException) -> str | None:
     """The expected signature, if a network was called with arguments that it does not take."""
     for frame, _ in traceback.walk_tb(error.__traceback__ if isinstance(error, TypeError) else None):
-        if frame.f_globals.get("__name__") == "foresample.targets.chained" and frame.f_code.co_name == "_answer":
+        if (
+            frame.f_globals.get("__name__") == "foresample.targets.chained"
+            and frame.f_code.co_name == "_answer"
+        ):
             from foresample.contracts import accepts, defined  # which import torch, as the network did
 
             network = frame.f_locals["self"].network

@@ -196,7 +196,9 @@ def read_shard(plan: Plan, number: int) -> Shard | None:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
-        raise ImportError("datasets need safetensors, which is not installed: pip install safetensors") from None
+        raise ImportError(
+            "datasets need safetensors, which is not installed: pip install safetensors"
+        ) from None
     path = plan.path(number)
     try:
         os.close(open_plain(path, follow=False))

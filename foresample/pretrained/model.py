@@ -160,7 +160,9 @@ def load(
     try:
         from diffusers import DDPMScheduler, UNet2DModel
     except ImportError:
-        raise ImportError("models need diffusers, which is not installed: pip install diffusers safetensors pillow") from None
+        raise ImportError(
+            "models need diffusers, which is missing: pip install diffusers safetensors pillow"
+        ) from None
     path, device = Path(path), torch.device(device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
