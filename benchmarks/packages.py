@@ -70,7 +70,7 @@ Sample = Callable[[Any, int], Tensor]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison of laws said."""
+    """The result of comparing distributions."""
 
     tests: int
     smallest_p: float
@@ -406,7 +406,7 @@ def picture(path: Path, samples: Tensor) -> None:
 def main(
     windows: Annotated[list[int] | None, typer.Option("--window", help="windows to try [50, 200]")] = None,
     count: Annotated[int, typer.Option(help="samples measured")] = 2,
-    checked: Annotated[int, typer.Option(help="samples compared in law, 0 for none")] = 0,
+    checked: Annotated[int, typer.Option(help="samples whose distributions are compared, 0 for none")] = 0,
     folder: Annotated[Path | None, typer.Option("--data", help="folder of Fashion-MNIST")] = None,
     network: Annotated[Path | None, typer.Option(help="the U-Net, read if it is there, else written")] = None,
     updates: Annotated[int, typer.Option(help="of the U-Net's training")] = 600,

@@ -58,7 +58,7 @@ from recipes import lasa
 
 @dataclass(frozen=True)
 class Model:
-    """What is sampled, and how its samples are judged."""
+    """A model to sample, and the features that judge its samples."""
 
     name: str
     """As read by people."""
@@ -273,7 +273,7 @@ class Distances(TypedDict):
 
 @dataclass(frozen=True)
 class Reference:
-    """What samples are compared with, set by set."""
+    """The samples to compare with, set by set."""
 
     sequential: list[Tensor]
     """Features of sequential samples, less `usual`."""

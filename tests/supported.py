@@ -85,7 +85,7 @@ POLICIES = {
     "ManiSkill's diffusion policy": ("its interface and loop", _LOOPS),
     "LeRobot's multi-task DiT, diffusion objective": ("its interface and loop", _LOOPS),
 }
-"""Robot policies, what stands for each in the test of its law, and that test."""
+"""Robot policies, the stand-in in the test of its distribution, and that test."""
 
 
 def pipelines() -> str:
@@ -138,7 +138,7 @@ def copies() -> str:
 def policies() -> str:
     """Robot policies, and what was tested."""
     rows = [[name, what, f"[test](../{test.partition('::')[0]})"] for name, (what, test) in POLICIES.items()]
-    return table(["policy", "tested with", "law tested by"], rows)
+    return table(["policy", "tested with", "distribution tested by"], rows)
 
 
 def commands() -> str:

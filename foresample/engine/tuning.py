@@ -67,7 +67,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured and what follows."""
+    """The windows measured for one number of slots, and the best of them."""
 
     steps: AtLeastOne
     slots: AtLeastOne

@@ -19,17 +19,16 @@ PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "examples").rglob
 
 BEGINNING = re.compile(r"(?:Of|Those|What|Who|Whose|How)\b|Whether to\b")
 WORDS = re.compile(
-    r"\b(?:told|said|asked(?! for\b)|looked at|in vain|of late|comes to|is none|where there is one|(?<!power )laws?)\b"
+    r"\b(?:told|said|asked(?! for\b)|looked at|in vain|of late|comes to|is none|where there is one"
+    r"|(?<!power )(?<![/-])laws?)\b"  # tests/law and --law are names
 )
 NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.DOTALL)  # code, links, tags
 
 # Findings in rooms that are still to be rewritten. A number may only go down: the test fails when it could be lower.
 LEFT: dict[str, int] = {
-    "benchmarks": 4,
-    "docs": 8,
+    "docs": 2,
     "foresample/backends": 2,
-    "foresample/cli": 12,
-    "foresample/engine": 1,
+    "foresample/cli": 11,
     "foresample/integrations": 13,
 }
 
@@ -153,6 +152,7 @@ def test_a_message_with_a_word_to_guess_at_is_found(call: str) -> None:
         'print("follow a power law")',
         'print("as many as were asked for")',
         'print("`law` is a marker")',
+        'print("run tests/law or generate --law 10")',
         'names = ["law"]',
         '"""One law."""',
     ],
