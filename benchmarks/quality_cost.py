@@ -58,19 +58,19 @@ from recipes import lasa
 
 @dataclass(frozen=True)
 class Model:
-    """A model to sample, and the features that judge its samples."""
+    """A chain to sample, and the measure of its samples."""
 
     name: str
-    """As read by people."""
+    """The name in tables."""
     about: str
-    """What the features are."""
+    """Description of the features."""
     target: Target
     features: Callable[[Tensor], Tensor]
     """[count, *shape] -> [count, d], float64"""
     fewer: Callable[[int], Schedule]
     """The same network in that many steps."""
     data: str
-    """What the real data are."""
+    """Description of the real data."""
     real: Callable[[int, int], Tensor]
     """real(count, number of the set) -> features of real data, [count, d]"""
     observations: int = 1
@@ -203,7 +203,7 @@ class Method:
     """Its window, tolerance or number of steps."""
 
     def made(self, row: QualityCostPoint) -> bool:
-        """Whether a row is of this method."""
+        """Whether a row was made by this method."""
         return row.method == self.key and all(
             getattr(row, name) == value for name, value in self.detail.items()
         )
@@ -217,7 +217,7 @@ METHOD = 1_000_000_000
 
 
 def methods(window: int, tolerances: list[float], few: list[int]) -> list[Method]:
-    """All that are compared. The first, of other seeds than the reference, is the floor."""
+    """All methods. The first, with other seeds than the reference, is the floor."""
 
     def exact(key: str, peer: Callable[..., Any], **options: Any) -> Method:
         def draw(model: Model, count: int, seed: int) -> Any:
@@ -273,7 +273,7 @@ class Distances(TypedDict):
 
 @dataclass(frozen=True)
 class Reference:
-    """The samples to compare with, set by set."""
+    """Sequential and real samples to compare with, set by set."""
 
     sequential: list[Tensor]
     """Features of sequential samples, less `usual`."""

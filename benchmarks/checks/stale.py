@@ -35,16 +35,20 @@ ENGINE = (
 """What decides how long it takes."""
 POLICY = (*ENGINE, "foresample/drafters/prior.py", "foresample/integrations/policies")
 DATASET = (*ENGINE, "foresample/datasets")
+PEERS = tuple(f"benchmarks/peers/{name}.py" for name in ("common", "chains", "ranks", "trees"))
+"""The exact methods of others."""
 SOURCES: dict[str, Sequence[str]] = {
     "bench": (*MIXTURE, "benchmarks/mixture.py::bench"),
     "calls": (*PICTURES, "benchmarks/models.py::calls"),
-    "curves": (*RULE, "benchmarks/peers", "benchmarks/curves.py::measure", "benchmarks/curves.py::tuned"),
-    "published": (*MIXTURE, "benchmarks/peers", "benchmarks/published.py"),
+    "curves": (*RULE, *PEERS, "benchmarks/curves.py::measure", "benchmarks/curves.py::tuned"),
+    "published": (*MIXTURE, *PEERS, "benchmarks/published.py"),
+    "ranked": (*RULE, *PEERS, "benchmarks/ranked.py"),
+    "mcmc": (*ENGINE, "benchmarks/mcmc.py", "benchmarks/timing.py"),
     "growth": (*PICTURES, "benchmarks/clock.py::growth"),
     "warm": (*PICTURES, "foresample/drafters/prior.py", "benchmarks/clock.py::warm"),
     "order": (*RULE, "foresample/engine/slots.py", "benchmarks/order.py"),
     "quality": (*PICTURES, "benchmarks/models.py::quality"),
-    "quality-cost": (*PICTURES, "benchmarks/peers", "benchmarks/quality_cost.py::main"),
+    "quality-cost": (*PICTURES, "benchmarks/peers", "benchmarks/quality_cost.py::draw"),
     "agreement": (*PICTURES, "benchmarks/agreement.py"),
     "check": (*PICTURES, "foresample/checks"),
     "cpu-clock": (*ENGINE, "benchmarks/cpu.py", "benchmarks/timing.py"),
