@@ -9,6 +9,14 @@ class Refused(RuntimeError):
     """The pipeline does something that the chain does not contain, so its distribution would change."""
 
 
+class Changed(Refused):
+    """The loop does something else at this step than at the steps before; a loop drawn in parts may begin one here."""
+
+    def __init__(self, sentence: str, turn: int) -> None:
+        super().__init__(f"{sentence}; {REMEDY}")
+        self.turn = turn
+
+
 def require(holds: bool, sentence: str) -> None:
     """Refuse the pipeline with this sentence and the remedy unless the condition holds."""
     if not holds:

@@ -93,8 +93,8 @@ def test_what_cannot_be_exact_is_refused_before_an_image_comes_out(case: Case, t
         (
             Recorded,
             "_argument",
-            lambda: next(case for case in REFUSED if "guidance_end" in case.note).build,
-            lambda: next(case for case in REFUSED if "guidance_end" in case.note).arguments(4),
+            lambda: next(case for case in EXACT if "guidance_end" in case.note).build,
+            lambda: next(case for case in EXACT if "guidance_end" in case.note).arguments(4),
         ),
     ],
 )

@@ -221,9 +221,7 @@ def test_the_sequential_report_counts_images_that_are_kept_twice_once(monkeypatc
     ("name", "argument"),
     [
         ("StableDiffusionSAGPipeline", "sag_scale=0.0"),
-        ("StableDiffusion3Pipeline", "skip_guidance_layers=None"),
-        ("StableDiffusionControlNetPipeline", "control_guidance_end=1.0"),
-        ("WanPipeline", "guidance_scale_2=None"),
+        ("StableDiffusionPAGPipeline", "pag_adaptive_scale=0.0"),
     ],
 )
 def test_a_refusal_names_the_argument_to_drop(name: str, argument: str, tmp_path: Path) -> None:

@@ -971,17 +971,12 @@ EXACT = [
     ),
     Case("HiDreamImagePipeline", "flow matching", lambda folder: hidream(), layered),
     Case("Lumina2Pipeline", "flow matching", lambda folder: lumina2(), masked),
-]
-"""Tested for their law against the sequential pipeline."""
-
-REFUSED = [
     Case(
         "WanPipeline",
         "flow matching",
         lambda folder: wan(two=True),
         lambda n: video(n, guidance_scale_2=2.0),
         "two networks, another `guidance_scale_2`",
-        "what the pipeline makes of its network's output (guidance) is another at step 6",
     ),
     Case(
         "StableDiffusion3Pipeline",
@@ -989,7 +984,6 @@ REFUSED = [
         lambda folder: stable_diffusion_3(),
         lambda n: embedded(n, skip_guidance_layers=[0]),
         "`skip_guidance_layers`",
-        "at step 1 the pipeline calls its transformer where at step 0 it called the scheduler",
     ),
     Case(
         "StableDiffusionControlNetPipeline",
@@ -997,8 +991,18 @@ REFUSED = [
         sd("StableDiffusionControlNetPipeline", controlnet=controlnet),
         lambda n: prompts(n, image=CONTROL, control_guidance_end=0.5),
         "`control_guidance_end`",
-        "at step 6 the pipeline calls its controlnet with another conditioning_scale than at step 0",
     ),
+    Case(
+        "Lumina2Pipeline",
+        "flow matching",
+        lambda folder: lumina2(),
+        lambda n: masked(n, cfg_trunc_ratio=0.5),
+        "`cfg_trunc_ratio`",
+    ),
+]
+"""Tested for their law against the sequential pipeline."""
+
+REFUSED = [
     Case(
         "StableDiffusionPAGPipeline",
         "DDPM",

@@ -83,7 +83,7 @@ class AskAgain:
         self._shift = shift
         states = recorded.states.unflatten(0, (recorded.copies, recorded.images))
         step = torch.zeros(recorded.images, dtype=torch.int64, device=states.device)
-        kept = Kept(0, 0, states[:, :1], step[:1], step[:1], recorded.images, 0)
+        kept = Kept(self.clock.loop_turn, 0, states[:, :1], step[:1], step[:1], recorded.images, 0)
         self._latest[recorded] = (
             -states,
             step,
@@ -106,7 +106,7 @@ class AskAgain:
             rows, place = int(together.sum()), int(together[:number].sum())
             side = {p: _apart(recorded, at(arguments, p), 1)[:, [number]] for p in recorded.side}
             own = states[:, [number]], step[[number]], batch.row[[number]]
-            return Kept(self.clock.turn, number, *own, rows, place, side)
+            return Kept(self.clock.loop_turn, number, *own, rows, place, side)
 
         def along(path: Path, value: Any) -> Any:
             frames = recorded.frames(path, at(recorded.arguments, path))
@@ -160,7 +160,7 @@ class AskAgain:
             if not rounding or name not in self.rounding:
                 self._require_row_by_row(recorded, kept)
             if not rounding:
-                between = f"between step {kept.turn} and step {self.clock.turn} of its loop"
+                between = f"between step {kept.turn} and step {self.clock.loop_turn} of its loop"
                 raise self._changed(recorded, kept, between, found)
             self.rounding[name] = 2 * found
         self.evidence.largest_change = max(self.evidence.largest_change, found)

@@ -15,7 +15,7 @@ from torch import Tensor
 from foresample.integrations.diffusers.clock import Clock
 from foresample.integrations.diffusers.trees import Path, at, close, plain, rebuilt, same
 from foresample.integrations.diffusers.witnesses import Batch, heavy_tailed
-from foresample.integrations.refusal import REMEDY, Refused, require
+from foresample.integrations.refusal import REMEDY, Changed, Refused, require
 
 WITHOUT_ROWS = ("img_ids", "txt_ids", "image_rotary_emb")
 """Arguments whose first dimension is never the batch."""
@@ -84,12 +84,13 @@ class Recorded:
 
     def require_states(self, batch: Batch, states: Tensor) -> None:
         """Refuse an input that is not made as in turn 0: scaled latents, and beside them the image's conditioning."""
-        gives = f"at step {self.clock.turn} the pipeline gives its {self.name}"
-        require(
-            len(states) == self.copies * len(batch),
-            f"{gives} {len(states)} rows, where it was handed {len(batch)} states of which it makes {self.copies} rows "
-            "each: its loop keeps latents of its own",
-        )
+        gives = f"at step {self.clock.loop_turn} the pipeline gives its {self.name}"
+        if len(states) != self.copies * len(batch):
+            raise Changed(
+                f"{gives} {len(states)} rows, where it was handed {len(batch)} states of which it makes "
+                f"{self.copies} rows each: its loop keeps latents of its own",
+                self.clock.loop_turn,
+            )
         latents, rest = self._parts(states)
         old = self._parts(self.states)[1]
         index = batch.index(self.copies, states.device)
@@ -104,7 +105,7 @@ class Recorded:
         """Refuse a call of this turn that was given other latents than those that came back."""
         require(
             self.latents is not None and torch.equal(self.latents, scaled.to(self.latents.dtype)),
-            f"at step {self.clock.turn} the pipeline gives its {self.name} something else than the latents it was "
+            f"at step {self.clock.loop_turn} the pipeline gives its {self.name} something else than the latents it was "
             "handed",
         )
 
@@ -154,11 +155,12 @@ class Recorded:
         return frames if per_frame and len(old) == rows * frames else 0
 
     def _require_same(self, holds: bool, name: str) -> None:
-        require(
-            holds,
-            f"at step {self.clock.turn} the pipeline calls its {self.name} with another {name} than at step 0, while "
-            "the states are of other steps",
-        )
+        if not holds:
+            raise Changed(
+                f"at step {self.clock.loop_turn} the pipeline calls its {self.name} with another {name} than at step "
+                f"{self.clock.first}, while the states are of other steps",
+                self.clock.loop_turn,
+            )
 
     # ------------------------------------------------------------ the answer
 

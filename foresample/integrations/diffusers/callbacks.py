@@ -99,14 +99,15 @@ class InOrder:
         """Refuse a pipeline that did not call back after its last step."""
         if self.callback is not None and self.next < self.clock.steps:
             raise Refused(
-                f"the pipeline did not call {CALLBACK} after step {self.next}: leave the callback out, or {REMEDY}"
+                f"the pipeline did not call {CALLBACK} after step {self.clock.first + self.next}: leave the callback "
+                f"out, or {REMEDY}"
             )
 
     def _call_back(self) -> None:
         committed = int(self._committed.min()) if len(self._committed) else 0
         while self.next < min(committed, self.clock.steps):
             self.next += 1
-            self._report(self.next - 1, self._waiting.pop(self.next - 1))
+            self._report(self.clock.first + self.next - 1, self._waiting.pop(self.next - 1))
 
     def _report(self, step: int, latents: Tensor) -> None:
         pipe, callback = self.pipe, self.callback
@@ -116,13 +117,13 @@ class InOrder:
                 f"{CALLBACK} would be handed latents whose known region is not yet overwritten: leave it out, or "
                 f"{REMEDY}"
             )
-        self.networks.unchanged.require(self.clock.turn)
+        self.networks.unchanged.require(self.clock.loop_turn)
         tensors = {**(self._tensors or {}), "latents": latents.clone()}
         given = {name: tensors[name] for name in self.wanted}
         kept, before = copied(given), dict(vars(pipe))
         self.calling = True
-        with self._index_after(step):
-            answer = callback(pipe, step, self.clock.timesteps[step], dict(given)) or {}
+        with self.index_after(step):
+            answer = callback(pipe, step, self.clock.timesteps[step - self.clock.first], dict(given)) or {}
         self.calling = False
         who = f"{CALLBACK} ({getattr(callback, '__name__', type(callback).__name__)})"
         beyond = (
@@ -144,9 +145,10 @@ class InOrder:
         )
 
     @contextmanager
-    def _index_after(self, step: int) -> Iterator[None]:
-        """Inside, the scheduler's index is that of the untouched loop; otherwise it stays at the first step."""
-        own, index = vars(self.pipe.scheduler), self.clock.start + step + 1
+    def index_after(self, step: int) -> Iterator[None]:
+        """Inside, the scheduler's index is that of the untouched loop; otherwise it stays at the part's first step."""
+        own = vars(self.pipe.scheduler)
+        index = self.clock.start + step - self.clock.first + 1
         before = own.get("_step_index")
         if before is not None:
             own["_step_index"] = index

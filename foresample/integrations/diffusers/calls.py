@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foresample.core.noise import seeds_of
+from foresample.integrations.untouched import kept_random_state
 
 NEUTRAL: dict[str, Any] = {
     "control_guidance_start": 0.0,
@@ -44,6 +45,25 @@ def by_name(thing: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, An
     bound = dict(signature.bind(*args, **kwargs).arguments)
     more = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     return {**bound.pop(more, {}), **bound} if more is not None else bound
+
+
+def call_by_name(network: Any, signature: inspect.Signature, arguments: dict[str, Any], positional: int) -> Any:
+    """Call a network with arguments by name, the first `positional` of them by position."""
+    others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    ordered = {k: arguments[k] for k in signature.parameters if k in arguments}
+    more: dict[str, Any] = ordered.pop(others, {}) if others is not None else {}
+    values = list(ordered.values())[:positional]
+    return network(*values, **dict(list(ordered.items())[positional:]), **more)
+
+
+def networks_of(pipe: Any) -> dict[str, torch.nn.Module]:
+    """The pipeline's networks, by their names."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def forward_signature(network: Any) -> inspect.Signature:
+    """The signature of a network's `forward`, also where the network is compiled."""
+    return signature_of(getattr(network, "_orig_mod", network), "forward")
 
 
 def to_drop(bound: inspect.BoundArguments) -> str:
@@ -91,21 +111,29 @@ def copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
     return inspect.BoundArguments(bound.signature, dict(bound.arguments))
 
 
+def random_state(bound: inspect.BoundArguments) -> Callable[[], None]:
+    """A function that puts back the random numbers of now: torch's own and those of the generators given."""
+    given = bound.arguments.get("generator")
+    generators = given if isinstance(given, Sequence) else [given]
+    put_back = [kept_random_state(), *(kept_random_state(g) for g in generators if g is not None)]
+
+    def all_of_them() -> None:
+        for one in put_back:
+            one()
+
+    return all_of_them
+
+
 @contextmanager
 def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[None]:
     """Inside, no progress is shown; numbers drawn inside are not missing from the generators afterwards."""
-    given = bound.arguments.get("generator")
-    generators = given if isinstance(given, Sequence) else [given]
-    states = [(generator, generator.get_state()) for generator in generators if generator is not None]
+    put_back = random_state(bound)
     bars = getattr(pipe, "_progress_bar_config", None)
     pipe._progress_bar_config = {**(bars or {}), "disable": True}
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        yield
     finally:
-        for generator, state in states:
-            generator.set_state(state)
+        put_back()
         if bars is None:
             del pipe._progress_bar_config
         else:

@@ -16,19 +16,27 @@ class Clock:
 
     def __init__(self) -> None:
         self.turn = -1
+        self.first = 0
+        """The loop's turn at which this part of it begins."""
         self.start = 0
-        """Where the loop begins in the scheduler's timesteps."""
+        """Where this part begins in the scheduler's timesteps."""
         self.timesteps = torch.empty(0)
         self._ways: list[Callable[[Tensor], Tensor]] | None = None  # how networks may be told the time
 
-    def begin(self, timesteps: Tensor, everything: Tensor) -> None:
-        """The loop is about to go through these of its scheduler's timesteps."""
+    def begin(self, timesteps: Tensor, everything: Tensor, first: int = 0, end: int | None = None) -> None:
+        """The loop goes through these of its scheduler's timesteps; this part of it has the turns from `first` to
+        `end`."""
         require(self.turn < 0, "the pipeline goes through its timesteps more than once")
         count = len(timesteps)
         starts = range(len(everything) - count + 1)
-        self.start = next((k for k in starts if torch.equal(everything[k : k + count], timesteps)), -1)
-        require(self.start >= 0, "the pipeline does not take its scheduler's timesteps in their order")
-        self.timesteps = timesteps
+        begins = next((k for k in starts if torch.equal(everything[k : k + count], timesteps)), -1)
+        require(begins >= 0, "the pipeline does not take its scheduler's timesteps in their order")
+        self.first, self.start, self.timesteps = first, begins + first, timesteps[first:end]
+
+    @property
+    def loop_turn(self) -> int:
+        """The number of this turn in the whole loop."""
+        return self.first + self.turn
 
     @property
     def steps(self) -> int:
@@ -61,8 +69,8 @@ class Clock:
         self._ways = [way for way in self._ways if torch.equal(way(now[None].to(value.device)), flat[:1])]
         require(
             bool(self._ways),
-            f"at step {self.turn} the pipeline tells its {name} {float(flat[0]):g}, which is no known function of the "
-            f"timestep {float(now):g}",
+            f"at step {self.loop_turn} the pipeline tells its {name} {float(flat[0]):g}, which is no known function of "
+            f"the timestep {float(now):g}",
         )
 
     def told(self, step: Tensor) -> Tensor:

@@ -102,5 +102,5 @@ class Networks:
     def watch(self, name: str) -> None:
         """Refuse a network that the loop changed since its last call, and watch it from now on."""
         names = (name, self.routes[name].later) if name in self.routes else (name,)
-        self.unchanged.require(self.clock.turn, *names)
+        self.unchanged.require(self.clock.loop_turn, *names)
         self.unchanged.watch(*names)

@@ -23,7 +23,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,13 +36,17 @@ from foresample.integrations.diffusers.callbacks import CALLBACK, take_callback,
 from foresample.integrations.diffusers.calls import (
     as_generator,
     by_name,
+    call_by_name,
     configuration,
     copied_arguments,
-    signature_of,
+    forward_signature,
+    networks_of,
+    random_state,
     stream_seeds,
     to_drop,
     undisturbed,
 )
+from foresample.integrations.diffusers.parts import Known, Parts, Run
 from foresample.integrations.diffusers.session import Session
 from foresample.integrations.diffusers.stand_ins import (
     SENTENCES,
@@ -58,7 +62,7 @@ from foresample.integrations.diffusers.stand_ins import (
 from foresample.integrations.diffusers.trees import same
 from foresample.integrations.diffusers.unchanged import require_no_cache, values_of
 from foresample.integrations.diffusers.watch import Enough, Trace, Untouched, Watch, replay_scheduler
-from foresample.integrations.refusal import REMEDY, Refused
+from foresample.integrations.refusal import Changed, Refused
 from foresample.integrations.replaced import Replaced
 from foresample.settings import Settings
 
@@ -95,19 +99,6 @@ def restore_pipeline(pipe: Any) -> None:
         _forget(pipe, _ATTRIBUTES)
 
 
-@dataclass
-class Known:
-    """What earlier calls of one configuration found."""
-
-    trace: Trace | None = None
-    rounding: dict[str, float] | None = None
-    """How far the answers of its networks may differ; None before its first run."""
-    replayed: list[Any] | None = None
-    """The scheduler whose `step` was replayed: values, code, and what `step` was given."""
-    windows: list[int | None] = field(default_factory=list)
-    """What `window="auto"` chose, if it did; None: no window is faster than the pipeline itself."""
-
-
 class AcceleratedPipeline:
     """What `accelerate` put in place; a context manager that hands out the pipeline.
 
@@ -116,7 +107,7 @@ class AcceleratedPipeline:
     """
 
     def __init__(self, pipe: Any, settings: Settings, trace: bool) -> None:
-        self.pipe, self.scheduler, self.networks = pipe, pipe.scheduler, _networks(pipe)
+        self.pipe, self.scheduler, self.networks = pipe, pipe.scheduler, networks_of(pipe)
         self.settings, self.trace = settings, trace
         self.session: Session | Watch | Untouched | None = None
         self.known: dict[Any, Known] = {}
@@ -127,6 +118,7 @@ class AcceleratedPipeline:
         self._watched: dict[tuple[str, type], type] = {}
         self._methods: dict[str, Callable[..., Any]] = {}  # the scheduler's own, while stand-ins are in place
         self._code: dict[str, Any] = {}  # the same, and everything else of its class
+        self._running: Run
         self._counts_rows = hasattr(pipe, "pag_applied_layers")  # how many rows guidance makes of an image
         self._positional = 0  # arguments by position in the loop's call of a network under way
         self._drawing, self._thread, self._guard = threading.Lock(), 0, Guard()
@@ -212,7 +204,7 @@ class AcceleratedPipeline:
     def _require_same_parts(self) -> None:
         """The parts that were accelerated, or compiled since."""
         replaced = ["scheduler"] if self.pipe.scheduler is not self.scheduler else []
-        for name, network in _networks(self.pipe).items():
+        for name, network in networks_of(self.pipe).items():
             known = self.networks.get(name)
             if known is not None and getattr(network, "_orig_mod", None) is known:
                 self.networks[name] = network
@@ -268,36 +260,110 @@ class AcceleratedPipeline:
     def _draw(
         self, bound: inspect.BoundArguments, window: int, callback: Callable[..., Any] | None, known: Known
     ) -> Any:
+        """One run of the loop, in parts where it changes at a few of its steps."""
+        # A second attempt would call a callback twice, so with one the loop is rehearsed before the first.
+        rehearse = known.begins != (0,) or (callback is not None and known.rounding is None)
+        parts = self._rehearsed(bound, known.begins) if rehearse else Parts()
+        put_back, watched, self._answered = random_state(bound), self._answered, {}
+        try:
+            return self._draw_parts(bound, window, callback, known, parts, dict(watched))
+        except Changed:
+            put_back()
+            parts = Parts() if rehearse else self._rehearsed(bound)
+            if not parts.shown:
+                raise
+        return self._draw_parts(bound, window, callback, known, parts, dict(watched))
+
+    def _draw_parts(
+        self,
+        bound: inspect.BoundArguments,
+        window: int,
+        callback: Callable[..., Any] | None,
+        known: Known,
+        parts: Parts,
+        watched: dict[str, Answered],
+    ) -> Any:
         seeds, settings = stream_seeds(bound.arguments.get("generator")), replace(self.settings, window=window)
         new, rounding = known.rounding is None, dict(known.rounding or {})
-        callers = {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
-        heard, answered, self._answered = (callback, wanted_tensors(bound)), self._answered, {}
-        session = Session(
-            self.pipe, settings, seeds, heard, self._states_class, callers, rounding, new, answered
-        )
-        if self.trace:
-            session.explain = functools.partial(self._explain, session, known)
-        if session.in_order.needs_loop:
+        heard = callback, wanted_tensors(bound)
+
+        def make(first: bool) -> Session:
+            first_calls, callers = watched if first else {}, self._callers()
+            session = Session(
+                self.pipe, settings, seeds, heard, self._states_class, callers, rounding, new, first_calls
+            )
+            if self.trace:
+                session.explain = functools.partial(self._explain, session, known)
+            return session
+
+        run = Run(parts, make)
+        if run.session.in_order.needs_loop:
             bound = copied_arguments(bound)
-            bound.arguments[CALLBACK] = session.in_order.end_of_turn
+            bound.arguments[CALLBACK] = lambda *given: run.session.in_order.end_of_turn(*given)
+        result = self._looped(run, bound)
+        known.rounding, known.begins = rounding, parts.begins
+        self._tell(run, known)
+        return result
+
+    def _rehearsed(self, bound: inspect.BoundArguments, begins: tuple[int, ...] = (0,)) -> Parts:
+        """The parts in which this loop can be drawn; a single one where it does not change, or too often."""
+        settings, seeds = replace(self.settings, look=False), stream_seeds(bound.arguments.get("generator"))
+
+        def make(first: bool) -> Session:
+            callers = self._callers()
+            return Session(
+                self.pipe,
+                settings,
+                seeds,
+                (None, []),
+                self._states_class,
+                callers,
+                {},
+                False,
+                {},
+                rehearsed=True,
+            )
+
+        parts: Parts | None = Parts(begins)
+        while parts is not None:
+            run = Run(parts, make)
+            try:
+                with undisturbed(self.pipe, bound), suppress(Enough):
+                    self._looped(run, bound)
+            except Changed as change:
+                parts = parts.split_at(change.turn)
+            except Refused:
+                if parts.begins != (0,):
+                    raise
+                break  # the run itself says why
+            else:
+                return parts.rehearsed(run.sessions)
+        return Parts()
+
+    def _looped(self, run: Run, bound: inspect.BoundArguments) -> Any:
+        """What the pipeline returns when its loop goes through the sessions of a run."""
+        self._running = run
         try:
-            with self._serving(session):
+            with self._serving(run.session):
                 result = self.pipeline_class.__call__(*bound.args, **bound.kwargs)
-                with self._guard.ours(session):
-                    session.close()
+                with self._guard.ours(run.session):
+                    run.close()
+                    return result
         except SENTENCES:
             raise
         except Exception as error:
+            session = run.session
             if session.calling_back or session.batch is None or session.over:
                 raise
             whose = self._guard.whose if error is self._guard.foreign else "loop"
-            raise Refused(
-                f"at step {session.turn} the pipeline's {whose} cannot take a batch of drafted states "
-                f"({type(error).__name__}: {one_line(error)}); {REMEDY}"
+            raise Changed(
+                f"at step {session.loop_turn} the pipeline's {whose} cannot take a batch of drafted states "
+                f"({type(error).__name__}: {one_line(error)})",
+                session.loop_turn,
             ) from error
-        known.rounding = rounding
-        self._tell(session, known)
-        return result
+
+    def _callers(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        return {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
 
     def _watch(self, bound: inspect.BoundArguments) -> Trace:
         """Three steps of the untouched loop; the generators are as before afterwards."""
@@ -351,7 +417,13 @@ class AcceleratedPipeline:
             yield from plain.unbind()
             return
         with self._guard.ours(self.session):
-            yield from self.session.turns(plain)
+            if not isinstance(self.session, Session):
+                yield from self.session.turns(plain)
+                return
+            run = self._running
+            yield from run.turns(plain, functools.partial(setattr, self, "session"))
+            if run.session.rehearsed and run.session.over:
+                raise Enough
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         session, bound = self.session, by_name(self.scheduler, "step", args, kwargs)
@@ -365,22 +437,16 @@ class AcceleratedPipeline:
 
     def _add_noise(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
         session, original = self.session, self._methods[name]
-        if not isinstance(session, Session) or not session.inside or not session.answered or session.finished:
+        if not isinstance(session, Session) or not session.inside or not session.answered:
             return original(*args, **kwargs)
+        if session.finished:
+            with session.in_order.index_after(session.loop_turn):
+                return original(*args, **kwargs)
         return session.add_noise(original, by_name(self.scheduler, name, args, kwargs))
 
     def _caller(self, network: Any) -> Callable[[dict[str, Any]], Any]:
-        """Calls a network with arguments by their names, as many of them by position as the loop's own call had."""
-
-        def call(arguments: dict[str, Any]) -> Any:
-            ordered = {k: arguments[k] for k in parameters if k in arguments}
-            more: dict[str, Any] = ordered.pop(others, {}) if others is not None else {}
-            values = list(ordered.values())[: self._positional]
-            return network(*values, **dict(list(ordered.items())[self._positional :]), **more)
-
-        parameters = _signature(network).parameters
-        others = next((k for k, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
-        return call
+        """Calls a network with arguments by name, as many of them by position as the loop's own call had."""
+        return lambda arguments: call_by_name(network, forward_signature(network), arguments, self._positional)
 
     def _evaluate(self, name: str, network: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         session = self.session
@@ -388,7 +454,7 @@ class AcceleratedPipeline:
             return session.evaluate(name, call, args, kwargs)
         if not isinstance(session, Session) or not session.inside:
             return call(*args, **kwargs)
-        signature, self._positional = _signature(network), len(args)
+        signature, self._positional = forward_signature(network), len(args)
         bound = signature.bind(*args, **kwargs)
         return session.evaluate(name, dict(bound.arguments), list(signature.parameters))
 
@@ -402,16 +468,16 @@ class AcceleratedPipeline:
                 args, kwargs = session.aligned((args, kwargs))
         return Tensor.__torch_function__.__func__(kind, func, types, args, kwargs)  # type: ignore[attr-defined]
 
-    def _tell(self, session: Session, known: Known) -> None:
+    def _tell(self, run: Run, known: Known) -> None:
         """The report of a run: what it checked, and what it took on trust."""
-        report, trace = session.report, known.trace
+        report, trace = run.report, known.trace
         on = {"look=False": self.settings.look, "trace=False": self.trace}
         on["differences of the network's rounding"] = not report.evidence.largest_change > DIFFERS
         on["answers at states that were not asked again"] = False
         report.evidence.trusted = [name for name, checked in on.items() if not checked]
         self.pipe.foresample_report = report
         if trace is not None:
-            report.evidence.steps_replayed = trace.steps + self.trace * session.clock.steps
+            report.evidence.steps_replayed = trace.steps + self.trace * report.steps
             self.pipe.foresample_trace = trace
 
     def _explain(
@@ -431,13 +497,3 @@ class AcceleratedPipeline:
 def _forget(pipe: Any, names: Sequence[str]) -> None:
     for name in names:
         vars(pipe).pop(name, None)
-
-
-def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
-    """The pipeline's networks, by their names."""
-    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
-
-
-def _signature(network: Any) -> inspect.Signature:
-    """Of its `forward`, also where it is compiled."""
-    return signature_of(getattr(network, "_orig_mod", network), "forward")

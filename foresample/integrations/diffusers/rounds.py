@@ -109,5 +109,28 @@ class Rounds:
         return int(k), float((means[0] - means[1]).norm() / self.chain.std[k])
 
 
+class Unevaluated:
+    """Stands for `Rounds` in a rehearsal of the loop: nothing is drafted, and the images are made up."""
+
+    call: Call | None = None
+    done = True
+
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.report = x, Report("rehearsal", 0, len(x), 0)
+
+    def settle(self, x: Tensor, output: Tensor, known: Tensor | None = None) -> None:
+        """Nothing to settle."""
+
+    def finish(self, own_seconds: float, straddled: int) -> None:
+        """Nothing to report."""
+
+    def shift(self, one: Tensor, two: Tensor) -> tuple[int, float | None]:
+        return 0, None
+
+    def images(self, known: Tensor | None) -> Tensor:
+        noise = torch.randn(self.x.shape, generator=torch.Generator().manual_seed(len(self.x))).to(self.x)
+        return self.x.std() * noise
+
+
 def _unreachable(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
     raise AssertionError("the pipeline evaluates the network, not the target")

@@ -36,10 +36,10 @@ from foresample.integrations.diffusers.arguments import Recorded
 from foresample.integrations.diffusers.callbacks import InOrder
 from foresample.integrations.diffusers.clock import Clock
 from foresample.integrations.diffusers.networks import Networks, transposed
-from foresample.integrations.diffusers.rounds import Rounds
-from foresample.integrations.diffusers.trees import copied, plain, same, select, tensors, twins
+from foresample.integrations.diffusers.rounds import Rounds, Unevaluated
+from foresample.integrations.diffusers.trees import copied, leaves, plain, same, select, tensors, twins
 from foresample.integrations.diffusers.witnesses import Batch, Witnesses
-from foresample.integrations.refusal import REMEDY, Refused, require
+from foresample.integrations.refusal import REMEDY, Changed, Refused, require
 from foresample.settings import Settings
 
 TIMES = ("timestep", "timesteps", "t")
@@ -70,8 +70,11 @@ class Session:
         rounding: dict[str, float],
         new: bool,
         watched: dict[str, Answered],
+        rehearsed: bool = False,
     ) -> None:
-        """`callback`: the user's, and the tensors it wants. `rounding`, `new`, `watched`: see `AskAgain`."""
+        """`callback`: the user's, and the tensors it wants. `rounding`, `new`, `watched`: see `AskAgain`. `rehearsed`:
+        nothing is drawn, and the loop gets made-up states after its first turn (`parts`)."""
+        self.rehearsed = rehearsed
         self.scheduler, self.settings, self.seeds, self.wrap = pipe.scheduler, settings, seeds, wrap
         self.clock = Clock()
         self.networks = Networks(pipe, callers, self.clock, counters=not settings.look)
@@ -87,7 +90,7 @@ class Session:
         """The rows in the loop's hands, from turn 1 on."""
         self.chain: Chain
         self.witnesses: Witnesses
-        self.rounds: Rounds
+        self.rounds: Rounds | Unevaluated
         self.own_seconds = 0.0
         self._recorded: list[Recorded] = []
         self._called = 0  # networks called in this turn
@@ -97,6 +100,10 @@ class Session:
     @property
     def turn(self) -> int:
         return self.clock.turn
+
+    @property
+    def loop_turn(self) -> int:
+        return self.clock.loop_turn
 
     @property
     def calling_back(self) -> bool:
@@ -109,7 +116,7 @@ class Session:
 
     @property
     def done(self) -> bool:
-        return self.batch is not None and self.rounds.done
+        return "rounds" in vars(self) and self.rounds.done
 
     @property
     def finished(self) -> bool:
@@ -120,10 +127,12 @@ class Session:
     def report(self) -> Report:
         return self.rounds.report
 
-    def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
-        """The timesteps that the pipeline's loop iterates over: its own."""
+    def turns(self, timesteps: Tensor, first: int = 0, end: int | None = None) -> Iterator[Tensor]:
+        """The timesteps that the pipeline's loop iterates over: its own, those from `first` to `end`."""
         clock, turn = self.clock, 0
-        clock.begin(timesteps, self.scheduler.timesteps.as_subclass(Tensor))
+        clock.begin(timesteps, self.scheduler.timesteps.as_subclass(Tensor), first, end)
+        if first and "_step_index" in vars(self.scheduler):
+            self.scheduler._step_index = clock.start
         while turn < clock.steps or not self.done:
             clock.turn, self._called, self.answered = turn, 0, False
             yield clock.timestep()
@@ -133,8 +142,8 @@ class Session:
                 return
             require(
                 self.answered,
-                f"the pipeline skipped step {turn} of its loop (pipe.interrupt was set?), while other states are of "
-                "that step",
+                f"the pipeline skipped step {self.loop_turn} of its loop (pipe.interrupt was set?), while other "
+                "states are of that step",
             )
             turn += 1
         if self.again is not None:
@@ -145,7 +154,7 @@ class Session:
         """The pipeline has returned: was its loop whole?"""
         require(self.turn >= 0 and self.done, "the pipeline did not go through its scheduler's timesteps")
         whole = self.turn >= self.clock.steps - 1
-        require(whole, f"the pipeline left its loop at step {self.turn}, before its end")
+        require(whole, f"the pipeline left its loop at step {self.loop_turn}, before its end")
         self.in_order.require_all()
         if self.again is not None:
             self.report.evidence, self.report.look_calls = self.again.evidence, self.again.calls
@@ -156,7 +165,7 @@ class Session:
         """Instead of `scheduler.step`: take the guided network output, hand out the next states to evaluate."""
         started = perf_counter()
         once = not self.answered and not self.over
-        require(once, f"the pipeline stepped its scheduler twice at step {self.turn}")
+        require(once, f"the pipeline stepped its scheduler twice at step {self.loop_turn}")
         self.answered = True
         self.clock.require_now(bound["timestep"])
         output, sample = plain(bound["model_output"]), plain(bound["sample"])
@@ -165,7 +174,7 @@ class Session:
                 self.networks.unchanged.watch("scheduler")
                 self._first(output, sample, bound)
             else:
-                self.networks.unchanged.require(self.turn, "scheduler")
+                self.networks.unchanged.require(self.loop_turn, "scheduler")
                 self._require_same_step(bound)
                 self._next(output, sample)
             states = self._hand_out()
@@ -179,7 +188,7 @@ class Session:
         images = len(sample) // self.copies
         self.step_arguments, self.step_names = {k: v for k, v in bound.items() if k not in OWN}, set(bound)
         first, first_output = sample[:images], output[:images]
-        chain = read_chain(self.scheduler, bound, self.clock.start)
+        chain = self._read_chain(bound)
         # A loop may end early; and what was made of the patched timesteps must not go out to users as such.
         values = {k: plain(v)[: self.clock.steps] for k, v in vars(chain).items() if isinstance(v, Tensor)}
         self.chain = replace(chain, **values).to(first.device, torch.float32)
@@ -194,21 +203,54 @@ class Session:
             seeds = _told_apart(seeds)
         self.in_order.begin(images)
         self.witnesses = Witnesses(first, first_output, self.chain, self.clock)
-        self.rounds = Rounds(self.chain, first, self.settings, seeds.to(first.device), self.in_order.observe)
+        if self.rehearsed:
+            self.rounds = Unevaluated(first)
+        else:
+            seeds = seeds.to(first.device)
+            self.rounds = Rounds(self.chain, first, self.settings, seeds, self.in_order.observe)
         if self.again is not None:
             for recorded in self._recorded:
                 self.again.keep_first(recorded, self.rounds.shift)
         call = self.rounds.call
-        assert call is not None
-        if len(call.x) == images:  # else a drafter that needs no warm-up: its drafts come first
+        if (
+            call is not None and len(call.x) == images
+        ):  # else a drafter that needs no warm-up: its drafts come first
             self._settle(call.x, first_output)
+
+    def _read_chain(self, bound: dict[str, Any]) -> Chain:
+        """The chain of this part of the loop."""
+        first = self.clock.first
+        chain = read_chain(self.scheduler, bound, self.clock.start - first)
+        if first and (chain.previous_weight is not None or chain.older_weight is not None):
+            raise Refused(
+                f"the pipeline's loop changes at step {first}, and its {type(self.scheduler).__name__} uses earlier "
+                f"predictions, which a loop drawn in parts does not keep; use solver_order=1, or {REMEDY}"
+            )
+        return chain.since(first) if first else chain
+
+    def shown(self) -> tuple[Any, ...]:
+        """What the loop did in this part, apart from what follows from the states: the same in all runs."""
+        calls = [
+            (
+                recorded.name,
+                recorded.copies,
+                {p: v for p, v in leaves(recorded.arguments).items() if p not in recorded.side},
+            )
+            for recorded in self._recorded
+        ]
+        arguments = {k: v for k, v in self.step_arguments.items() if k != "generator"}
+        return calls, self.copies, arguments, self.witnesses.shown()
 
     def _next(self, output: Tensor, sample: Tensor) -> None:
         batch = self.batch
         assert batch is not None
         missing, rows = self._recorded[self._called :], self.copies * len(batch)
         names = "".join(recorded.name for recorded in missing[:1])
-        require(not missing, f"the pipeline does not call its {names} at step {self.turn} as at step 0")
+        if missing:
+            raise Changed(
+                f"the pipeline does not call its {names} at step {self.loop_turn} as at step {self.clock.first}",
+                self.loop_turn,
+            )
         whole = len(output) == rows == len(sample)
         require(whole, "the pipeline changes the number of rows inside of its loop")
         if self.copies == 2:
@@ -249,7 +291,8 @@ class Session:
         for name, value in bound.items():
             require(
                 name in OWN or same(value, self.step_arguments.get(name)),
-                f"the pipeline gives its scheduler another {name} at step {self.turn} than at step 0",
+                f"the pipeline gives its scheduler another {name} at step {self.loop_turn} than at step "
+                f"{self.clock.first}",
             )
 
     # ------------------------------------------------------------ what else the loop calls
@@ -306,7 +349,7 @@ class Session:
             )
         require(
             not self.answered,
-            f"the pipeline calls its {called} after the scheduler's step {self.turn}, before the next",
+            f"the pipeline calls its {called} after the scheduler's step {self.loop_turn}, before the next",
         )
         self.clock.require_told(called, bound[time], len(states), states.dtype)
         name = self.networks.first_of_route(called)
@@ -321,11 +364,12 @@ class Session:
             self._recorded.append(Recorded(name, (first, time), given, rest, output, self.clock, self.wrap))
             return output
         expected = [recorded.name for recorded in self._recorded[number : number + 1]]
-        require(
-            expected == [name],
-            f"at step {self.turn} the pipeline calls its {name} where at step 0 it called "
-            f"{f'its {expected[0]}' if expected else 'the scheduler'}",
-        )
+        if expected != [name]:
+            raise Changed(
+                f"at step {self.loop_turn} the pipeline calls its {name} where at step {self.clock.first} it called "
+                f"{f'its {expected[0]}' if expected else 'the scheduler'}",
+                self.loop_turn,
+            )
         return self._answered(self._recorded[number], plain(states), rest)
 
     def _answered(self, recorded: Recorded, states: Tensor, rest: dict[str, Any]) -> Any:

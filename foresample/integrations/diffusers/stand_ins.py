@@ -192,7 +192,7 @@ class Guard:
             if error is self.foreign or getattr(session, "calling_back", False):
                 raise
             raise Refused(
-                f"foresample cannot follow this pipeline's loop at step {max(session.turn, 0)} "
+                f"foresample cannot follow this pipeline's loop at step {max(session.loop_turn, 0)} "
                 f"({type(error).__name__}: {one_line(error)}); {REMEDY}"
             ) from error
 

@@ -30,8 +30,13 @@ def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
 
 def tensors(tree: Any) -> dict[Path, Tensor]:
     """All tensors of a tree, by their paths."""
-    found: dict[Path, Tensor] = {}
-    rebuilt(lambda path, leaf: found.update({path: leaf}) if isinstance(leaf, Tensor) else None, tree)
+    return {path: leaf for path, leaf in leaves(tree).items() if isinstance(leaf, Tensor)}
+
+
+def leaves(tree: Any) -> dict[Path, Any]:
+    """All leaves of a tree, by their paths."""
+    found: dict[Path, Any] = {}
+    rebuilt(lambda path, leaf: found.update({path: leaf}), tree)
     return found
 
 

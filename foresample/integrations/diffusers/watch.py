@@ -62,6 +62,10 @@ class Untouched:
         self.turn = self.rows = 0
         self.seconds = 0.0
 
+    @property
+    def loop_turn(self) -> int:
+        return self.turn
+
     def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
         started = perf_counter()
         yield from timesteps.unbind()
@@ -107,6 +111,10 @@ class Watch:
     @property
     def turn(self) -> int:
         return len(self.seen)
+
+    @property
+    def loop_turn(self) -> int:
+        return self.turn
 
     def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
         self.timesteps, self.turning = timesteps, True

@@ -18,7 +18,7 @@ from foresample.chains.chain import per_row
 from foresample.core.round import Call
 from foresample.integrations.diffusers.clock import Clock
 from foresample.integrations.diffusers.trees import close, mapped, plain, tensors
-from foresample.integrations.refusal import REMEDY, Refused, require
+from foresample.integrations.refusal import REMEDY, Changed, Refused, require
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Witnesses:
         elif self.known is not None:
             require(
                 torch.equal(given, self._given),
-                f"the pipeline overwrites latents with values of its own step {self.clock.turn}, while the states are "
-                "of other steps",
+                f"the pipeline overwrites latents with values of its own step {self.clock.loop_turn}, while the "
+                "states are of other steps",
             )
         changed = sample != batch.states
         if self.known is not None:
@@ -131,18 +131,23 @@ class Witnesses:
 
     def _changed(self, batch: Batch, sample: Tensor) -> Refused:
         size = float((sample - batch.states).abs().max() / batch.states.abs().max())
-        return latents_changed(self.clock.turn, size)
+        return latents_changed(self.clock.loop_turn, size)
 
     def require_same_guidance(self, batch: Batch, output: Tensor) -> None:
         """Refuse guidance that makes something else of the witnesses' outputs than before."""
         seen = output[batch.drafted :]
         if self._made is None:
             self._made = seen[1:].clone()
-        require(
-            close(seen[:1], self.output[:1]) and close(seen[1:], self._made),
-            f"what the pipeline makes of its network's output (guidance) is another at step {self.clock.turn} than "
-            "before, while the states are of other steps",
-        )
+        if not (close(seen[:1], self.output[:1]) and close(seen[1:], self._made)):
+            raise Changed(
+                "what the pipeline makes of its network's output (guidance) is another at step "
+                f"{self.clock.loop_turn} than before, while the states are of other steps",
+                self.clock.loop_turn,
+            )
+
+    def shown(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What the loop made of the made-up rows: the same whatever the other rows were."""
+        return self._made, self.known, None if self.known is None else self._given
 
 
 def latents_changed(turn: int, size: float) -> Refused:
