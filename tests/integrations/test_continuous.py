@@ -170,7 +170,7 @@ def test_classes_go_with_their_rows() -> None:
     assert pictures[1::2].mean() > pictures[::2].mean() + 0.1
 
 
-def test_what_is_no_chain_is_refused() -> None:
+def test_loops_that_are_no_chain_are_refused() -> None:
     elucidated = made("elucidated_diffusion", "ElucidatedDiffusion", "raw", S_churn=0)
     with pytest.raises(ValueError, match=r"S_churn=0 the sampler adds no noise.*use S_churn=80"):
         fs.accelerate(elucidated)

@@ -298,7 +298,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("case", "sentence"), REFUSED, ids=told)
-def test_what_is_no_chain_is_refused(case: dict[str, Any], sentence: str) -> None:
+def test_loops_that_are_no_chain_are_refused(case: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         fs.accelerate(posterior(**case))
 

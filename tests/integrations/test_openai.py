@@ -395,7 +395,7 @@ def test_patches_are_refused(copy: Copy, name: str) -> None:
                 drawn(diffusion, Net(diffusion), **asked(copy))
 
 
-def test_what_it_holds_is_read_again_at_every_sample(copy: Copy) -> None:
+def test_its_attributes_are_read_again_at_every_sample(copy: Copy) -> None:
     diffusion, given = made(copy, keep=EVERY_THIRD), asked(copy)
     net = Net(diffusion)
     with fs.accelerate(diffusion, window=6):
@@ -411,7 +411,7 @@ def test_what_it_holds_is_read_again_at_every_sample(copy: Copy) -> None:
         assert diffusion.foresample_report.evidence.steps_replayed == 20
 
 
-def test_a_loop_that_looks_at_states_on_the_way_is_told_to_iterate(copy: Copy) -> None:
+def test_a_loop_that_reads_states_on_the_way_gets_an_error_that_says_to_iterate(copy: Copy) -> None:
     def averaged(own: Any, *args: Any, **options: Any) -> Tensor:
         steps = own.args[0].p_sample_loop_progressive(*args, **options)
         return sum(step["sample"] for step in steps)
@@ -454,7 +454,7 @@ def test_noise_says_the_shape_of_a_state(copy: Copy) -> None:
 # ------------------------------------------------------------------ refusals, and leaving no trace
 
 
-def test_what_is_no_chain_is_refused(copy: Copy) -> None:
+def test_loops_that_are_no_chain_are_refused(copy: Copy) -> None:
     with pytest.raises(
         ValueError, match=r"model_var_type=LEARNED\) has a variance without.*LEARNED_RANGE or a fixed"
     ):

@@ -110,7 +110,7 @@ def test_their_loop_with_the_same_noise(options: dict[str, Any]) -> None:
 
 @pytest.mark.law
 @pytest.mark.parametrize("options", [CASES[2], CASES[3], CASES[5]], ids=str)
-def test_one_line_and_the_law_is_theirs(options: dict[str, Any]) -> None:
+def test_one_line_and_the_distribution_is_theirs(options: dict[str, Any]) -> None:
     diffusion = gaussian(**dict(options))
     torch.manual_seed(0)
     theirs = diffusion.sample(batch_size=5000).flatten(1)
@@ -197,7 +197,7 @@ def test_a_loop_patched_on_its_class_is_refused(monkeypatch: pytest.MonkeyPatch)
         fs.accelerate(diffusion)
 
 
-def test_what_it_holds_is_read_again_at_every_sample() -> None:
+def test_its_attributes_are_read_again_at_every_sample() -> None:
     """As if it had been accelerated after the change; tables that contradict each other are refused."""
 
     def drawn(diffusion: Any) -> Tensor:
@@ -284,7 +284,7 @@ def test_the_one_of_sequences_takes_its_conditions_along() -> None:
     assert max(levels) < 1e-3  # had rows changed places it would show
 
 
-def test_what_is_no_chain_is_refused() -> None:
+def test_loops_that_are_no_chain_are_refused() -> None:
     with pytest.raises(ValueError, match=r"self-conditioning.*train with self_condition=False"):
         fs.accelerate(gaussian(self_condition=True))
     with pytest.raises(ValueError, match=r"ddim_sampling_eta=1\.0"):
@@ -436,7 +436,7 @@ def walk(target: Any, noise: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.law
-def test_monai_in_one_line_has_the_law_of_its_own() -> None:
+def test_monai_in_one_line_has_its_own_distribution() -> None:
     scheduler = monai_ddpm(steps=30)
     inferer, net = monai_inferer(scheduler), MonaiNet("epsilon", scheduler.alphas_cumprod)
     generator = torch.Generator().manual_seed(2)
@@ -449,7 +449,7 @@ def test_monai_in_one_line_has_the_law_of_its_own() -> None:
     assert not isinstance(inferer.sample, PackageLoop)
 
 
-def test_what_monai_does_otherwise_is_refused() -> None:
+def test_monai_s_other_modes_are_refused() -> None:
     scheduler = load("monai.networks.schedulers").DDIMScheduler(num_train_timesteps=30)
     with pytest.raises(ValueError, match=r"DDIMScheduler adds no noise in an inferer.*use its DDPMScheduler"):
         fs.accelerate(monai_inferer(scheduler))
@@ -581,7 +581,7 @@ def test_boltz_s_loop_with_the_same_noise(version: str, align: bool) -> None:
 
 @pytest.mark.law
 @pytest.mark.parametrize("align", [False, True], ids=["as it is", "aligned"])
-def test_boltz_in_one_line_has_the_law_of_its_own(align: bool) -> None:
+def test_boltz_in_one_line_has_its_own_distribution(align: bool) -> None:
     diffusion = atom_diffusion("v2", align)
     asked = arguments("v2") | {"multiplicity": 4000, "max_parallel_samples": 4000}
     torch.manual_seed(1)
@@ -594,7 +594,7 @@ def test_boltz_in_one_line_has_the_law_of_its_own(align: bool) -> None:
     assert min(ks_two_sample(a.numpy(), b.numpy()) for a, b in zip(*views, strict=True)) > 1e-3 / 8
 
 
-def test_what_boltz_does_beyond_a_chain_is_refused() -> None:
+def test_boltz_s_steps_beyond_a_chain_are_refused() -> None:
     diffusion, asked = atom_diffusion("v2"), arguments("v2")
     fs.accelerate(diffusion)
     with pytest.raises(ValueError, match=r"steering \(fk_steering\) couples samples"):

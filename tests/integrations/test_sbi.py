@@ -228,7 +228,7 @@ def test_large_batches_go_to_sbi_s_own_loop(monkeypatch: pytest.MonkeyPatch) -> 
     assert timed == [5, 9, 30]
 
 
-def test_timing_uses_no_random_numbers_and_a_window_of_one_s_own_is_not_timed(
+def test_timing_uses_no_random_numbers_and_a_window_that_was_given_is_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = posterior()
@@ -245,7 +245,7 @@ def test_timing_uses_no_random_numbers_and_a_window_of_one_s_own_is_not_timed(
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
-def test_a_few_of_sbi_s_own_steps_say_how_long_all_take() -> None:
+def test_the_time_of_sbi_s_loop_is_extrapolated_from_a_few_steps() -> None:
     one = posterior()
     with fs.accelerate(one, window=12):
         drawn(one, 5)
@@ -294,7 +294,7 @@ class Mine:
         ({"ts": torch.linspace(0, 1, 9)}, r"times must fall strictly from t_max to t_min.*another ts"),
     ],
 )
-def test_what_is_no_chain_is_refused(options: dict[str, Any], sentence: str) -> None:
+def test_loops_that_are_no_chain_are_refused(options: dict[str, Any], sentence: str) -> None:
     one = posterior()
     with fs.accelerate(one), pytest.raises(ValueError, match=sentence):
         drawn(one, 2, **options)
@@ -385,7 +385,7 @@ def test_a_network_that_mixes_rows_is_refused() -> None:
         drawn(one, 4)
 
 
-def test_what_it_holds_is_read_again_and_compared_again() -> None:
+def test_its_attributes_are_read_again_and_compared_again() -> None:
     one = posterior()
     with fs.accelerate(one, window=6):
         drawn(one, 2)

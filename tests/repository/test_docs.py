@@ -43,6 +43,7 @@ SLOW = {
     "diffusers.md",
     "drafters.md",
     "gpus.md",
+    "packages.md",
     "performance.md",
     "policies.md",
     "robots.md",
@@ -57,13 +58,16 @@ SMALLER = {
 """Text of a page, and the smaller size or the CPU that replaces it. All else runs as it stands."""
 
 
-def of_extending(folder: Path) -> dict[str, Any]:
+def of_packages(folder: Path) -> dict[str, Any]:
+    """Real objects of the packages, small; of OpenAI's class, which is in no registry, the stand-in."""
+    from tests.integrations import test_packages as packages
     from tests.support import deepinv, openai, posteriors
 
     diffusion, z = openai.copies()[0].make(variance="LEARNED_RANGE", keep=range(0, 60, 6)), torch.randn(4, 1, 2)
+    inferer = packages.monai_inferer(packages.monai_ddpm())
     return {
         "deepinv": deepinv.package(),
-        "drunet": deepinv.Softly(),
+        "denoiser": deepinv.Softly(),
         "measured": deepinv.measured(2),
         "physics": deepinv.physics(),
         "diffusion": diffusion,
@@ -72,6 +76,15 @@ def of_extending(folder: Path) -> dict[str, Any]:
         "y": {"shift": torch.zeros(8, 1, 1)},
         "posterior": posteriors.posterior(prior=posteriors.box(0.5)),
         "x_o": torch.zeros(1, 2),
+        "gaussian_diffusion": packages.gaussian(),
+        "inferer": inferer,
+        "unet": packages.MonaiNet("epsilon", inferer.scheduler.alphas_cumprod),
+        "noise": torch.randn(2, 1, 2),
+        "atom_diffusion": packages.atom_diffusion("v2"),
+        "arguments": packages.arguments("v2"),
+        "model": lambda x, sigma, **given: x / (1 + sigma.view(-1, 1) ** 2),
+        "x": 10 * torch.randn(2, 3),
+        "sigmas": torch.tensor([10.0, 5.0, 2.0, 1.0, 0.3, 0.0]),
     }
 
 
@@ -108,7 +121,7 @@ def of_robots(folder: Path) -> dict[str, Any]:
 
 
 HAS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "extending.md": of_extending,
+    "packages.md": of_packages,
     "edm.md": of_edm,
     "diffusers.md": of_diffusers,
     "policies.md": of_policies,

@@ -24,7 +24,7 @@ GRIDS: dict[Callable[..., ChainTarget], tuple[Tensor, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("process", list(GRIDS), ids=["vp", "flow"])
-def test_the_network_is_told_the_time_of_each_row(process: Callable[..., ChainTarget]) -> None:
+def test_the_network_gets_the_time_of_each_row(process: Callable[..., ChainTarget]) -> None:
     grid, options = GRIDS[process]
     heard = []
 
@@ -46,7 +46,7 @@ def test_the_chain_has_the_dtype_it_was_given_whatever_the_network_returns() -> 
     assert {target.std.dtype, prediction.dtype, target.mean(x, prediction, step).dtype} == {torch.float32}
 
 
-def test_samples_start_where_they_are_told_to() -> None:
+def test_samples_start_at_the_given_states() -> None:
     target = vp(lambda x, time, row: 0.1 * x, GRIDS[vp][0], (3,), dtype=f64)
     start = states(4, seed=5)
     noise = states(4)
@@ -88,7 +88,7 @@ RETURNS: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("returns", RETURNS)
-def test_what_a_network_returns_is_not_broadcast_or_guessed_at(returns: str) -> None:
+def test_outputs_of_a_network_are_not_broadcast(returns: str) -> None:
     make, kind, sentence = RETURNS[returns]
     scheduler = DDPMScheduler()
     scheduler.set_timesteps(5)
@@ -166,7 +166,7 @@ def test_the_chain_of_a_scheduler_is_its_own_loop(
 
 
 @pytest.mark.parametrize("reuse", ["x0", "v", "eps"])
-def test_what_is_reused_changes_the_calls_and_not_the_chain(reuse: Any) -> None:
+def test_the_reused_prediction_changes_the_calls_and_not_the_chain(reuse: Any) -> None:
     scheduler = scheduler_of("DDPMScheduler", 12, clip_sample=True)
     plain, other = (from_scheduler(scheduler, network, (3,), reuse=kind, dtype=f64) for kind in ("x0", reuse))
     run = fs.sequential(plain, 3, seed=1)
@@ -210,7 +210,7 @@ def test_means_made_of_denoised_estimates_reuse_these(name: str, config: dict[st
         from_scheduler(scheduler_of(name, 10, **config), network, (3,), reuse="v")
 
 
-def test_a_solver_of_first_order_reuses_what_it_is_told_to() -> None:
+def test_a_solver_of_first_order_reuses_the_prediction_that_it_is_given() -> None:
     scheduler = scheduler_of("DPMSolverMultistepScheduler", 10, solver_order=1, **DPM)
     one, other = (from_scheduler(scheduler, network, (3,), reuse=kind, dtype=f64) for kind in ("x0", "v"))
     assert not one.multistep
@@ -219,7 +219,7 @@ def test_a_solver_of_first_order_reuses_what_it_is_told_to() -> None:
     )
 
 
-def test_what_is_no_scheduler_is_refused() -> None:
+def test_an_object_that_is_not_a_scheduler_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no timesteps yet: call scheduler\.set_timesteps"):
         from_scheduler(object(), network, (3,))
 
@@ -281,7 +281,7 @@ def test_whole_times_stay_whole(process: Callable[..., ChainTarget], kind: torch
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_a_network_that_writes_into_what_it_is_shown_changes_no_sample(chain: str) -> None:
+def test_a_network_that_writes_into_its_input_changes_no_sample(chain: str) -> None:
     """The chain makes its prediction of the state as it was, and of the network's output."""
     target = CHAINS[chain]()
 

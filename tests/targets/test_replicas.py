@@ -83,7 +83,7 @@ def test_replicas_run_at_once() -> None:
     assert shares == [8, 8]
 
 
-def test_an_error_of_a_replica_is_told() -> None:
+def test_an_error_in_a_replica_is_raised() -> None:
     def broken(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         raise RuntimeError("device lost")
 

@@ -1,4 +1,4 @@
-"""Packages with a sampling loop of their own, drawn speculatively; `loop` says how another one is served.
+"""Packages with a sampling loop of their own, drawn speculatively; `loop` explains how to add one.
 
 denoising-diffusion-pytorch   sample() of GaussianDiffusion, its 1-D twin and those with learned variances or guidance;
                               of both in continuous time, and of ElucidatedDiffusion
@@ -39,7 +39,7 @@ PACKAGES: tuple[type[PackageLoop], ...] = (
 
 
 def is_package(served: Any) -> bool:
-    """Whether this is an object of a package known here."""
+    """True for an object of a package that is known here."""
     return any(kind.functions(served) for kind in PACKAGES)
 
 

@@ -5,16 +5,16 @@ one file here with a subclass, and add that class to `PACKAGES` (`packages.accel
 
     package, kind       names for reports and messages, such as "MONAI" and "DiffusionInferer"
     functions(served)   which objects are served: the names of their sampling functions; () for any other object
-    owners, steps       whose code is trusted: the classes the function may be of, or the whole package, and the names
-                        of the further functions that it calls
-    refuse()            what is refused before anything is replaced; may be left out
-    drawing(asked)      what one call draws: its chain and network, read off the object as it is now, and its arguments,
-                        of which those that cannot be served are refused
+    owners, steps       the trusted code: the classes (or the package) that may define the function, and the names of
+                        the further functions that it calls
+    refuse()            raises for an object that cannot be served, before anything is replaced; may be left out
+    drawing(asked)      the chain and the network of one call, read off the object as it is now, and its arguments;
+                        raises for those that cannot be served; None if the call asks for no samples
 
-Nothing is imported from a package: an object is known by its attributes. The rest is done here: at every call the
+Nothing is imported from a package: an object is recognised by its attributes. The rest is done here: at every call the
 functions must be the package's own, neither overridden nor patched; the network must be in eval mode; the window is
 chosen, the samples are drawn and reported. Where no window gains, the package's own function is called.
-A loop that may step in other ways than its tables say is also run once with made-up answers (`compare`).
+A loop whose steps may differ from its tables is also run once with a made-up network (`compare`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def states_dtype() -> torch.dtype:
 
 
 class PackageLoop(ABC):
-    """Stands in for a sampling function of an object, with its arguments and its distribution; see the module."""
+    """Replaces a sampling function of an object: the same arguments, the same distribution; see the module."""
 
     package: ClassVar[str]
     kind: ClassVar[str]
@@ -89,7 +89,7 @@ class PackageLoop(ABC):
         """The names of an object's sampling functions to replace; () for an object of another package."""
 
     def refuse(self) -> None:  # noqa: B027
-        """Refuse, before anything is replaced, an object that cannot be served."""
+        """Raise for an object that cannot be served, before anything is replaced."""
 
     @abstractmethod
     def drawing(self, asked: dict[str, Any]) -> Drawing | None:
@@ -172,7 +172,7 @@ class PackageLoop(ABC):
                 )
 
     def refuse_others(self, asked: dict[str, Any], *names: str) -> None:
-        """Refuse arguments besides these, unless they have their defaults."""
+        """Refuse all other arguments that differ from their defaults."""
         defaults = {p.name: p.default for p in inspect.signature(self.original).parameters.values()}
         unknown = [
             n
@@ -180,7 +180,10 @@ class PackageLoop(ABC):
             if n not in names and (n not in defaults or value is not defaults[n])
         ]
         if unknown:
-            raise ValueError(f"an accelerated loop cannot take {', '.join(unknown)}: restore it first")
+            raise ValueError(
+                f"an accelerated {self.name} cannot take {', '.join(unknown)}: leave that out, or call "
+                "foresample.restore first"
+            )
 
     def compare(
         self,
@@ -192,10 +195,10 @@ class PackageLoop(ABC):
         rounding: float = 1e-3,
         **more: Any,
     ) -> None:
-        """Run the package's own loop, and refuse it if it makes other states than the chain; once for what is `held`.
+        """Run the package's own loop and refuse it if its states are not the chain's; once for each value of `held`.
 
-        `run` runs it, with this generator where it takes one; `instead` puts another network in the place of its own;
-        states may differ by `rounding`, relative to 1 + |x|; `more` are further fields of `Rerun`.
+        `run` runs it, with this generator if it takes one; `instead` replaces its network; states may differ by
+        `rounding`, relative to 1 + |x|; `more` are further fields of `Rerun`.
         """
         if held == self._compared:
             return

@@ -1,17 +1,17 @@
 """OpenAI's GaussianDiffusion and SpacedDiffusion: guided-diffusion's, improved-diffusion's, DiT's, MDM's.
 
-Over a thousand repositories hold a copy of this class, and many have changed it. So no copy is taken on trust:
+Over a thousand repositories hold a copy of this class, and many have changed it. So no copy is trusted:
 
 * Every prediction is made by the object's own `p_mean_variance`, and by its `condition_mean` where there is a
   `cond_fn`: whatever they do is drawn. With c the posterior's weight of x_0, the prediction is the x_0 whose posterior
   mean is theirs: pred_xstart + (mean − posterior mean at pred_xstart) / c.
-* What is left of a step, noise times exp(log_variance / 2) added to that mean, is compared with the object's own loop:
-  it is run once for each configuration, with a made-up network.
+* The rest of a step adds noise times exp(log_variance / 2) to that mean. It is compared with the object's own loop,
+  which is run once for each configuration with a made-up network.
 * `p_sample_loop` runs as it is. It takes its result from `p_sample_loop_progressive`, which is replaced.
 
-**Guidance that doubles the batch** (DiT's `forward_with_cfg`): the model answers for both halves of the batch from the
-states of the first. So the first half is drawn by itself, and the second needs no network: the object's own `p_sample`
-walks it with the answers recorded along the first half's path.
+**Guidance that doubles the batch** (DiT's `forward_with_cfg`): the model computes both halves of the batch from the
+states of the first. So the first half is drawn alone, and the second needs no network: the object's own `p_sample`
+walks it with the outputs recorded along the first half's path.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SEED = 20  # any
 
 
 class OpenAILoop(PackageLoop):
-    """Stands in for `p_sample_loop_progressive`, and for `p_sample_loop`, to know that it needs the last state only."""
+    """Replaces `p_sample_loop_progressive`, and `p_sample_loop` to note that only the last state is needed."""
 
     package, kind = "OpenAI", "GaussianDiffusion"
     steps = ("p_sample",)
@@ -197,7 +197,7 @@ class _Steps:
     conditions: dict[str, Any]
     count: int
     halves: bool = False
-    """Whether the model doubles its batch: then states are the first half's, and so is what is returned."""
+    """True if the model doubles its batch: then states and return values are the first half's."""
     answer: Any = None
     """The last output of the model."""
     seen: dict[str, Tensor] = field(default_factory=dict)
@@ -245,7 +245,7 @@ class _Steps:
         return given
 
     def doubles(self, start: Tensor) -> bool:
-        """Whether the model answers for both halves of a batch from the states of the first."""
+        """True if the model computes both halves of a batch from the states of the first."""
         half, last = self.count // 2, len(self.chain.std) - 1
         if self.count % 2:
             return False
@@ -271,7 +271,7 @@ class _Steps:
 
 
 class _Model:
-    """A model with other answers; everything else is its own."""
+    """A model with other outputs; every other attribute is its own."""
 
     def __init__(self, model: Any, answer: Callable[..., Any]) -> None:
         self.model, self.answer = model, answer
