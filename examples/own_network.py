@@ -1,4 +1,4 @@
-"""Speculative sampling around a network of one's own: DDPM, any denoiser, any conditioning.
+"""Speculative sampling around your own network: DDPM, any denoiser, any conditioning.
 
 python examples/own_network.py
 """

@@ -25,7 +25,7 @@ import foresample as fs
 
 
 def load_network() -> tuple[torch.nn.Module, Path]:
-    """The package's U-Net with its weights; its module alone, for the rest wants astropy."""
+    """The package's U-Net with its weights; only its module is loaded, since the rest needs astropy."""
     package = importlib.util.find_spec("psdenoiser")
     if package is None or package.submodule_search_locations is None:
         raise SystemExit("pip install --no-deps 21cmPSDenoiser==1.0.2 einops")

@@ -2,8 +2,8 @@
 
     python examples/stable_diffusion.py stabilityai/stable-diffusion-2-1-base "a lighthouse in a storm"
 
-Any pipeline folder or hub name with a U-Net or a transformer will do. The scheduler must add noise; this
-example puts in DPM-Solver++ 2M SDE.
+Any pipeline folder or hub name with a U-Net or a transformer will do. The scheduler must add noise, so this example
+sets DPM-Solver++ 2M SDE.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import foresample
 
 
 def draw(pipe: Any, prompt: str, **arguments: Any) -> Any:
-    """Pictures of a prompt, and the report of what they cost."""
+    """Pictures of a prompt, and the report of their run."""
     pipe.scheduler = DPMSolverMultistepScheduler.from_config(
         pipe.scheduler.config, algorithm_type="sde-dpmsolver++"
     )
