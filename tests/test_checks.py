@@ -322,7 +322,9 @@ def test_a_tuning_s_window_is_checked_and_a_measured_one(monkeypatch: pytest.Mon
 
 def test_a_tuning_without_a_gain_leaves_nothing_to_check() -> None:
     sequential = Tuning(16, 20, 1e-3, [Trial(6, 140, 1e-3, 1e-3, 5.0, 0.5)], None, None)
-    with pytest.raises(ValueError, match="no speculation to check, since no window gains with 20 samples"):
+    with pytest.raises(
+        ValueError, match="with 20 samples at a time no window gains and sampling is sequential"
+    ):
         fs.check(flow(), window=sequential, samples=20)
 
 

@@ -16,10 +16,11 @@ KERNELS = (
 )  # a kernel takes one argument for each buffer and is one function
 
 FILE = 500  # lines at most, and so on
-CLASS = 320
+CLASS = 330
 FUNCTION = 70
 PARAMETERS = 10
 LONGER_FILES = {"backends/numba/round.py": 540, "backends/triton/round.py": 670}
+LONGER_CLASSES = {"integrations/diffusers/pipelines.py:AcceleratedPipeline": 400}
 LONGER_FUNCTIONS = {"datasets/generation.py:generate": 95}  # a third of it documents the arguments
 
 ROW = re.compile(r"^\| (?P<paths>`[^|]*) \| (?P<content>[^|]*) \| (?P<lines>\d+) \|$", re.MULTILINE)
@@ -43,7 +44,7 @@ def too_long(text: str, name: str) -> Iterator[str]:
             continue
         lines = (node.end_lineno or node.lineno) - node.lineno + 1
         if isinstance(node, ast.ClassDef):
-            bound = CLASS
+            bound = LONGER_CLASSES.get(f"{name}:{node.name}", CLASS)
         else:
             bound = LONGER_FUNCTIONS.get(f"{name}:{node.name}", FUNCTION)
             given = node.args
