@@ -36,6 +36,7 @@ from benchmarks.results import (
     Mcmc,
     Memory,
     Order,
+    PackageCounts,
     Packages,
     Policy,
     PolicyWarm,
@@ -193,6 +194,25 @@ def policy() -> str:
     heads = ["policy", "network calls a plan", "distance to the nearest demonstration"]
     heads += ["distance to the goal at the end", "ms a plan, batch 1 (in the network)"]
     return table(heads, cells)
+
+
+def package_counts() -> str:
+    """Packages' own loops and the accelerated ones, for few samples and for many."""
+    cells = []
+    for saved in read().of(PackageCounts):
+        for row in saved.rows:
+            cells.append(
+                [
+                    saved.package if row is saved.rows[0] else "",
+                    f"{row.count}",
+                    f"{row.window}",
+                    f"{row.calls:.1f} of {saved.steps}",
+                    f"{row.evaluations:.0f}",
+                    f"{row.faster.ratio:.2f}× ± {row.faster.error:.2f}",
+                ]
+            )
+    heads = ["sampler", "samples at a time", "window", "calls a sample", "states evaluated a sample"]
+    return table([*heads, "faster than its own loop"], cells)
 
 
 def other_packages() -> str:
@@ -987,6 +1007,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "agreement": agreement,
     "policy": policy,
     "other_packages": other_packages,
+    "package_counts": package_counts,
     "policy_warm": policy_warm,
     "robot_clock": robot_clock,
     "robot_clock_float32": robot_clock_float32,

@@ -65,6 +65,7 @@ SOURCES: dict[str, Sequence[str]] = {
     "robot-clock": (*POLICY, "benchmarks/robots.py::clock"),
     "robot-success": (*POLICY, "benchmarks/robots.py::success"),
     "packages": (*ENGINE, "foresample/integrations/packages", "benchmarks/packages.py"),
+    "package-counts": (*ENGINE, "foresample/integrations/packages", "benchmarks/packages.py::by_count"),
     "openai": ("foresample/integrations/packages", "tests/openai.py"),
     "generate-overhead": (*DATASET, "benchmarks/generate.py::overhead", "benchmarks/generate.py::_overhead"),
     "generate-memory": (*DATASET, "benchmarks/generate.py::memory"),
