@@ -38,8 +38,8 @@ _ROUND = (
     "once, which was measured to run as fast (21.6 ms against 21.5)."
 )
 _NAMES = (
-    "Since its commit only names and messages have changed. Measured again from the same seeds for 1 and 10 samples, all "
-    "counts of calls are the old ones to the last digit."
+    "Since its commit only names and messages have changed. Measured again from the same seeds for 1 and 10 samples, "
+    "all counts of calls are the old ones to the last digit."
 )
 _KERNELS = (
     "The Triton kernels and captures have not changed since, but for the name of one Python argument; all else that "
