@@ -97,6 +97,8 @@ class Sampler:
                     f"{name} cannot be had with speculative samples: leave it out, or use k-diffusion's own"
                 )
         require_fixed(model)
+        if not count:
+            return x
 
         def denoiser(states: Tensor, sigma: Tensor, row: Tensor) -> Tensor:
             theirs = {name: for_rows(value, row, count) for name, value in arguments.items()}

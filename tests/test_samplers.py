@@ -64,6 +64,11 @@ def test_each_sample_keeps_its_condition_and_its_start() -> None:
     assert reports[0].count == 3
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_no_states_give_no_samples(name: str) -> None:
+    assert getattr(samplers, name)(denoise, start(0, 0), LEVELS, **CALLS[name]).shape == (0, 2)
+
+
 def test_the_seed_is_its_own_or_torch_s() -> None:
     def draw(**seed: Any) -> Tensor:
         return samplers.sample_euler_ancestral(denoise, start(2, 0), LEVELS, window=4, **seed)
