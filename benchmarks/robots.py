@@ -464,6 +464,8 @@ def success(
     last = int(recorded.episode[-1]) + 1
     courses = episodes(loaded, recorded, range(1, last, max(1, last // 60)))
     chosen = methods or ["DDPM", "accelerated", "DDIM-10", "DDIM-5"]
+    if "learned" in chosen and learned is None:
+        raise typer.BadParameter("the method learned needs --learned, a prior kept by benchmarks.learning")
     prior = fit(loaded.policy, courses, pilots) if "accelerated" in chosen else None
     rows, plan_ms = [], {}
     for method in chosen:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks import front
+from benchmarks import front, waiting
 from benchmarks import headlines as headline
 from benchmarks.curves import BATCHES, OURS, PROBLEMS, TREES
 from benchmarks.result_files import BenchResult, BenchRow, DatasetResult, FrontierResult
@@ -1025,6 +1025,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "classifier": classifier,
     "training": training,
     "policy_costs": policy_costs,
+    "policy_learned": waiting.policy_learned,
+    "policy_tail": waiting.policy_tail,
+    "start_cpu": waiting.start_cpu,
     "policy_steps": policy_steps,
     "policy_quality": policy_quality,
     "devices": devices,
