@@ -1027,7 +1027,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "policy_costs": policy_costs,
     "policy_learned": waiting.policy_learned,
     "policy_tail": waiting.policy_tail,
-    "start_cpu": waiting.start_cpu,
     "policy_steps": policy_steps,
     "policy_quality": policy_quality,
     "devices": devices,

@@ -1,32 +1,8 @@
-"""Figures about waiting: the first sample of a process, and plans by what their first window is drafted from."""
+"""Figures about waiting: plans by what their first window is drafted from, and where slow plans spend calls."""
 
 from __future__ import annotations
 
-from benchmarks.results import LearnedPlans, Start, load
-
-
-def start_cpu() -> str:
-    """The first sample of a new process on a CPU."""
-    saved = load(Start, "start-cpu")
-    settings, cells = saved.settings, []
-    for row in saved.rows:
-        cells.append(
-            [
-                row.way,
-                "later use" if row.cached else "first use",
-                f"{row.seconds:.1f}",
-                f"{row.preparation_seconds:.1f}",
-                f"{row.next_seconds:.2f}",
-                f"{row.compilations}",
-            ]
-        )
-    slowest = max(row.processor_seconds for row in saved.commands)
-    heads = ["network", "caches", "seconds to the first sample", "of which preparation", "the second sample"]
-    return (
-        f"{_table([*heads, 'graphs compiled'], cells)}\n\nThe shipped model, {settings.steps} steps, window "
-        f"{settings.window}, one CPU core, each row a new process. `foresample --help` and usage errors take at most "
-        f"{slowest:.2f} s of processor time."
-    )
+from benchmarks.results import LearnedPlans, load
 
 
 def policy_learned() -> str:
