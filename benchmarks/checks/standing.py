@@ -80,6 +80,9 @@ STANDING: dict[str, Standing] = {
     "warm-cifar10": Standing(_COUNTS),
     "warm-fashion_mnist": Standing(_COUNTS),
     "fashion_mnist-agreement": Standing(_COUNTS),
+    "policy-learned": Standing(
+        "Since its commit the code it measures has only changed in messages, docstrings and local names."
+    ),
     "earlier/cifar10-calls-w50-gain-only": Standing(
         "An earlier drafter on purpose: docs/theory.md compares with it.",
         command="models.py calls assets/cifar10 --device cuda",
