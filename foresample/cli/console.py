@@ -157,6 +157,6 @@ def plain_table(*columns: str, left: int = 0, **options: Any) -> Table:
 
 @contextmanager
 def wait_line(*, quiet: bool) -> Iterator[Any]:
-    """What is being done and for how long, on one line that goes away; call it with what is being done."""
+    """A line with the current task and its duration, which goes away; call it with the name of each task."""
     with tqdm(disable=quiet or None, leave=False, bar_format="{desc} {elapsed}") as bar:
         yield bar.set_description

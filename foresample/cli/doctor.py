@@ -1,7 +1,7 @@
-"""`foresample doctor`: what this installation has, which rounds serve on it, and whether they are exact.
+"""`foresample doctor`: the installed packages, the rounds that run here, and a test that they are exact.
 
-What serves is asked of the engine that would use it, not inferred from what is installed; and every kind of round that
-serves here is put to the test, on each device: `check` on a small chain whose denoiser is known. Captured rounds cannot
+The engine itself chooses the round, as in any run; nothing is inferred from installed packages. Every kind of round
+that runs here is tested, on each device: `check` on a small chain whose denoiser is known. Captured rounds cannot
 be watched from within, so their finished samples are compared with sequential ones.
 """
 

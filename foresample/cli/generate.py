@@ -51,7 +51,7 @@ def run(options: Generate) -> None:
         )
         raise typer.Exit(130) from None
     show_dataset(dataset, as_json=quiet)
-    if stop.asked and not dataset.complete:
+    if stop.requested and not dataset.complete:
         echo("interrupted: run the same command again to go on", error=True)
         raise typer.Exit(130)
     if dataset.failures:
@@ -68,11 +68,11 @@ class Finishing:
     """
 
     def __init__(self, bar: DatasetBar) -> None:
-        self.bar, self.drawing, self.asked = bar, False, False
+        self.bar, self.drawing, self.requested = bar, False, False
 
     def __call__(self) -> bool:
         self.drawing = True
-        return self.asked
+        return self.requested
 
     def __enter__(self) -> Finishing:
         self.before = signal.signal(signal.SIGINT, self._first)
@@ -85,9 +85,9 @@ class Finishing:
         signal.signal(signal.SIGINT, interrupts.interrupt)
         if not self.drawing or self.bar.full:
             raise KeyboardInterrupt
-        self.asked = True
-        told = "\nno more samples are begun; those under way are finished (Ctrl-C again stops at once)\n"
-        os.write(2, told.encode())  # print is not for signal handlers
+        self.requested = True
+        line = "\nno more samples are begun; those under way are finished (Ctrl-C again stops at once)\n"
+        os.write(2, line.encode())  # print is not for signal handlers
 
 
 class DatasetBar:

@@ -34,7 +34,7 @@ def run(options: Inspect) -> None:
 
 
 def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
-    """What the manifest says, and which samples broke."""
+    """Print the manifest as a table, and the broken samples."""
     manifest, law, failures = dataset.manifest, dataset.law, dataset.failures
     if as_json:
         echo(json.dumps(manifest, indent=2))
@@ -44,8 +44,8 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     shape = "×".join(map(str, settings["shape"]))
     table.add_row("samples", f"{costs['samples']} of {settings['count']}, {shape}, {settings['dtype']}")
     if not dataset.complete:
-        told = f"{dataset.fair} are known to be fair; what else is there was quick to draw, a biased selection"
-        table.add_row("in order", f"the first {dataset.in_order}, of which {told}")
+        fair = f"{dataset.fair} are known to be fair; the others were quick to draw, a biased selection"
+        table.add_row("in order", f"the first {dataset.in_order}, of which {fair}")
     table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, each with its checksum")
     drawn = f"window {settings['window']}" if settings["window"] else "drawn sequentially"
     table.add_row("chain", f"{settings['steps']} steps, {drawn}, seed {settings['seed']}")

@@ -1,4 +1,4 @@
-"""What every command takes: a dataclass a command, whose fields are its options and whose docstring is its help.
+"""The options of every command: one dataclass each, whose fields are the options and whose docstring is the help.
 
 `check` refuses what is wrong whatever the machine and the target; the rest is refused where it is used. Nothing here
 imports torch, so that wrong input is refused at once; tests hold the copied constants to the library's.
@@ -67,7 +67,7 @@ class Options:
 
 @dataclass(kw_only=True)
 class TargetOptions(Options):
-    """What to sample, and how to run it."""
+    """The target to sample, and how to run it."""
 
     default_steps: ClassVar[int] = 100
 
@@ -121,8 +121,8 @@ class TargetOptions(Options):
             module, _, name = str(self.target).partition(":")
             if not (module and name):
                 raise ValueError(
-                    f"{self.target!r} is none of {', '.join(MIXTURES)}, embedded; name your own target as "
-                    "'package.module:name'"
+                    f"--target {self.target!r} is unknown: take one of {', '.join(MIXTURES)}, embedded, or name your "
+                    "own as 'package.module:name'"
                 )
             refused.append("steps")
         given = [f"--{name}" for name in refused if getattr(self, name)]
@@ -140,7 +140,7 @@ class TargetOptions(Options):
 
 
 def require_kind(reuse: str) -> Kind:
-    """What may be reused, or a refusal."""
+    """The kind of prediction to reuse, or an error."""
     if reuse not in get_args(Kind):
         raise ValueError(f"--reuse takes one of {', '.join(get_args(Kind))}, not {reuse!r}")
     return cast(Kind, reuse)
@@ -167,7 +167,7 @@ class Sample(TargetOptions):
 
 @dataclass(kw_only=True)
 class Generate(TargetOptions):
-    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the law check failed."""
+    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the test of their distribution failed."""
 
     default_steps: ClassVar[int] = 250
 
@@ -259,7 +259,7 @@ class Check(TargetOptions):
     block: Annotated[int | None, typer.Option(min=1, help="Block length; the whole window by default.")] = None
     recycle: Annotated[bool, typer.Option(help="Recycle rejected noise, or draw fresh noise.")] = True
     samples: Annotated[int, typer.Option(min=10, help="Speculative ones, and as many sequential ones.")] = 5000
-    level: Annotated[float, typer.Option(help="False-alarm probability of the law tests.")] = LEVEL
+    level: Annotated[float, typer.Option(help="False-alarm probability of the tests.")] = LEVEL
     seed: Seed = 0
     out: OutFile = None
 

@@ -136,12 +136,12 @@ def _compare(
 
 
 def _kept(finished: int, kept: int, count: int, out: Path) -> str:
-    """What an interrupted run leaves."""
-    said = f"{finished} of {count} samples were finished"
+    """The sentence about the samples that an interrupted run leaves."""
+    ended = f"{finished} of {count} samples were finished"
     if finished == kept:
-        return f"{said}, saved in {out}" if finished else said
-    saved = f"the first {kept} of all are saved in {out}" if kept else "none is saved"
-    return f"{said}; {saved}: whoever finishes first is not a fair sample. Fewer --slots leave more of a run to keep"
+        return f"{ended}, saved in {out}" if finished else ended
+    saved = f"the first {kept} are saved in {out}" if kept else "none is saved"
+    return f"{ended}; {saved}: the samples that finish first are not a fair sample. With fewer --slots more are saved"
 
 
 def _table(report: Report, compared: Comparison | None) -> Table:
@@ -171,7 +171,7 @@ class Finished:
         self.begun = torch.zeros(count, dtype=torch.int64)  # the round of each, from 1 on
 
     def fair(self) -> Tensor:
-        """Those begun as many rounds ago as the chain has steps."""
+        """The samples begun as many rounds ago as the chain has steps, [count]."""
         return (self.begun > 0) & (self.begun <= self.rounds + 1 - self.steps)
 
     def __call__(self, commit: Commit) -> None:
@@ -197,7 +197,7 @@ def write_samples(out: Path, samples: Tensor, more: dict[str, Tensor]) -> list[P
 
 
 def paint(out: Path, run: Run, history: History, plain: Run | None) -> list[Path]:
-    """What the run did and, if they are pictures, its samples beside those of the sequential run."""
+    """Paint the rounds of a run and, if samples are pictures, both samplers' samples side by side."""
     run_picture(out / "run.png", run.report, history)
     if plain is None or not are_pictures(run.samples.shape[1:]):
         return [out / "run.png"]

@@ -139,8 +139,8 @@ def read_window(window: str) -> int | Literal["auto"] | Tuning:
 def choose_window(options: Sample | Check, target: Target, *, samples: int, slots: int) -> tuple[int, bool]:
     """The window to draft with, and whether it is faster than the sequential sampler, as far as is known.
 
-    It is the number asked for, or what the chain has room for; the fastest one here, measured now, for auto; or what a
-    file of `foresample tune` says. Numbers that this machine cannot hold are refused.
+    It is the option's number, cut to the chain; for auto the fastest window here, measured now; or the window in a file
+    of `foresample tune`. Numbers that this machine cannot hold are refused.
     """
     named, steps, gains = read_window(options.window), len(target.std), True
     require_room(target, samples=samples, slots=slots)

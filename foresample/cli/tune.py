@@ -29,10 +29,10 @@ def run(options: Tune) -> None:
         )
     widest = min(max(windows or WINDOWS), len(chain.std) - 1)
     require_room(chain, samples=4 * slots[-1], slots=slots[-1], window=widest)
-    asked = slots if len(slots) > 1 else slots[0]
+    chosen = slots if len(slots) > 1 else slots[0]
     with wait_line(quiet=options.as_json) as say:
-        measured = tune(chain, slots=asked, windows=windows, graph=options.graph, progress=say)
-    settings = {**described(options, source, chain), "slots": asked, "windows": windows or "auto"}
+        measured = tune(chain, slots=chosen, windows=windows, graph=options.graph, progress=say)
+    settings = {**described(options, source, chain), "slots": chosen, "windows": windows or "auto"}
     if isinstance(measured, Frontier):
         result = make_result("frontier", settings, **asdict(measured))
     else:

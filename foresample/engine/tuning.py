@@ -1,4 +1,4 @@
-"""Which window is fastest for this target, on this machine, for so many samples at a time?
+"""Measures which window is fastest for a target, on this machine, for a number of samples at a time.
 
 A wider window saves calls and makes each of them dearer. How many it saves is a matter of the target (the
 acceptance profile), how much dearer they get one of the machine (the latency curve): flat while a call leaves

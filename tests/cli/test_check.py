@@ -53,14 +53,14 @@ def test_exit_status_1_says_that_it_failed(mine: str) -> None:
 
 def test_a_window_that_is_measured(tunes: Tunes) -> None:
     asked = tunes(None)
-    assert "no guess of a window of 3 looks ahead" in succeeds("check", *SMALL, "--window", "auto")
+    assert "no guess of a window of 3 depends on later steps" in succeeds("check", *SMALL, "--window", "auto")
     assert asked == [200]
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nonsense"], "none of flow, vp, langevin, embedded"),
+        (["nonsense"], "take one of flow, vp, langevin, embedded"),
         (["no_such_module:x"], "cannot load"),
         (["vp", "--target", "flow"], "'vp' and --target flow both say what to check"),
         (["vp", "--model", "somewhere"], "--model and --target both say what to sample"),

@@ -78,7 +78,7 @@ main()
         (["sample", "--model", "/nowhere"], "does not exist: not the folder of a diffusers DDPM pipeline"),
         (["tune", "--reuse", "w"], "--reuse takes one of"),
         (["tune", "--target", "vp", "--half"], "--half cannot apply to --target vp"),
-        (["check", "nonsense"], "'nonsense' is none of"),
+        (["check", "nonsense"], "--target 'nonsense' is unknown: take one of"),
         (["check", "--target", "no_such_module:x"], "No module named 'no_such_module'"),
         (["check", "--window", "nowhere.json"], "nor a file of foresample tune --out"),
         (["check", "--drafter", "psychic"], "--drafter takes one of"),
@@ -164,4 +164,20 @@ def test_control_c_while_a_command_works(tmp_path: Path, times: int) -> None:
     )
     command = [sys.executable, "-m", "foresample", "check", "mine:make"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("module", ["numba.core.compiler", "llvmlite.binding.ffi", "importlib._bootstrap"])
+def test_control_c_where_an_exception_would_be_swallowed_leaves_at_once(module: str) -> None:
+    """LLVM calls Python back, and drops what the callback raises: the process would go on."""
+    code = f"""
+import signal
+from foresample.cli import interrupts
+signal.signal(signal.SIGINT, interrupts.interrupt)
+try:
+    exec("import signal; signal.raise_signal(signal.SIGINT)", {{"__name__": {module!r}}})
+except KeyboardInterrupt:
+    print("raised")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

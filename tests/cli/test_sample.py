@@ -228,7 +228,7 @@ def test_an_interrupted_run_keeps_what_was_begun_as_many_rounds_ago_as_the_chain
     assert torch.equal(kept["seeds"], whole["seeds"][: len(fair)])
     if window == 3:
         assert len(fair) < done
-        said = f"interrupted: {done} of 9 samples were finished; the first {len(fair)} of all are saved in"
+        said = f"interrupted: {done} of 9 samples were finished; the first {len(fair)} are saved in"
     else:  # sequential samples are all done in the same number of rounds
         assert len(fair) == done
         said = f"interrupted: {done} of 9 samples were finished, saved in"
@@ -245,7 +245,10 @@ def test_a_run_interrupted_when_only_the_quick_ones_are_finished_keeps_none(
     monkeypatch.setattr(RunBars, "update", stop_after_the_first)
     result = invoke(*small(folder, tmp_path))
     assert result.exit_code == 130
-    assert "of 5 samples were finished; none is saved: whoever finishes first is not a fair" in result.stderr
+    assert (
+        "of 5 samples were finished; none is saved: the samples that finish first are not a fair"
+        in result.stderr
+    )
     assert not (tmp_path / "samples.safetensors").exists()
 
 

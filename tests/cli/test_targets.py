@@ -68,7 +68,10 @@ def test_a_source_makes_the_target_in_another_folder_too(
 FOUR = pytest.mark.parametrize("command", ["sample", "generate", "tune", "check"])
 BAD = {
     "two targets": (["--model", "a", "--target", "b:c"], "--model and --target both say what to sample"),
-    "no such name": (["--target", "nonsense"], "'nonsense' is none of flow, vp, langevin, embedded"),
+    "no such name": (
+        ["--target", "nonsense"],
+        "--target 'nonsense' is unknown: take one of flow, vp, langevin, embedded",
+    ),
     "no such module": (
         ["--target", "no_such_module:x"],
         "cannot load 'no_such_module:x': ModuleNotFoundError: No module named",

@@ -28,8 +28,6 @@ NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|https?://\S+", re.
 
 # Findings in rooms that are still to be rewritten. A number may only go down: the test fails when it could be lower.
 LEFT: dict[str, int] = {
-    "docs": 2,
-    "foresample/cli": 11,
     "foresample/integrations": 15,
 }
 
