@@ -167,7 +167,7 @@ class Sample(TargetOptions):
 
 @dataclass(kw_only=True)
 class Generate(TargetOptions):
-    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the test of their distribution failed."""
+    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the distribution test failed."""
 
     default_steps: ClassVar[int] = 250
 
