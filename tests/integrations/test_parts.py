@@ -380,7 +380,7 @@ OWN = [
     ],
     (Recorded, "_argument"),
     (AskAgain, "evaluate"),
-    (Clock, "require_told"),
+    (Clock, "require_known_time"),
     (Rounds, "settle"),
     (Witnesses, "beside"),
 ]

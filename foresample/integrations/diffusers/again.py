@@ -1,12 +1,12 @@
-"""Asking again: the same state must get the same answer in every turn of a pipeline's loop.
+"""The same state must get the same answer in every turn of a pipeline's loop.
 
 In each turn one state of the turn before goes along, with the arguments it had. A network that keeps a cache, draws
 random numbers or was changed in between answers otherwise, and is refused.
 
-Rounding is told from change as in `core.look`, by calls of one size, since libraries take other algorithms for calls
-of other sizes. Where the answers of two turns differ by more than 1e-4 of their size, the state is asked a third time,
-in a call of the size that first answered it and in the same place, among other states of the run. If it gets its first
-answer there, the difference is the network's rounding, and up to twice as much is allowed from then on.
+Rounding is distinguished from change as in `core.look`, by calls of one size, since libraries take other algorithms for
+calls of other sizes. Where the answers of two turns differ by more than 1e-4 of their size, the state is evaluated a
+third time, in a call of the size that first answered it and in the same place, among other states of the run. If it
+gets its first answer there, the difference is the network's rounding, and up to twice as much is allowed from then on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Answered = tuple[Tensor, dict[Path, Tensor]]
 
 @dataclass
 class Kept:
-    """One state of a network call, to be asked for again in the next.
+    """One state of a network call, evaluated again in the next.
 
     It was state `number` of those drafted in a turn, and the one at `place` among the `rows` states of the call that
     answered it: of two networks that share a turn's states, each has a call of its own.
@@ -61,7 +61,7 @@ class Kept:
 
 
 class AskAgain:
-    """Keeps one state of each turn of a session, and asks for it again in the next."""
+    """Keeps one state of each turn of a session, and evaluates it again in the next."""
 
     def __init__(
         self, networks: Networks, rounding: dict[str, float], new: bool, watched: dict[str, Answered]
@@ -72,7 +72,7 @@ class AskAgain:
         self.watched, self.evidence, self.calls = watched, Evidence(), 0
         self._shift: Shift
         self._kept: dict[Recorded, Kept] = {}
-        """A state of each call's last turn, to ask for again."""
+        """A state of each call's last turn, to evaluate again."""
         self._first: dict[tuple[Recorded, str], Kept] = {}
         """The first state kept of each call of the loop, and of each network that serves it."""
         self._latest: dict[Recorded, tuple[Tensor, Tensor]] = {}
@@ -97,8 +97,8 @@ class AskAgain:
 
         That one must get the answer it had. Another state is kept for the next call.
         """
-        asked, drafted = self._kept[recorded], batch.drafted
-        step = torch.cat([batch.step[:drafted], asked.step])
+        before, drafted = self._kept[recorded], batch.drafted
+        step = torch.cat([batch.step[:drafted], before.step])
         later = self.networks.later(recorded.name, step.cpu())
 
         def kept(number: int) -> Kept:
@@ -112,7 +112,7 @@ class AskAgain:
             frames = recorded.frames(path, at(recorded.arguments, path))
             if not frames:
                 return value
-            again = asked.argument(recorded, path, frames)
+            again = before.argument(recorded, path, frames)
             return torch.cat([_apart(recorded, value, frames), again], 1).flatten(0, 2)
 
         # Another place in each turn, spread over the window; and a state that the other of two networks answers.
@@ -120,18 +120,18 @@ class AskAgain:
         others = (later[:drafted] != later[number]).nonzero().flatten()[:1].tolist()
         chosen = [kept(n) for n in (number, *others)]
         self._kept[recorded], self._latest[recorded] = chosen[0], (states, step[:drafted])
-        together = torch.cat([states, asked.states], 1)
+        together = torch.cat([states, before.states], 1)
         output = self.networks.evaluate(recorded, together, rebuilt(along, arguments), step)
         for one in chosen:
             self._keep_answers(recorded, one, output)
-        self._require_alike(recorded, asked, _answers(recorded, output, -1))
+        self._require_alike(recorded, before, _answers(recorded, output, -1))
         return output
 
     def at_the_end(self, callback: bool) -> None:
-        """The loop is over: does each network still answer as it did first?
+        """Refuse a network that no longer answers as it did first, now that the loop is over.
 
-        Its last turns needed no network, and a callback may come after them. Asked at the first use of a configuration
-        and wherever there is a callback: one call on one state.
+        Its last turns needed no network, and a callback may come after them. This is checked at the first use of a
+        configuration and wherever there is a callback: one call on one state.
         """
         if self.new or callback:
             for (recorded, _), kept in self._first.items():

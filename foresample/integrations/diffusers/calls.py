@@ -67,7 +67,7 @@ def forward_signature(network: Any) -> inspect.Signature:
 
 
 def to_drop(bound: inspect.BoundArguments) -> str:
-    """Names the arguments that may be why a pipeline is refused, and the values that turn them off."""
+    """A remark that names the arguments a refusal may be due to, and the values that turn them off."""
     given = bound.signature.bind(*bound.args, **bound.kwargs)
     given.apply_defaults()
     found = [name for name in NEUTRAL if name in given.arguments and not _is_off(name, given.arguments[name])]
@@ -85,19 +85,19 @@ def _is_off(name: str, value: Any) -> bool:
 def configuration(
     scheduler: Any, networks: dict[str, torch.nn.Module], arguments: dict[str, Any], counts: bool
 ) -> tuple[Any, ...]:
-    """What tells one use of a pipeline from another: numbers, shapes, precision, and which arguments are given.
+    """A key for one use of a pipeline: numbers, shapes, precision, and which arguments are given.
 
     `counts`: also how many prompts, pictures and the like are given.
     """
 
-    def told(value: Any) -> Any:
+    def summary(value: Any) -> Any:
         if isinstance(value, Tensor):
             return tuple(value.shape[1:]), value.dtype
         if value is None or isinstance(value, (bool, int, float)):
             return value
         return type(value).__name__
 
-    given = tuple((name, told(value)) for name, value in arguments.items() if name not in ("self", "prompt"))
+    given = tuple((name, summary(value)) for name, value in arguments.items() if name not in ("self", "prompt"))
     several = {name: value for name, value in arguments.items() if counts and isinstance(value, (list, Tensor))}
     lengths = tuple((name, len(v)) for name, v in several.items() if not isinstance(v, Tensor) or v.ndim)
     precision = tuple(getattr(network, "dtype", None) for network in networks.values())
@@ -112,7 +112,7 @@ def copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
 
 
 def random_state(bound: inspect.BoundArguments) -> Callable[[], None]:
-    """A function that puts back the random numbers of now: torch's own and those of the generators given."""
+    """A function that puts torch's random state and that of the given generators back to what it is now."""
     given = bound.arguments.get("generator")
     generators = given if isinstance(given, Sequence) else [given]
     put_back = [kept_random_state(), *(kept_random_state(g) for g in generators if g is not None)]
@@ -126,7 +126,7 @@ def random_state(bound: inspect.BoundArguments) -> Callable[[], None]:
 
 @contextmanager
 def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[None]:
-    """Inside, no progress is shown; numbers drawn inside are not missing from the generators afterwards."""
+    """Run the pipeline inside without a progress bar; the generators are afterwards as they were."""
     put_back = random_state(bound)
     bars = getattr(pipe, "_progress_bar_config", None)
     pipe._progress_bar_config = {**(bars or {}), "disable": True}

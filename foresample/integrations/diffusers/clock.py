@@ -1,4 +1,4 @@
-"""The clock of a pipeline's loop: its timesteps, its turn, and how its networks are told the time."""
+"""The clock of a pipeline's loop: its timesteps, its turn, and the time that its networks are given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
         self.start = 0
         """Where this part begins in the scheduler's timesteps."""
         self.timesteps = torch.empty(0)
-        self._ways: list[Callable[[Tensor], Tensor]] | None = None  # how networks may be told the time
+        self._ways: list[Callable[[Tensor], Tensor]] | None = None  # functions that networks may be given
 
     def begin(self, timesteps: Tensor, everything: Tensor, first: int = 0, end: int | None = None) -> None:
         """The loop goes through these of its scheduler's timesteps; this part of it has the turns from `first` to
@@ -55,8 +55,8 @@ class Clock:
         now = self.turn >= 0 and torch.equal(_scalar(timestep), _scalar(self.timestep()))
         require(now, "the pipeline stepped its scheduler outside of its loop over timesteps")
 
-    def require_told(self, name: str, received: Any, rows: int, dtype: torch.dtype) -> None:
-        """Refuse a network that is told anything else than a known function of the loop's timestep."""
+    def require_known_time(self, name: str, received: Any, rows: int, dtype: torch.dtype) -> None:
+        """Refuse a network call whose time is no known function of the loop's timestep."""
         value = received.as_subclass(Tensor) if isinstance(received, Tensor) else torch.tensor(received)
         flat, now = value.flatten(), self.timestep()
         one = value.ndim <= 1 and len(flat) in (1, rows) and bool((flat == flat[0]).all())
@@ -65,7 +65,7 @@ class Clock:
             f"the pipeline tells its {name} several timesteps for one state, which foresample does not follow",
         )
         if self._ways is None:
-            self._ways = _ways_to_tell(value, now, dtype)
+            self._ways = _time_functions(value, now, dtype)
         self._ways = [way for way in self._ways if torch.equal(way(now[None].to(value.device)), flat[:1])]
         require(
             bool(self._ways),
@@ -73,8 +73,8 @@ class Clock:
             f"the timestep {float(now):g}",
         )
 
-    def told(self, step: Tensor) -> Tensor:
-        """What the networks are told for states at these steps, on the device of the states.
+    def times_for(self, step: Tensor) -> Tensor:
+        """The times to give to the networks for states at these steps, on the device of the states.
 
         A network moves one time for all of them there by itself, but not one for each.
         """
@@ -86,8 +86,8 @@ def _scalar(value: Any) -> Tensor:
     return torch.as_tensor(value).as_subclass(Tensor).detach().cpu().double().flatten()[:1]
 
 
-def _ways_to_tell(value: Tensor, timestep: Tensor, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
-    """The functions of the timestep that pipelines tell their networks, in the dtype received."""
+def _time_functions(value: Tensor, timestep: Tensor, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
+    """The functions of the timestep that pipelines give to their networks, in the dtype received."""
     kind = value.dtype
     ways: list[Callable[[Tensor], Tensor]] = [lambda t: t.to(kind)]
     for half in dict.fromkeys((kind, dtype, torch.float32)):

@@ -64,7 +64,7 @@ class Networks:
         """The answer at states [copies, n, …] of these steps [n], each served by the network of its own timestep."""
         name, step = recorded.name, step.repeat(len(states))
         first, time = recorded.names
-        arguments = {**arguments, first: states.flatten(0, 1), time: self.clock.told(step)}
+        arguments = {**arguments, first: states.flatten(0, 1), time: self.clock.times_for(step)}
         later = self.later(name, step)
         if later.all() or not later.any():
             return self.call(self.serving(name, step[:1]), arguments)

@@ -72,7 +72,7 @@ def _alike(one: dict[Path, Any], two: dict[Path, Any]) -> bool:
 
 @dataclass
 class Known:
-    """What earlier calls of one configuration found."""
+    """Results of earlier calls of one configuration."""
 
     trace: Trace | None = None
     begins: tuple[int, ...] = (0,)
@@ -82,7 +82,7 @@ class Known:
     replayed: list[Any] | None = None
     """The scheduler whose `step` was replayed: values, code, and what `step` was given."""
     windows: list[int | None] = field(default_factory=list)
-    """What `window="auto"` chose, if it did; None: no window is faster than the pipeline itself."""
+    """The choice of `window="auto"`, if it was made; None: no window is faster than the pipeline itself."""
 
 
 class Run:

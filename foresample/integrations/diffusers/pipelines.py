@@ -69,7 +69,7 @@ from foresample.settings import Settings
 _ATTRIBUTES = ("_foresample", "foresample_report", "foresample_trace")
 """Attributes that are put on the pipeline's instance."""
 WINDOWS = (2, 4, 8, 16, 32)
-"""Those that `window="auto"` tries."""
+"""The windows that `window="auto"` tries."""
 _SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]
 
 
@@ -100,7 +100,7 @@ def restore_pipeline(pipe: Any) -> None:
 
 
 class AcceleratedPipeline:
-    """What `accelerate` put in place; a context manager that hands out the pipeline.
+    """The handle of an accelerated pipeline; a context manager that returns the pipeline.
 
     Between calls that is the class of the pipeline, no more. Its networks and its scheduler have stand-ins only while
     it draws.
@@ -246,13 +246,13 @@ class AcceleratedPipeline:
             arguments["generator"] = [as_generator(g) for g in generator]
         whole = copied_arguments(bound)
         callback = take_callback(bound)
-        asked = self.settings.window
-        tuned = not isinstance(asked, (int, str))  # for one number of images
+        setting = self.settings.window
+        tuned = not isinstance(setting, (int, str))  # for one number of images
         key = configuration(self.scheduler, self.networks, arguments, counts=tuned)
         known = self.known.setdefault(key, Known())
-        if known.trace is None and (self.trace or not isinstance(asked, int)):
+        if known.trace is None and (self.trace or not isinstance(setting, int)):
             known.trace = self._watch(bound)
-        window = asked if isinstance(asked, int) else self._chosen(known, bound)
+        window = setting if isinstance(setting, int) else self._chosen(known, bound)
         if window is None:
             return self._sequential(whole, known)
         return self._draw(bound, window, callback, known)
@@ -263,13 +263,14 @@ class AcceleratedPipeline:
         """One run of the loop, in parts where it changes at a few of its steps."""
         # A second attempt would call a callback twice, so with one the loop is rehearsed before the first.
         rehearse = known.begins != (0,) or (callback is not None and known.rounding is None)
-        parts = self._rehearsed(bound, known.begins) if rehearse else Parts()
-        put_back, watched, self._answered = random_state(bound), self._answered, {}
+        watched, self._answered = self._answered, {}
+        parts = self._rehearsed(bound, known.begins, watched) if rehearse else Parts()
+        put_back = random_state(bound)
         try:
             return self._draw_parts(bound, window, callback, known, parts, dict(watched))
         except Changed:
             put_back()
-            parts = Parts() if rehearse else self._rehearsed(bound)
+            parts = Parts() if rehearse else self._rehearsed(bound, (0,), watched)
             if not parts.shown:
                 raise
         return self._draw_parts(bound, window, callback, known, parts, dict(watched))
@@ -305,23 +306,17 @@ class AcceleratedPipeline:
         self._tell(run, known)
         return result
 
-    def _rehearsed(self, bound: inspect.BoundArguments, begins: tuple[int, ...] = (0,)) -> Parts:
+    def _rehearsed(
+        self, bound: inspect.BoundArguments, begins: tuple[int, ...], watched: dict[str, Answered]
+    ) -> Parts:
         """The parts in which this loop can be drawn; a single one where it does not change, or too often."""
-        settings, seeds = replace(self.settings, look=False), stream_seeds(bound.arguments.get("generator"))
+        seeds = stream_seeds(bound.arguments.get("generator"))
 
         def make(first: bool) -> Session:
-            callers = self._callers()
+            seen = dict(watched) if first else {}
+            callers, kind = self._callers(), self._states_class
             return Session(
-                self.pipe,
-                settings,
-                seeds,
-                (None, []),
-                self._states_class,
-                callers,
-                {},
-                False,
-                {},
-                rehearsed=True,
+                self.pipe, self.settings, seeds, (None, []), kind, callers, {}, False, seen, rehearsed=True
             )
 
         parts: Parts | None = Parts(begins)
@@ -333,7 +328,7 @@ class AcceleratedPipeline:
             except Changed as change:
                 parts = parts.split_at(change.turn)
             except Refused:
-                if parts.begins != (0,):
+                if parts.begins != (0,) or run.session.turn == 0:
                     raise
                 break  # the run itself says why
             else:
@@ -341,7 +336,7 @@ class AcceleratedPipeline:
         return Parts()
 
     def _looped(self, run: Run, bound: inspect.BoundArguments) -> Any:
-        """What the pipeline returns when its loop goes through the sessions of a run."""
+        """The result of the pipeline, whose loop goes through the sessions of a run."""
         self._running = run
         try:
             with self._serving(run.session):
@@ -386,11 +381,11 @@ class AcceleratedPipeline:
 
     def _chosen(self, known: Known, bound: inspect.BoundArguments) -> int | None:
         """The window of a tuning; for "auto" the pipeline is drawn with each window, once for this configuration."""
-        asked, trace = self.settings.window, known.trace
+        setting, trace = self.settings.window, known.trace
         assert trace is not None
-        assert not isinstance(asked, int)
-        if asked != "auto":
-            return asked.window_for(trace.loop_steps, trace.images)
+        assert not isinstance(setting, int)
+        if setting != "auto":
+            return setting.window_for(trace.loop_steps, trace.images)
         if not known.windows:
             best, fastest = None, trace.loop_seconds
             for window in WINDOWS:
@@ -404,7 +399,7 @@ class AcceleratedPipeline:
             known.windows = [best]
         return known.windows[0]
 
-    # ------------------------------------------------------------ what stands in
+    # ------------------------------------------------------------ the stand-ins
 
     def _set_timesteps(self, *args: Any, **kwargs: Any) -> Any:
         result = self._methods["set_timesteps"](*args, **kwargs)
@@ -484,13 +479,13 @@ class AcceleratedPipeline:
         self, session: Session, known: Known, chain: Any, x: Tensor, arguments: dict[str, Any]
     ) -> None:
         """The scheduler's own `step` at all steps, unless this very scheduler was replayed before."""
-        told = {name: value for name, value in arguments.items() if name != "generator"}
+        kept = {name: value for name, value in arguments.items() if name != "generator"}
         ours = {*self._methods, "__getstate__"}
         values = {name: v for name, v in values_of(self.scheduler).items() if name not in ours}
-        now = [values, self._code, told]
+        now = [values, self._code, kept]
         if not same(known.replayed, now):
             clock, names = session.clock, session.step_names
-            replay_scheduler(self.scheduler, self._methods, chain, clock.timesteps, x, told, clock.start, names)
+            replay_scheduler(self.scheduler, self._methods, chain, clock.timesteps, x, kept, clock.start, names)
             known.replayed = now
 
 

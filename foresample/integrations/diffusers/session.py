@@ -15,7 +15,7 @@ on the turn. That is checked in every turn, and nothing is taken on trust:
     the networks   are called in the same order, with the states and the `arguments` of turn 0
     guidance       makes the same of the witnesses' outputs in all turns
     modules        and the scheduler are changed by nobody but the networks' own calls (`unchanged`)
-    answers        are the same when a state of the turn before is asked again (`again`)
+    answers        are the same when a state of the turn before is evaluated again (`again`)
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from foresample.integrations.refusal import REMEDY, Changed, Refused, require
 from foresample.settings import Settings
 
 TIMES = ("timestep", "timesteps", "t")
-"""What networks call the argument that tells them the step."""
+"""Names that networks give to their time argument."""
 FOLLOWING = ("prev_timestep", "timestep_back", "old_pred_original_sample")
 OWN = ("model_output", "timestep", "sample", *FOLLOWING, "return_dict")
 """Arguments of `step` that follow the loop; the others must stay the same."""
 
 
 class Step(NamedTuple):
-    """What `scheduler.step` returns; pipelines take the first by name or by position."""
+    """The result of `scheduler.step`; pipelines take the first by name or by position."""
 
     prev_sample: Tensor
     pred_original_sample: Tensor | None
@@ -151,7 +151,7 @@ class Session:
         self.over = True
 
     def close(self) -> None:
-        """The pipeline has returned: was its loop whole?"""
+        """Refuse a pipeline that returned before its loop was whole."""
         require(self.turn >= 0 and self.done, "the pipeline did not go through its scheduler's timesteps")
         whole = self.turn >= self.clock.steps - 1
         require(whole, f"the pipeline left its loop at step {self.loop_turn}, before its end")
@@ -200,7 +200,7 @@ class Session:
             recorded.locate(first, scale)
         seeds = self.seeds(images)
         if bound.get("generator") is None:  # the loop's own noise is torch's, however alike the generators are
-            seeds = _told_apart(seeds)
+            seeds = _distinct(seeds)
         self.in_order.begin(images)
         self.witnesses = Witnesses(first, first_output, self.chain, self.clock)
         if self.rehearsed:
@@ -229,7 +229,7 @@ class Session:
         return chain.since(first) if first else chain
 
     def shown(self) -> tuple[Any, ...]:
-        """What the loop did in this part, apart from what follows from the states: the same in all runs."""
+        """The loop's own part in its calls, which does not depend on the states: the same in all runs."""
         calls = [
             (
                 recorded.name,
@@ -295,7 +295,7 @@ class Session:
                 f"{self.clock.first}",
             )
 
-    # ------------------------------------------------------------ what else the loop calls
+    # ------------------------------------------------------------ other calls of the loop
 
     def scale(self, sample: Tensor) -> Tensor:
         """`scale_model_input`, for states at different steps."""
@@ -322,19 +322,19 @@ class Session:
         batch = self.batch
         assert batch is not None
         name = next(k for k in ("timesteps", "timestep") if k in bound)
-        asked = bound[name]
+        level = bound[name]
         require(
-            bool((plain(asked).cpu() == self.clock.timestep(1).cpu()).all()),
+            bool((plain(level).cpu() == self.clock.timestep(1).cpu()).all()),
             "the pipeline adds noise of another level than its next step's inside of its loop",
         )
-        told = {k: select(plain(v), batch.row, batch.images) for k, v in bound.items() if k != name}
-        times = self.clock.at(batch.step, asked.device)
+        others = {k: select(plain(v), batch.row, batch.images) for k, v in bound.items() if k != name}
+        times = self.clock.at(batch.step, level.device)
         # With an index, the schedulers would take the level of the loop's own step for all.
         own = vars(self.scheduler)
         index = {k: own[k] for k in ("_step_index", "_begin_index") if k in own}
         own.update(dict.fromkeys(index))
         try:
-            return original(**told, **{name: times}).as_subclass(self.wrap)
+            return original(**others, **{name: times}).as_subclass(self.wrap)
         finally:
             own.update(index)
 
@@ -351,7 +351,7 @@ class Session:
             not self.answered,
             f"the pipeline calls its {called} after the scheduler's step {self.loop_turn}, before the next",
         )
-        self.clock.require_told(called, bound[time], len(states), states.dtype)
+        self.clock.require_known_time(called, bound[time], len(states), states.dtype)
         name = self.networks.first_of_route(called)
         self.networks.watch(name)
         rest = {k: v for k, v in bound.items() if k not in (first, time)}
@@ -416,8 +416,8 @@ def require_shape(chain: Chain, output: Tensor, sample: Tensor) -> None:
         )
 
 
-def _told_apart(seeds: Tensor) -> Tensor:
-    """These seeds; where one came before, another that is made of it."""
+def _distinct(seeds: Tensor) -> Tensor:
+    """The seeds, with each repeated one replaced by another that is derived from it."""
     known = seeds.tolist()
     before = [known[:i].count(seed) for i, seed in enumerate(known)]
     return torch.tensor(

@@ -1,4 +1,4 @@
-"""Stand-ins: what a pipeline's parts are replaced with while it draws, and how they are put back.
+"""Stand-ins that replace a pipeline's parts while it draws, and are put back afterwards.
 
 Everything here lasts for one run of the loop, whatever ends it. Between calls a pipeline's networks and its scheduler
 are the untouched objects: they can be copied, pickled, saved and shared with other pipelines.
@@ -161,7 +161,7 @@ def taken(parts: dict[str, Any]) -> Iterator[None]:
 
 
 class Guard:
-    """Tells an exception of our own code from one of the code that we call: networks, schedulers, the user's."""
+    """Distinguishes exceptions of our own code from those of networks, schedulers and the user's code."""
 
     foreign: BaseException | None = None
     """The last exception that came out of foreign code."""
@@ -169,7 +169,7 @@ class Guard:
     """Which part raised it."""
 
     def theirs(self, whose: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function; what it raises is not ours."""
+        """The same function, with its exceptions marked as foreign."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ class Guard:
 
     @contextmanager
     def ours(self, session: Any) -> Iterator[None]:
-        """What is raised inside, and not by foreign code, becomes a refusal."""
+        """Turn an exception that is raised inside, and not by foreign code, into a refusal."""
         try:
             yield
         except SENTENCES:

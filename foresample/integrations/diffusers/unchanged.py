@@ -1,4 +1,4 @@
-"""Has somebody changed a network or a scheduler while a loop goes on? Does a network answer from a cache?
+"""Checks that nothing changes a network or a scheduler during a loop, and that no network uses a cache.
 
 Drafted states of many steps share a call, so a network must be the same in all turns of a pipeline's loop. A
 `Snapshot` remembers what decides a network's answers and can be read without calling it: every attribute of its
@@ -113,7 +113,7 @@ class Unchanged:
                 self.snapshots[name] = Snapshot(getattr(self.pipe, name))
 
     def change(self, *names: str) -> str | None:
-        """What was changed in the parts with these names, or in any, by something else than a call."""
+        """The first change in the parts with these names, or in any, that no call of a network made."""
         for name in names or self.snapshots:
             found = self.snapshots[name].change() if name in self.snapshots else None
             if found is not None:
@@ -203,7 +203,7 @@ def _tensors(values: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _edition(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor's values are, and how often they were written; wrapped tensors and those of inference mode do not
+    """The address of a tensor's values and its version; wrapped tensors and those of inference mode do not
     know both."""
     try:
         return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version

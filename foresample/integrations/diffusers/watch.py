@@ -1,4 +1,4 @@
-"""What a pipeline does when nobody touches it: three steps of its own loop, and its scheduler's `step` at all of them.
+"""The untouched pipeline, watched: three steps of its own loop, and its scheduler's `step` at all steps.
 
 Before a configuration is drawn speculatively for the first time, the untouched loop is watched for three steps: the
 latents, what the networks are given, what is given to `step`, and the noise it draws. The chain must explain every
@@ -34,7 +34,7 @@ from foresample.integrations.untouched import untouched_report
 
 @dataclass(frozen=True)
 class Trace:
-    """What was watched."""
+    """Result of watching three steps."""
 
     calls: int
     """Network calls it took, once for this configuration. They are in no report's calls."""
@@ -42,7 +42,7 @@ class Trace:
     error: float
     """The largest difference from the chain, relative to the states."""
     loop_seconds: float
-    """What the untouched loop takes, from its second and third step."""
+    """Duration of the untouched loop, estimated from its second and third step."""
     loop_steps: int
     images: int
     copies: int
@@ -161,7 +161,7 @@ class Watch:
         return result
 
     def conclude(self) -> Trace:
-        """Does the chain explain what was seen?"""
+        """Refuse steps that the chain does not explain."""
         require(bool(self.seen), "the pipeline did not go through its scheduler's timesteps")
         scheduler, first = self.pipe.scheduler, self.seen[0]
         everything = scheduler.timesteps.as_subclass(Tensor)
@@ -223,12 +223,12 @@ def replay_scheduler(
 def following(scheduler: Any, k: int, old: Tensor | None) -> dict[str, Any]:
     """Arguments of `step` at step k that follow the loop, for the schedulers whose `step` asks for them."""
     names, times = signature_of(scheduler, "step").parameters, scheduler.timesteps.as_subclass(Tensor)
-    told = {
+    arguments = {
         "prev_timestep": times[k + 1] if k + 1 < len(times) else None,
         "timestep_back": times[k - 1] if k > 0 else None,
         "old_pred_original_sample": old,
     }
-    return {name: value for name, value in told.items() if name in names}
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def last_draw(noise: list[Tensor], sample: Tensor) -> Tensor | None:
@@ -268,7 +268,7 @@ def drawn_noise() -> Iterator[list[Tensor]]:
 
 
 def path_noise(scheduler: Any) -> list[Tensor]:
-    """The noise of the step just taken, where it is an increment of a Brownian path: asked again, it is the same."""
+    """The noise of the step just taken, where it is an increment of a Brownian path, which can be read again."""
     path, k = getattr(scheduler, "noise_sampler", None), getattr(scheduler, "step_index", None)
     if path is None or k is None or scheduler.sigmas[k] == 0:
         return []

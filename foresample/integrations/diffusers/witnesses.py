@@ -146,7 +146,7 @@ class Witnesses:
             )
 
     def shown(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """What the loop made of the made-up rows: the same whatever the other rows were."""
+        """The results of the loop on the made-up rows, which do not depend on the other rows."""
         return self._made, self.known, None if self.known is None else self._given
 
 
