@@ -101,7 +101,7 @@ def walk(
 
         def observed(self: Any, **told: Any) -> Any:
             bound = inspect.signature(kind.__call__).bind(self, **told)
-            known = Known(trace=handle._watch(bound))
+            known = Known(trace=handle._watch(bound), rehearsed=callback is None)
             if between is not None:
                 with undisturbed(pipe, bound):
                     handle._draw(bound, window, None, known)

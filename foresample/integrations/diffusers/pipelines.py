@@ -262,7 +262,7 @@ class AcceleratedPipeline:
     ) -> Any:
         """One run of the loop, in parts where it changes at a few of its steps."""
         # A second attempt would call a callback twice, so with one the loop is rehearsed before the first.
-        rehearse = known.begins != (0,) or (callback is not None and known.rounding is None)
+        rehearse = known.begins != (0,) or (callback is not None and not known.rehearsed)
         watched, self._answered = self._answered, {}
         parts = self._rehearsed(bound, known.begins, watched) if rehearse else Parts()
         put_back = random_state(bound)
@@ -302,7 +302,7 @@ class AcceleratedPipeline:
             bound = copied_arguments(bound)
             bound.arguments[CALLBACK] = lambda *given: run.session.in_order.end_of_turn(*given)
         result = self._looped(run, bound)
-        known.rounding, known.begins = rounding, parts.begins
+        known.rounding, known.begins, known.rehearsed = rounding, parts.begins, True
         self._tell(run, known)
         return result
 
