@@ -208,9 +208,7 @@ def test_a_callback_that_changes_a_module_is_refused(name: str, when: int, pipe:
         rf"callback_on_step_end \(switching\) changes the pipeline: {what} at step {when}, .*leave the callback"
     )
     if not what:  # nothing tells of it but the answers
-        sentence = (
-            r"the pipeline's unet was changed between step \d+ and step \d+ of its loop: asked the same again"
-        )
+        sentence = r"the pipeline's unet was changed between step \d+ and step \d+ of its loop: evaluated again"
     with fs.accelerate(pipe, window=4), pytest.raises(Refused, match=sentence):
         draw(pipe, callback_on_step_end=at(when, change))
 
@@ -514,7 +512,7 @@ def test_a_report_carries_its_evidence(pipe: Any) -> None:
     for evidence in (first, second):
         assert 0 <= evidence.largest_change < 1e-5
         assert evidence.steps_replayed == 3 + 12
-        assert evidence.trusted == ["answers at states that were not asked again"]
+        assert evidence.trusted == ["answers at states that were not evaluated again"]
     assert "15 steps replayed" in str(found[0])
 
 
@@ -523,7 +521,7 @@ def test_what_is_left_out_is_taken_on_trust(pipe: Any) -> None:
         draw(pipe)
         evidence = pipe.foresample_report.evidence
     assert (evidence.asked_again, evidence.steps_replayed) == (0, 0)
-    assert evidence.trusted == ["look=False", "trace=False", "answers at states that were not asked again"]
+    assert evidence.trusted == ["look=False", "trace=False", "answers at states that were not evaluated again"]
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ class AskAgain:
 
     def _changed(self, recorded: Recorded, kept: Kept, between: str, found: float) -> Refused:
         return Refused(
-            f"the pipeline's {self.networks.serving(recorded.name, kept.step)} was changed {between}: asked the same "
+            f"the pipeline's {self.networks.serving(recorded.name, kept.step)} was changed {between}: evaluated "
             f"again, its answer changes by {found:.1e} of its size; take out what changes it (a callback, a hook, a "
             f"cache), or {REMEDY}"
         )

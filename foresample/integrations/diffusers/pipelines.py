@@ -468,7 +468,7 @@ class AcceleratedPipeline:
         report, trace = run.report, known.trace
         on = {"look=False": self.settings.look, "trace=False": self.trace}
         on["differences of the network's rounding"] = not report.evidence.largest_change > DIFFERS
-        on["answers at states that were not asked again"] = False
+        on["answers at states that were not evaluated again"] = False
         report.evidence.trusted = [name for name, checked in on.items() if not checked]
         self.pipe.foresample_report = report
         if trace is not None:

@@ -99,7 +99,7 @@ class Rounds:
         return x
 
     def shift(self, one: Tensor, two: Tensor) -> tuple[int, float | None]:
-        """How far the mean of the first step with noise moves from one network output to the other, in std."""
+        """The distance of the means of the first step with noise for two network outputs, in std."""
         x, noisy = self.x[:1], (self.chain.std > 0).nonzero().flatten()
         if not len(noisy) or one.numel() != x.numel():  # no noise, or an output that is not of latents
             return 0, None
