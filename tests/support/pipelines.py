@@ -977,6 +977,7 @@ EXACT = [
         lambda folder: wan(two=True),
         lambda n: video(n, guidance_scale_2=2.0),
         "two networks, another `guidance_scale_2`",
+        steps=12,
     ),
     Case(
         "StableDiffusion3Pipeline",
@@ -984,6 +985,7 @@ EXACT = [
         lambda folder: stable_diffusion_3(),
         lambda n: embedded(n, skip_guidance_layers=[0]),
         "`skip_guidance_layers`",
+        steps=12,
     ),
     Case(
         "StableDiffusionControlNetPipeline",
