@@ -46,6 +46,7 @@ def by_rank(problem: str, steps: int, samples: int) -> RankGain:
     rank = torch.cat([rass(target, PART, seed=seed, children=BRANCHING).calls for seed in parts]).double()
     delta = torch.cat(met).sort().values
     spread = delta[torch.linspace(0, len(delta) - 1, SPREAD).long()]
+    spread = spread.clamp(max=20.0)  # beyond, both reject surely
     kept = [ranks.overlap(float(d), lean) for d, lean in zip(spread, ranks.leans(spread, count), strict=True)]
     (turn_mean, turn_error), (rank_mean, rank_error) = with_error(turn), with_error(rank)
     ratio = rank_mean / turn_mean

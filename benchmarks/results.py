@@ -52,7 +52,7 @@ LABELS = {
     "paradigms": "ParaDiGMS",
     "parasolver": "ParaSolver",
     "parataa": "ParaTAA",
-    "ddpm": "DDPM, fewer steps",
+    "ddpm": "few-step DDPM",
     "ddim": "DDIM",
     "dpmpp-2m": "DPM-Solver++ 2M",
 }

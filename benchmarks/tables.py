@@ -40,7 +40,6 @@ from benchmarks.results import (
     Packages,
     Policy,
     PolicyWarm,
-    Published,
     Quality,
     QualityCost,
     QualityCostPoint,
@@ -768,7 +767,6 @@ def curves_missing() -> str:
 FASHION_COST = ("quality-cost-fashion",)
 CIFAR10_COST = ("quality-cost-cifar10", "quality-cost-cifar10-tight")
 POLICY_COST = ("quality-cost-policy",)
-MIXTURE_COST = ("quality-cost-mixture",)
 
 
 def quality_cost() -> str:
@@ -786,11 +784,6 @@ def quality_cost_policy() -> str:
     return _quality_cost(*POLICY_COST)
 
 
-def quality_cost_mixture() -> str:
-    """The same for a mixture whose denoiser is exact."""
-    return _quality_cost(*MIXTURE_COST)
-
-
 def _costs(*names: str) -> QualityCost:
     (saved,) = QualityCost.joined([load(QualityCost, name) for name in names])
     return saved
@@ -798,7 +791,7 @@ def _costs(*names: str) -> QualityCost:
 
 def _quality_cost(*names: str) -> str:
     saved = _costs(*names)
-    settings, rows, floor = saved.settings, saved.rows, saved.floor
+    rows, floor = saved.rows, saved.floor
     alone, data = (any(getattr(row, name) is not None for row in rows) for name in ("alone_ms", "to_data"))
     cells = [
         [
@@ -819,9 +812,13 @@ def _quality_cost(*names: str) -> str:
         "over the floor",
         *(["distance to the data"] if data else []),
     ]
+    return f"{_title_of(saved)}:\n\n{table(heads, cells)}"
+
+
+def _title_of(saved: QualityCost) -> str:
+    settings = saved.settings
     many = f"{settings.sets} sets of " if settings.sets > 1 else ""
-    title = f"{settings.target}, {settings.steps} steps, {many}{settings.count} samples of each method:"
-    return f"{title}\n\n{table(heads, cells)}"
+    return f"{_chain(saved)}, {many}{settings.count} samples of each method"
 
 
 def _alone(row: QualityCostPoint) -> str:
@@ -837,50 +834,8 @@ def _with_error(value: float | None, error: float | None) -> str:
     return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
 
 
-def quality_cost_summary() -> str:
-    """The fewest calls at which each method cannot be told from the sequential sampler, or its closest."""
-    both = [_costs(*names) for names in (POLICY_COST, MIXTURE_COST)]
-    methods = dict.fromkeys(row.method for saved in both for row in saved.rows)
-    cells = []
-    for method in methods:
-        line = [label(method)]
-        for saved in both:
-            floor, rows = saved.floor, [row for row in saved.rows if row.method == method]
-            near = [row for row in rows if _as_near(row, floor)]
-            row = min(near, key=lambda row: row.calls) if near else min(rows, key=lambda row: row.distance)
-            times = f"{row.distance / floor.distance:.2f}×{'' if near else ', further'}"
-            line += [row.detail, f"{row.calls:.1f}", "the floor" if row is floor else times]
-        cells.append(line)
-    heads = ["method"]
-    for saved in both:
-        heads += [_chain(saved), "calls", "distance over the floor"]
-    return table(heads, cells)
-
-
-def _as_near(row: QualityCostPoint, floor: QualityCostPoint) -> bool:
-    """Whether a distance is no more than two standard errors above the floor."""
-    error = math.hypot(row.distance_error or 0.0, floor.distance_error or 0.0)
-    return row.distance - floor.distance <= 2 * error
-
-
-def ranked() -> str:
-    """Calls saved by ranking the children, on several chains."""
-    cells = [
-        [
-            row.chain,
-            f"{row.mismatch:.2f}",
-            f"{100 * row.rejected_in_turn:.1f} %",
-            f"{100 * row.rejected_by_rank:.1f} %",
-            f"{row.fewer_calls:.1f} ± {row.error:.1f} %",
-        ]
-        for row in load(Published, "published").ranked
-    ]
-    heads = ["chain", "median mismatch", "D-GRS rejects", "RASS rejects", "RASS saves in calls"]
-    return table(heads, cells)
-
-
 def mcmc() -> str:
-    """Effective samples a second of Langevin chains, the best window of each batch."""
+    """Effective samples a second of Langevin chains, one and several at a time."""
     saved, cells = load(Mcmc, "mcmc"), []
     for name, chains in dict.fromkeys((row.chain, row.chains) for row in saved.rows):
         rows = [row for row in saved.rows if (row.chain, row.chains) == (name, chains)]
@@ -893,7 +848,7 @@ def mcmc() -> str:
                     f"{chains}",
                     f"{row.window}",
                     f"{row.calls:.0f}",
-                    f"{plain.effective_a_second:.3g}, {row.effective_a_second:.3g}",
+                    f"{plain.effective_a_second:.0f}, {row.effective_a_second:.0f}",
                     f"{row.gain.ratio:.2f} ± {row.gain.error:.2f}×",
                 ]
             )
@@ -1016,6 +971,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "quality_cost": quality_cost,
     "quality_cost_cifar10": quality_cost_cifar10,
     "quality_cost_policy": quality_cost_policy,
+    "mcmc": mcmc,
     "curves_missing": curves_missing,
     "curves_cost": curves_cost,
     "curves_behind": curves_behind,

@@ -145,3 +145,7 @@ STANDING["openai"] = Standing(
     "It needs checkouts of four repositories. `make test` runs the same tests on a stand-in of their class at every "
     "commit."
 )
+STANDING["mcmc"] = Standing(
+    "On a CPU. Since then only words of a report and of an error have changed (core/report.py, targets/chained.py); "
+    "no step of a chain runs through them."
+)
