@@ -532,7 +532,7 @@ def test_every_pipeline_asks_again_in_every_run(case: Any, tmp_path: Path) -> No
         for _ in range(2):
             pipe(**case.arguments(2), generator=generators(2))
             evidence = pipe.foresample_report.evidence
-            assert evidence.asked_again >= pipe.foresample_report.calls_mean - 1
+            assert evidence.asked_again >= pipe.foresample_report.calls_mean - case.parts
             assert evidence.largest_change < 1e-4
 
 

@@ -20,11 +20,7 @@ from tests.integrations.test_fuzz import AFTER_STEP, BEFORE_STEP, changed  # noq
 from tests.support.pipelines import DPM, EXACT, PROMPTS, a_scheduler, generators, sd  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CHANGING = [
-    case
-    for case in EXACT
-    if any(name in case.note for name in ("guidance_end", "guidance_scale_2", "skip_guidance", "cfg_trunc"))
-]
+CHANGING = [case for case in EXACT if case.parts > 1]
 ENDING = next(case for case in CHANGING if "guidance_end" in case.note)
 
 

@@ -570,6 +570,8 @@ class Case:
     """Enough that drafts are kept, for the two-sample tests."""
     draws: int = 400
     """For the two-sample tests."""
+    parts: int = 1
+    """Parts in which a loop that changes is drawn."""
 
     def __str__(self) -> str:
         return f"{self.pipeline}, {self.scheduler}{', ' + self.note if self.note else ''}"
@@ -978,6 +980,7 @@ EXACT = [
         lambda n: video(n, guidance_scale_2=2.0),
         "two networks, another `guidance_scale_2`",
         steps=12,
+        parts=2,
     ),
     Case(
         "StableDiffusion3Pipeline",
@@ -986,6 +989,7 @@ EXACT = [
         lambda n: embedded(n, skip_guidance_layers=[0]),
         "`skip_guidance_layers`",
         steps=12,
+        parts=3,
     ),
     Case(
         "StableDiffusionControlNetPipeline",
@@ -993,6 +997,7 @@ EXACT = [
         sd("StableDiffusionControlNetPipeline", controlnet=controlnet),
         lambda n: prompts(n, image=CONTROL, control_guidance_end=0.5),
         "`control_guidance_end`",
+        parts=2,
     ),
     Case(
         "Lumina2Pipeline",
@@ -1000,6 +1005,7 @@ EXACT = [
         lambda folder: lumina2(),
         lambda n: masked(n, cfg_trunc_ratio=0.5),
         "`cfg_trunc_ratio`",
+        parts=2,
     ),
 ]
 """Tested for their law against the sequential pipeline."""
