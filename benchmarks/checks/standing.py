@@ -94,7 +94,7 @@ STANDING: dict[str, Standing] = {
     "cifar10-latency-graph": Standing(_ROUND),
     "cifar10-frontier": Standing(
         f"{_ROUND} `tune` now times the sequential sampler beside every window, where it was timed once before all of "
-        "them, on a machine that did nothing else; the windows are timed as before."
+        "them; the windows are timed as before. How much this moves the gains on a GPU has not been measured."
     ),
     "cifar10-throughput": Standing(
         f"{_ROUND} It shows a loss by a factor of two to three, far more than these changes can move."
