@@ -15,9 +15,7 @@ from time import perf_counter
 from foresample.core.report import Report
 from foresample.text import duration
 
-_TAIL = (
-    0.015  # probability that the ratio lies above, or below, its interval; after a second look at most 0.025
-)
+_TAIL = 0.015  # probability that the ratio lies above, or below, its interval; at most twice that with a second look
 
 
 @dataclass
