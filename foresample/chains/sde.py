@@ -173,13 +173,13 @@ def sde_chain(
         std[-1] = 0
     visited = here if last != "denoised" else t
     known = _integrated(drift, diffusion, visited) if levels is None else levels(visited)
-    known = known if isinstance(known, Levels) else _levels(*known)
+    known = known if isinstance(known, Levels) else levels_of(*known)
     pull = (1 + eta**2) / 2 * noise**2
     if last == "denoised":
         alpha, sigma = known.alpha[-1:], known.sigma[-1:]
         state, pull = torch.cat([state, 1 / alpha]), torch.cat([pull, sigma**2 / alpha])
         std = torch.cat([std, std.new_zeros(1)])
-    return _score_chain(visited, known, state, pull, std, predicts, reuse)
+    return score_chain(visited, known, state, pull, std, predicts, reuse)
 
 
 def reverse_sde_chain(
@@ -217,7 +217,7 @@ def reverse_sde_chain(
     std = noise.clone()
     if denoise:
         std[-1] = 0
-    chain = _score_chain(t, process.levels(t), state, noise**2, std, predicts, reuse)
+    chain = score_chain(t, process.levels(t), state, noise**2, std, predicts, reuse)
     return replace(chain, start_scale=process.start_scale)
 
 
@@ -226,16 +226,16 @@ def _index(t: Tensor, steps: int) -> Tensor:
     return (t * (steps - 1)).long()
 
 
-def _score_chain(
+def score_chain(
     time: Tensor,
     levels: Levels,
     state: Tensor,
     pull: Tensor,
     std: Tensor,
-    predicts: Kind,
-    reuse: Kind,
+    predicts: Kind = "score",
+    reuse: Kind = "x0",
 ) -> Chain:
-    """x' = state·x + pull·score + std·z."""
+    """The chain with steps x' = state·x + pull·score + std·z."""
     c, d = levels.kind("score")
     return denoising_chain(
         levels,
@@ -259,10 +259,11 @@ def _integrated(drift: OfTime, diffusion: OfTime, t: Tensor) -> Levels:
         raise ValueError(
             "the noise levels cannot be integrated from time 0: give levels, a function t -> (alpha, sigma)"
         )
-    return _levels(log_alpha[:, -1].exp(), sigma)
+    return levels_of(log_alpha[:, -1].exp(), sigma)
 
 
-def _levels(alpha: Tensor, sigma: Tensor) -> Levels:
+def levels_of(alpha: Tensor, sigma: Tensor) -> Levels:
+    """The levels x = α x0 + σ ξ of any α and σ."""
     return Levels(alpha, sigma, norm=(alpha**2 + sigma**2).sqrt())
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from foresample.chains import Chain
-from foresample.chains.chain import Levels, denoising_chain
+from foresample.chains.sde import levels_of, score_chain
 from foresample.integrations.packages.loop import Drawing, PackageLoop
 from foresample.integrations.replaced import REPORT, standing_in
 from foresample.integrations.trusted import held
@@ -76,7 +76,8 @@ class SbiLoop(PackageLoop):
     own loop; where that would have been faster, it draws so many samples from then on. A window that was chosen stays.
     """
 
-    package, kind = "sbi", "VectorFieldPosterior"
+    package, kind, replaces = "sbi", "VectorFieldPosterior", ("_sample_via_diffusion",)
+    attributes = "_sample_via_diffusion", "sample_via_ode", "vector_field_estimator", "potential_fn"
     owners = ("sbi.inference.posteriors.vector_field_posterior.VectorFieldPosterior",)
 
     def __init__(self, *args: Any) -> None:
@@ -84,11 +85,6 @@ class SbiLoop(PackageLoop):
         self._faster: dict[tuple, _Faster] = {}
         self._chain: tuple[Any, Chain] | None = None
         self._scored: tuple[Any, ...] | None = None  # whose score was asked at several times at once
-
-    @staticmethod
-    def functions(served: Any) -> tuple[str, ...]:
-        names = "_sample_via_diffusion", "sample_via_ode", "vector_field_estimator", "potential_fn"
-        return names[:1] if all(hasattr(served, name) for name in names) else ()
 
     def refuse(self) -> None:
         if self.served.sample_with != "sde":
@@ -256,17 +252,7 @@ def sde_steps(estimator: Any, times: Tensor, eta: float, corrector: Corrector) -
     std = _after_each(eta * g * size.sqrt(), [math.sqrt(2 * h) for h in further[1]])
     time = here.double().cpu().repeat_interleave(1 + corrector.num_steps)
     alpha, sigma = (of(time.to(times.device)).flatten().cpu() for of in (estimator.mean_t_fn, estimator.std_fn))
-    levels = Levels(alpha, sigma, norm=(alpha**2 + sigma**2).sqrt())
-    c, d = levels.kind("score")
-    return denoising_chain(
-        levels,
-        state_weight=state + pull * c,
-        x0_weight=pull * d,
-        std=std,
-        predicts="score",
-        reuse="x0",
-        time=time,
-    )
+    return score_chain(time, levels_of(alpha, sigma), state, pull, std)
 
 
 def _after_each(values: Tensor, further: Sequence[float]) -> Tensor:
