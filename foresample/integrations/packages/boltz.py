@@ -11,24 +11,19 @@ from torch import Tensor
 from foresample.integrations.packages.loop import Drawing, PackageLoop, states_dtype
 from foresample.targets import structures
 
-_ATTRIBUTES = (
-    "sample_schedule",
-    "preconditioned_network_forward",
-    "gamma_0",
-    "noise_scale",
-    "alignment_reverse_diff",
-)
-
 
 class AtomLoop(PackageLoop):
     """Stands in for `AtomDiffusion.sample` of either version."""
 
-    package, kind = "boltz", "AtomDiffusion"
+    package, kind, replaces = "boltz", "AtomDiffusion", ("sample",)
+    attributes = (
+        "sample_schedule",
+        "preconditioned_network_forward",
+        "gamma_0",
+        "noise_scale",
+        "alignment_reverse_diff",
+    )
     owners = tuple(f"boltz.model.modules.{module}.AtomDiffusion" for module in ("diffusion", "diffusionv2"))
-
-    @staticmethod
-    def functions(served: Any) -> tuple[str, ...]:
-        return ("sample",) if all(hasattr(served, name) for name in _ATTRIBUTES) else ()
 
     def drawing(self, asked: dict[str, Any]) -> Drawing:
         diffusion, atom_mask = self.served, asked.pop("atom_mask")

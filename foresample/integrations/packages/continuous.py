@@ -30,19 +30,16 @@ class ContinuousLoop(PackageLoop):
     """Stands in for `p_sample_loop`."""
 
     package, kind = "denoising-diffusion-pytorch", "ContinuousTimeGaussianDiffusion"
+    attributes = (
+        "p_sample_loop",
+        "p_mean_variance",
+        "log_snr",
+        "num_sample_steps",
+        "clip_sample_denoised",
+        "model",
+    )
+    replaces = ("p_sample_loop",)
     owners, steps = ("denoising_diffusion_pytorch",), ("p_sample", "p_mean_variance")
-
-    @staticmethod
-    def functions(served: Any) -> tuple[str, ...]:
-        names = (
-            "p_sample_loop",
-            "p_mean_variance",
-            "log_snr",
-            "num_sample_steps",
-            "clip_sample_denoised",
-            "model",
-        )
-        return ("p_sample_loop",) if all(hasattr(served, name) for name in names) else ()
 
     def refuse(self) -> None:
         self.checked_chain()
@@ -82,13 +79,9 @@ class ContinuousLoop(PackageLoop):
 class ElucidatedLoop(PackageLoop):
     """Stands in for `sample`; its network is the object's own `preconditioned_network_forward`."""
 
-    package, kind = "denoising-diffusion-pytorch", "ElucidatedDiffusion"
+    package, kind, replaces = "denoising-diffusion-pytorch", "ElucidatedDiffusion", ("sample",)
+    attributes = "sample", "sample_schedule", "preconditioned_network_forward", "S_churn", "S_noise", "net"
     owners = ("denoising_diffusion_pytorch",)
-
-    @staticmethod
-    def functions(served: Any) -> tuple[str, ...]:
-        names = "sample", "sample_schedule", "preconditioned_network_forward", "S_churn", "S_noise", "net"
-        return ("sample",) if all(hasattr(served, name) for name in names) else ()
 
     def refuse(self) -> None:
         if self.served.self_condition:

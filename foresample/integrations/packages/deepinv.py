@@ -31,7 +31,6 @@ from foresample.integrations.replaced import standing_in
 from foresample.integrations.trusted import library_name
 from foresample.targets import ChainTarget, from_chain
 
-_ATTRIBUTES = "posterior", "sde", "solver", "data_fidelity", "score", "minus_one_one"
 _OWN_ARGUMENTS = "y", "physics", "x_init", "seed", "timesteps", "denoise_output", "get_trajectory"
 _SOLVERS = "deepinv.sampling.sde_solver."
 _RANDOM = "ScoreSDEDataFidelity", "ILVRDataFidelity"
@@ -43,13 +42,10 @@ _SEED = 20  # any
 class DeepinvLoop(PackageLoop):
     """Stands in for `forward`, which is called by calling the object."""
 
-    package, kind = "deepinv", "PosteriorDiffusion"
+    package, kind, replaces = "deepinv", "PosteriorDiffusion", ("forward",)
+    attributes = "posterior", "sde", "solver", "data_fidelity", "score", "minus_one_one"
     owners, steps = ("deepinv",), ("score",)
     _rowwise: Any = None  # what the score was compared with
-
-    @staticmethod
-    def functions(served: Any) -> tuple[str, ...]:
-        return ("forward",) if all(hasattr(served, name) for name in _ATTRIBUTES) else ()
 
     def refuse(self) -> None:
         self.checked_chain(self.served.solver.timesteps)

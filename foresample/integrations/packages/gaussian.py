@@ -43,20 +43,24 @@ _GUIDANCE = "classes", "cond_scale", "rescaled_phi"
 class GaussianLoop(PackageLoop):
     """Stands in for `p_sample_loop` or `ddim_sample`, whichever `sample` takes."""
 
-    package, kind = "denoising-diffusion-pytorch", "GaussianDiffusion"
+    package, kind, replaces = (
+        "denoising-diffusion-pytorch",
+        "GaussianDiffusion",
+        ("p_sample_loop", "ddim_sample"),
+    )
+    attributes = (
+        "p_sample_loop",
+        "p_mean_variance",
+        "posterior_mean_coef1",
+        "alphas_cumprod",
+        "objective",
+        "model",
+    )
     owners, steps = ("denoising_diffusion_pytorch",), _STEPS
 
-    @staticmethod
-    def functions(served: Any) -> tuple[str, ...]:
-        names = (
-            "p_sample_loop",
-            "p_mean_variance",
-            "posterior_mean_coef1",
-            "alphas_cumprod",
-            "objective",
-            "model",
-        )
-        return (_loop_name(served),) if all(hasattr(served, name) for name in names) else ()
+    @classmethod
+    def functions(cls, served: Any) -> tuple[str, ...]:
+        return tuple(name for name in super().functions(served) if name == _loop_name(served))
 
     def refuse(self) -> None:
         self.checked_chain()

@@ -4,16 +4,17 @@
 one file here with a subclass, and add that class to `PACKAGES` (`packages.acceleration`). The subclass declares
 
     package, kind       names for reports and messages, such as "MONAI" and "DiffusionInferer"
-    functions(served)   which objects are served: the names of their sampling functions; () for any other object
-    owners, steps       the trusted code: the classes (or the package) that may define the function, and the names of
-                        the further functions that it calls
-    refuse()            raises for an object that cannot be served, before anything is replaced; may be left out
+    attributes          the attributes by which an object is recognised; nothing is imported from a package
+    replaces            the names of the sampling functions to replace
+    owners, steps       the trusted code: the classes (or the package) that may define the functions, and the names of
+                        the other functions that they call
+    refuse()            raises for an object that cannot be served, before anything is replaced; optional
     drawing(asked)      the chain and the network of one call, read off the object as it is now, and its arguments;
-                        raises for those that cannot be served; None if the call asks for no samples
+                        raises for arguments that cannot be served; None if the call draws no samples
 
-Nothing is imported from a package: an object is recognised by its attributes. The rest is done here: at every call the
-functions must be the package's own, neither overridden nor patched; the network must be in eval mode; the window is
-chosen, the samples are drawn and reported. Where no window gains, the package's own function is called.
+The rest is done here. At every call the functions must be the package's own, neither overridden nor patched, and the
+network must be in eval mode. The window is chosen, and the samples are drawn and reported. Where no window gains, the
+package's own function is called.
 A loop whose steps may differ from its tables is also run once with a made-up network (`compare`).
 """
 
@@ -70,6 +71,8 @@ class PackageLoop(ABC):
 
     package: ClassVar[str]
     kind: ClassVar[str]
+    attributes: ClassVar[tuple[str, ...]]
+    replaces: ClassVar[tuple[str, ...]]
     owners: ClassVar[tuple[str, ...]]
     steps: ClassVar[tuple[str, ...]] = ()
 
@@ -83,10 +86,10 @@ class PackageLoop(ABC):
         self._require_own()
         self.refuse()
 
-    @staticmethod
-    @abstractmethod
-    def functions(served: Any) -> tuple[str, ...]:
+    @classmethod
+    def functions(cls, served: Any) -> tuple[str, ...]:
         """The names of an object's sampling functions to replace; () for an object of another package."""
+        return cls.replaces if all(hasattr(served, name) for name in cls.attributes) else ()
 
     def refuse(self) -> None:  # noqa: B027
         """Raise for an object that cannot be served, before anything is replaced."""

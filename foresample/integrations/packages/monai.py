@@ -22,16 +22,17 @@ _KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"
 class InfererLoop(PackageLoop):
     """Stands in for `DiffusionInferer.sample`."""
 
-    package, kind = "MONAI", "DiffusionInferer"
+    package, kind, replaces = "MONAI", "DiffusionInferer", ("sample",)
+    attributes = "sample", "scheduler"
     owners = ("monai.inferers.inferer.DiffusionInferer",)
 
-    @staticmethod
-    def functions(served: Any) -> tuple[str, ...]:
-        method = getattr(served, "sample", None)
-        if getattr(served, "scheduler", None) is None or not callable(method):
+    @classmethod
+    def functions(cls, served: Any) -> tuple[str, ...]:
+        found = super().functions(served)
+        if not found or served.scheduler is None or not callable(served.sample):
             return ()
-        known = {"input_noise", "diffusion_model", "scheduler"} <= set(inspect.signature(method).parameters)
-        return ("sample",) if known else ()
+        arguments = {"input_noise", "diffusion_model", "scheduler"}
+        return found if arguments <= set(inspect.signature(served.sample).parameters) else ()
 
     def refuse(self) -> None:
         _chain(self.served.scheduler)

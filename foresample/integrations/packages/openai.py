@@ -49,13 +49,10 @@ class OpenAILoop(PackageLoop):
     """Replaces `p_sample_loop_progressive`, and `p_sample_loop` to note that only the last state is needed."""
 
     package, kind = "OpenAI", "GaussianDiffusion"
+    attributes = _PROGRESSIVE, _LOOP, *_STEP, "model_var_type"
+    replaces = _PROGRESSIVE, _LOOP
     steps = ("p_sample",)
     last_only = False
-
-    @staticmethod
-    def functions(served: Any) -> tuple[str, ...]:
-        names = (_PROGRESSIVE, _LOOP, *_STEP, "model_var_type")
-        return (_PROGRESSIVE, _LOOP) if all(hasattr(served, name) for name in names) else ()
 
     @property
     def owners(self) -> tuple[str, ...]:  # type: ignore[override]
