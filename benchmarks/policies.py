@@ -3,17 +3,18 @@
 python -m benchmarks.policies
 
 Roll-outs from the demonstrations' start points, shaken a little: plan 16 velocities, execute 8, plan again.
-Both policies draw with different random numbers, so their distributions are compared: means with standard errors.
+The policies draw with different random numbers, so their distributions are compared: means with standard errors.
+All windows are timed and reported, in turns with the sequential policy (`benchmarks.timing`).
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
-from time import perf_counter
+from statistics import fmean, median
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -23,9 +24,11 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.results import RESULTS, Mean, PlanClock, PolicyRow, PValues, save
+from benchmarks.timing import Timing, take_turns
 from foresample.checks.kolmogorov import ks_two_sample
 from recipes import lasa
 
+WARM_UP = 3
 PLANS_A_DRAWING = 14  # of 8 velocities: 112 points for demonstrations of 100
 
 
@@ -55,13 +58,18 @@ def draw(policy: lasa.LasaPolicy, paths: Tensor, repeats: int, seed: int) -> Dra
         actions = policy.predict_action_chunk(position, velocity, which, generator)
         trace += list((position.unsqueeze(1) + actions.cumsum(1)).unbind(1))
         position, velocity = trace[-1], actions[:, -1]
-        report = getattr(policy, "foresample_report", None)
-        calls.append(policy.diffusion.num_inference_steps if report is None else report.calls_mean)
+        calls.append(_calls(policy))
     drawn = torch.stack(trace, 1)
     each = [warped_distance(drawn, paths[which, demo]) for demo in range(count)]
     nearest = torch.stack(each).amin(0)
     goal = paths[which, 0, -1]
     return Drawing(drawn, nearest, (drawn[:, -1] - goal).norm(dim=1), torch.tensor(calls, dtype=torch.float64))
+
+
+def _calls(policy: lasa.LasaPolicy) -> float:
+    """Mean network calls of the last plan."""
+    report = getattr(policy, "foresample_report", None)
+    return policy.diffusion.num_inference_steps if report is None else report.calls_mean
 
 
 def warped_distance(one: Tensor, two: Tensor) -> Tensor:
@@ -76,40 +84,50 @@ def warped_distance(one: Tensor, two: Tensor) -> Tensor:
     return torch.from_numpy(best[:, -1, -1])
 
 
-def latency(policy: lasa.LasaPolicy, paths: Tensor, plans: int, seed: int) -> PlanClock:
-    """Milliseconds a plan at batch 1, over the course of demonstrations."""
-    generator = torch.Generator().manual_seed(seed)
-    data = lasa.moments(paths, policy.config.horizon)
-    chosen = torch.randint(len(data.position), (plans + 3,), generator=generator)
-    times, calls, network = [], [], []
-    for one in chosen.split(1):
-        began = perf_counter()
-        policy.predict_action_chunk(data.position[one], data.velocity[one], data.shape[one], generator)
-        times.append(1000 * (perf_counter() - began))
-        report = getattr(policy, "foresample_report", None)
-        calls.append(policy.diffusion.num_inference_steps if report is None else report.calls_mean)
-        network.append(math.nan if report is None else 1000 * report.target_seconds)
-    times, calls, network = times[3:], calls[3:], network[3:]  # the first are slower
-    return PlanClock(
-        ms=median(times),
-        ms_90=sorted(times)[int(0.9 * plans)],
-        calls=sum(calls) / plans,
-        network_ms=None if report is None else median(network),
+def clock(
+    policies: Mapping[int | None, lasa.LasaPolicy], paths: Tensor, plans: int, seed: int
+) -> dict[int | None, PlanClock]:
+    """Milliseconds a plan at batch 1 of every policy, the sequential one first, in turns over moments of
+    demonstrations."""
+    data = lasa.moments(paths, policies[None].config.horizon)
+    chosen = torch.randint(
+        len(data.position), (plans + WARM_UP,), generator=torch.Generator().manual_seed(seed)
     )
+    calls, network = ({window: list[float]() for window in policies} for _ in range(2))
+
+    def plan(window: int | None, turn: int) -> None:
+        policy, one = policies[window], chosen[[turn]]
+        generator = torch.Generator().manual_seed(10_000 * seed + turn)
+        policy.predict_action_chunk(data.position[one], data.velocity[one], data.shape[one], generator)
+        calls[window].append(_calls(policy))
+        if window is not None:
+            network[window].append(cast(Any, policy).foresample_report.target_seconds)
+
+    sides = {f"{window}": partial(plan, window) for window in policies}
+    timing = take_turns(sides, warm=WARM_UP, least=plans, most=plans)
+    return {
+        window: PlanClock(
+            ms=1000 * timing.median(f"{window}"),
+            ms_90=1000 * timing.quantile(f"{window}", 0.9),
+            calls=fmean(calls[window][WARM_UP:]),
+            network_ms=None if window is None else 1000 * median(network[window][WARM_UP:]),
+            faster=None if window is None else timing.ratio(f"{window}"),
+        )
+        for window in policies
+    }
 
 
 @torch.no_grad()
-def call_ms(policy: lasa.LasaPolicy, states: int, calls: int = 50) -> float:
-    """Milliseconds of one network call with that many states."""
-    config = policy.config
-    sample = torch.randn(states, config.horizon, config.action_dim)
-    timestep, condition = torch.full((states,), 50), torch.zeros(states, config.condition_dim)
-    times = []
-    for _ in range(calls):
-        began = perf_counter()
-        policy.diffusion.unet(sample, timestep, global_cond=condition)
-        times.append(1000 * (perf_counter() - began))
-    return median(times)
+def call_clock(policy: lasa.LasaPolicy, *states: int) -> Timing:
+    """The time of one network call by its number of states, in turns."""
+    config, most = policy.config, max(states)
+    sample, timestep = torch.randn(most, config.horizon, config.action_dim), torch.full((most,), 50)
+    condition = torch.zeros(most, config.condition_dim)
+
+    def call(count: int, turn: int) -> Tensor:
+        return policy.diffusion.unet(sample[:count], timestep[:count], global_cond=condition[:count])
+
+    return take_turns({f"{count}": partial(call, count) for count in states}, warm=5, least=50, most=400)
 
 
 def calls_by_steps(policy: lasa.LasaPolicy, paths: Tensor, window: int = 16) -> dict[str, float]:
@@ -143,31 +161,35 @@ def with_error(values: Tensor) -> Mean:
 def main(
     repeats: Annotated[int, typer.Option(help="roll-outs from each start point")] = 8,
     windows: Annotated[list[int] | None, typer.Option("--window", help="windows to try")] = None,
-    plans: Annotated[int, typer.Option(help="plans timed at batch 1")] = 60,
+    plans: Annotated[int, typer.Option(help="plans timed at batch 1")] = 100,
     seed: int = 0,
     folder: Annotated[Path | None, typer.Option("--data", help="folder of .mat files [.data/lasa]")] = None,
     out: Annotated[Path, typer.Option(help="folder for the result file and the picture")] = RESULTS,
 ) -> None:
     """Closed-loop quality, calls and latency of the sequential and the accelerated policy."""
-    policy, paths = lasa.load(), lasa.demonstrations(folder)
-    rows: list[PolicyRow] = []
-    drawings: dict[int | None, Drawing] = {}
-    for window in [None, *(windows or [8, 16, 32])]:
-        with nullcontext() if window is None else fs.accelerate(policy, window=window):
-            drawings[window] = drawing = draw(policy, paths, repeats, 1000 * seed + (window or 0))
-            timed = latency(policy, paths, plans, seed)
-        rows.append(
-            PolicyRow(
-                window=window,
-                distance=with_error(drawing.distance),
-                to_goal=with_error(drawing.to_goal),
-                arrived=with_error((drawing.to_goal < 0.1).double()),
-                p_values=same_law(drawings[None], drawing),
-                calls=float(drawing.calls.mean()),
-                batch_1=timed,
-            )
+    torch.set_num_threads(1)
+    paths = lasa.demonstrations(folder)
+    policies = {window: lasa.load() for window in (None, *(windows or [8, 16, 32]))}
+    for window, policy in policies.items():
+        if window is not None:
+            fs.accelerate(policy, window=window)
+    drawings = {
+        window: draw(policy, paths, repeats, 1000 * seed + (window or 0)) for window, policy in policies.items()
+    }
+    rows = [
+        PolicyRow(
+            window=window,
+            distance=with_error(drawings[window].distance),
+            to_goal=with_error(drawings[window].to_goal),
+            arrived=with_error((drawings[window].to_goal < 0.1).double()),
+            p_values=same_law(drawings[None], drawings[window]),
+            calls=float(drawings[window].calls.mean()),
+            batch_1=timed,
         )
-        print(_line(rows[-1]), flush=True)
+        for window, timed in clock(policies, paths, plans, seed).items()
+    ]
+    print("\n".join(map(_line, rows)), flush=True)
+    policy = policies[None]
     settings = {
         "policy": asdict(policy.config),
         "parameters": sum(p.numel() for p in policy.parameters()),
@@ -176,12 +198,15 @@ def main(
         "plans": plans,
         "seed": seed,
     }
-    call = {str(states): call_ms(policy, states) for states in (1, 9, 17, 33)}
-    print("network call, ms by states:", call)
+    call = call_clock(policy, 1, 9, 17, 33)
+    call_ms = {states: 1000 * call.median(states) for states in call.seconds}
+    call_ratio = {states: call.ratio(states) for states in list(call.seconds)[1:]}
+    print("network call, ms by states:", call_ms)
     fewer = calls_by_steps(policy, paths)
     print("calls a plan by scheduler steps, window 16:", fewer)
     path = out / "policy-lasa.json"
-    save(path, "policy", settings, rows=rows, network_call_ms=call, calls_by_steps=fewer)
+    content = {"network_call_ms": call_ms, "network_call_ratio": call_ratio, "calls_by_steps": fewer}
+    save(path, "policy", settings, rows=rows, **content)
     last = rows[-1]
     drawn = {"sequential": drawings[None].paths, last.label: drawings[last.window].paths}
     picture(path.with_suffix(".png"), paths, drawn)
@@ -190,7 +215,9 @@ def main(
 def _line(row: PolicyRow) -> str:
     means = {"distance": row.distance, "to goal": row.to_goal, "arrived": row.arrived}
     quality = "  ".join(f"{name} {value.mean:.4f} ± {value.error:.4f}" for name, value in means.items())
-    return f"{row.label:24s} {quality}  {row.calls:.1f} calls, batch 1: {row.batch_1.ms:.1f} ms a plan"
+    return f"{row.label:24s} {quality}  {row.calls:.1f} calls, batch 1: {row.batch_1.ms:.1f} ms a plan" + (
+        f", faster: {row.batch_1.faster}" if row.batch_1.faster else ""
+    )
 
 
 def picture(path: Path, paths: Tensor, drawn: dict[str, Tensor]) -> None:

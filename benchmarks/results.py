@@ -760,6 +760,8 @@ class PlanClock:
     ms_90: NotNegative
     calls: Positive
     network_ms: NotNegative | None
+    faster: Ratio | None = None
+    """Than the sequential policy, in turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -787,6 +789,8 @@ class Policy(Result):
     network_call_ms: dict[str, Positive]
     """By states."""
     calls_by_steps: dict[str, Positive]
+    network_call_ratio: dict[str, Ratio] = field(default_factory=dict)
+    """The time of a call of one state over that of a call of so many."""
 
 
 @dataclass(frozen=True, kw_only=True)

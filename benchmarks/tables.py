@@ -189,7 +189,9 @@ def policy() -> str:
     for row in load(Policy, "policy-lasa").rows:
         behaviour = (f"{value.mean:.4f} ± {value.error:.4f}" for value in (row.distance, row.to_goal))
         inside = "" if row.batch_1.network_ms is None else f" ({row.batch_1.network_ms:.0f})"
-        cells.append([row.label, f"{row.calls:.1f}", *behaviour, f"{row.batch_1.ms:.0f}{inside}"])
+        faster = row.batch_1.faster
+        gain = "" if faster is None else f": {faster.ratio:.2f} ± {faster.error:.2f}× faster"
+        cells.append([row.label, f"{row.calls:.1f}", *behaviour, f"{row.batch_1.ms:.0f}{inside}{gain}"])
     heads = ["policy", "network calls a plan", "distance to the nearest demonstration"]
     heads += ["distance to the goal at the end", "ms a plan, batch 1 (in the network)"]
     return table(heads, cells)
@@ -562,10 +564,12 @@ def policy_costs() -> str:
     saved = load(Policy, "policy-lasa")
     call, clocks = saved.network_call_ms, [row.batch_1 for row in saved.rows]
     own = [(c.ms - c.network_ms) / c.calls for c in clocks if c.network_ms is not None]
+    wide = saved.network_call_ratio.get("17")
+    error = "" if wide is None else f" ± {wide.error / wide.ratio**2:.2f}"
     return (
         f"On this CPU a round costs {min(own):.1f} to {max(own):.1f} ms of the sampler's own arithmetic, a "
         f"network call {call['1']:.1f} ms with one state and {call['17']:.1f} ms, "
-        f"{call['17'] / call['1']:.1f} times as long, with 17."
+        f"{call['17'] / call['1']:.1f}{error} times as long, with 17."
     )
 
 

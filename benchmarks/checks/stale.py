@@ -60,7 +60,7 @@ SOURCES: dict[str, Sequence[str]] = {
     "gpu-tests": (*RULE, "foresample/backends", "tests/gpu"),
     "gpu-soak": (*RULE, "foresample/backends", "benchmarks/soak.py::draw"),
     "gpu-sanitizer": ("foresample/backends", "benchmarks/soak.py::sanitize"),
-    "policy": (*POLICY, "benchmarks/policies.py"),
+    "policy": (*POLICY, "benchmarks/policies.py", "benchmarks/timing.py"),
     "policy-warm": (*POLICY, "benchmarks/robots.py::handwriting"),
     "robot-clock": (*POLICY, "benchmarks/robots.py::clock"),
     "robot-success": (*POLICY, "benchmarks/robots.py::success"),
