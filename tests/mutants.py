@@ -41,7 +41,7 @@ ROOMS = ("core", "baseline.py", "backends", "drafters", "engine", "datasets")
 _LAW = [
     "tests/law/test_law.py::test_extra_noise_and_third_order_have_the_law",
     "tests/law/test_law.py::test_no_correction_is_made_over_a_distance_that_rounding_spoils",
-    "tests/law/test_law.py::test_fresh_noise_is_fresh_in_a_first_window_too",
+    "tests/law/test_law.py::test_fresh_noise_is_fresh_in_a_first_window",
     "tests/law/test_law.py::test_a_constant_mismatch_of_one_std[1-blocks of 4]",
 ]
 TESTS = {
@@ -49,7 +49,7 @@ TESTS = {
     "core/verify.py": [
         "tests/core/test_verify.py",
         *_LAW,
-        "tests/law/test_law.py::test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept",
+        "tests/law/test_law.py::test_noise_left_by_a_round_is_fresh_given_the_number_of_drafts_kept",
     ],
     "core/noise.py": [
         "tests/core/test_noise.py",

@@ -97,7 +97,7 @@ def labelled(labels: int) -> ChainTarget:
 
 
 @pytest.mark.slow
-def test_only_rows_the_target_has_are_used() -> None:
+def test_only_rows_that_the_target_has_are_used() -> None:
     target = labelled(64)
     fs.sample(target, 64, window=6)
     result = fs.check(target, window=6, samples=150, rows=64)
@@ -111,7 +111,7 @@ def test_only_rows_the_target_has_are_used() -> None:
 
 
 @pytest.mark.parametrize("make", [flow, CHAINS["multistep"]], ids=["one step", "multistep"])
-def test_a_target_that_writes_into_its_states_is_no_false_alarm(make: Callable[[], ChainTarget]) -> None:
+def test_a_target_that_writes_into_its_states_raises_no_false_alarm(make: Callable[[], ChainTarget]) -> None:
     class Writes(ChainTarget):
         def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
             prediction = super().predict(x.clone(), step, row, extra)
@@ -125,7 +125,7 @@ def test_a_target_that_writes_into_its_states_is_no_false_alarm(make: Callable[[
 
 
 @pytest.mark.parametrize("level", [-5, 0, 1, 1.5, float("nan")])
-def test_a_level_that_is_no_probability_is_refused(level: float) -> None:
+def test_a_level_outside_zero_to_one_is_refused(level: float) -> None:
     sentence = f"level must be a probability between 0 and 1, not {level}"
     for judge in (
         lambda: fs.check(flow(), window=6, samples=20, level=level),
@@ -210,7 +210,7 @@ def test_too_few_samples_to_find_anything_are_noted(samples: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_error_that_so_many_samples_reveal_is_reported() -> None:
+def test_the_smallest_error_that_the_samples_reveal_is_reported() -> None:
     law = fs.check(flow(), window=6, samples=500).findings[2]
     assert law.tests is not None
     assert law.smallest_shift == smallest_shift(1e-3 / law.tests, 500)
@@ -220,7 +220,7 @@ def test_the_error_that_so_many_samples_reveal_is_reported() -> None:
 
 
 @pytest.mark.parametrize("samples", [100, 2000])
-def test_that_error_is_found_about_as_often_as_reported(samples: int) -> None:
+def test_an_error_of_the_reported_size_is_found_about_as_often_as_reported(samples: int) -> None:
     rng, level = np.random.default_rng(0), 1e-5
     one, two = smallest_shift(level, samples), smallest_shift(level, samples / 2)
     assert one is not None
@@ -272,7 +272,7 @@ def test_the_number_of_tests_of_a_step_is_known() -> None:
     assert fs.check(flow(), window=6, samples=50).findings[2].tests == 18 * 5
 
 
-def test_a_prior_of_another_chain_is_refused_by_its_own_sentence() -> None:
+def test_check_and_sample_refuse_a_prior_of_another_chain_alike() -> None:
     prior = fs.fit_prior(fs.GaussianMixture.of_draft_trees(3).flow(16, 0.1), window=4, pilots=8)
     sentences = []
     drafter = fs.Replay(prior=prior)
@@ -304,13 +304,13 @@ def test_every_drafter_is_fitted_to_the_target_before_it_is_tested() -> None:
 
 
 @pytest.mark.parametrize("window", [0, -1, 2.5, "wide"])
-def test_a_window_that_is_none_is_refused(window: Any) -> None:
+def test_a_window_that_is_not_a_positive_whole_number_is_refused(window: Any) -> None:
     with pytest.raises(ValueError, match="window must be a whole number of at least 1"):
         fs.check(flow(), window=window, samples=10)
 
 
 @pytest.mark.slow
-def test_a_tuning_s_window_is_checked_and_a_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_of_a_tuning_and_a_measured_window_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = Tuning(16, 10, 1e-3, [Trial(6, 70, 1e-3, 1e-3, 5.0, 2.0)], 6, 1.9)
     given = fs.check(flow(), window=6, samples=20, slots=10)
     assert fs.check(flow(), window=tuned, samples=20, slots=10) == given
@@ -329,18 +329,18 @@ def test_a_tuning_without_a_gain_leaves_nothing_to_check() -> None:
 
 
 @pytest.mark.slow
-def test_the_default_window_is_that_of_every_run() -> None:
+def test_the_default_window_is_the_same_as_for_sampling() -> None:
     assert fs.check(flow(), samples=20) == fs.check(flow(), window=16, samples=20)
 
 
 @pytest.mark.parametrize("name", ["graph", "look", "windows"])
-def test_settings_that_a_check_does_not_have_are_refused_by_name(name: str) -> None:
+def test_settings_that_check_does_not_take_are_refused_by_name(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} is not a setting here"):
         fs.check(flow(), samples=20, **{name: 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_a_window_beyond_the_chain_is_cut() -> None:
+def test_a_window_longer_than_the_chain_is_cut() -> None:
     one, two = (fs.check(flow(), window=window, samples=10) for window in (15, 10**8))
     assert one == two
 

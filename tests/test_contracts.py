@@ -137,7 +137,7 @@ def test_an_object_that_is_not_a_target_is_refused(sampler, thing):
 
 @both
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, -math.inf])
-def test_a_std_that_is_no_scale_is_refused_at_its_step(sampler, value):
+def test_a_std_that_is_negative_or_not_finite_is_refused_at_its_step(sampler, value):
     target = Walk()
     target.std[4] = value
     refuses(lambda t: sampler(t, 2), target, ValueError, r"at step 4; a deterministic transition has std 0")
@@ -249,7 +249,7 @@ def patched(target, **attributes):
     return target
 
 
-def test_only_the_mean_of_a_chain_itself_is_taken_on_trust():
+def test_only_a_chain_s_own_mean_is_trusted():
     """It is not compared: a thousand steps of large pictures would take a second."""
     grid = torch.linspace(0.01, 0.99, 20, dtype=torch.float64)
 
@@ -318,7 +318,7 @@ class Lent:
 
 
 @pytest.mark.parametrize("wrapped", [lambda t: t, lambda t: replicated([t])], ids=["as it is", "replicated"])
-def test_a_mean_of_one_s_own_is_not_forgotten_for_a_chain_that_is_lent(wrapped):
+def test_a_custom_mean_is_kept_beside_a_borrowed_chain(wrapped):
     target = wrapped(Lent(Offering()))
     assert affine_chain(target) is None
     for sampler in (speculative, fs.sequential):
@@ -441,7 +441,7 @@ def test_a_wrong_mean_is_refused_and_not_broadcast(sampler, mean, kind, remedy):
 
 
 @both
-def test_no_sample_that_is_nan_is_returned(sampler):
+def test_no_nan_sample_is_returned(sampler):
     def mean(x, prediction, step):
         return torch.where((step == 5).unsqueeze(1), torch.nan, prediction)
 

@@ -73,7 +73,7 @@ def test_the_first_row_that_broke_is_raised() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_one_value_is_enough(value: float) -> None:
+def test_one_broken_value_is_enough(value: float) -> None:
     states = torch.zeros(2, 3, 2, 2)
     states[1, 2, 0, 1] = value
     assert broken(states).nonzero().tolist() == [[1, 2]]

@@ -13,6 +13,6 @@ from tests.fuzz import Ground, fuzz
 
 
 @pytest.mark.slow
-def test_readers_take_what_they_find_or_say_a_sentence(tmp_path: Path) -> None:
+def test_readers_accept_a_damaged_file_or_refuse_it_in_one_sentence(tmp_path: Path) -> None:
     with warnings.catch_warnings(action="ignore"):  # diffusers has a word on odd configs
         fuzz(Ground(tmp_path / "ground"), 40)

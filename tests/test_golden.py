@@ -9,7 +9,9 @@ from tests.golden import differences, draw_here
 SOME = r"/vp eps/replay/block=None recycle=True"
 
 
-def test_the_same_code_draws_the_same_bits_and_rounding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_code_draws_the_same_bits_and_a_rounding_change_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     before = draw_here("plain", SOME)
     assert before
@@ -18,7 +20,7 @@ def test_the_same_code_draws_the_same_bits_and_rounding_is_seen(monkeypatch: pyt
     assert differences(before, draw_here("plain", SOME))
 
 
-def test_a_case_that_vanished_or_is_refused_is_seen() -> None:
+def test_a_vanished_or_refused_case_is_reported() -> None:
     record = {"samples": "a", "calls": "b"}
     assert differences({"one": record}, {}) == ["one: vanished"]
     assert differences({}, {"one": record}) == ["one: not recorded before"]

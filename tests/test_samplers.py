@@ -26,7 +26,7 @@ def start(count: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_arguments_are_theirs_in_their_order(name: str) -> None:
+def test_arguments_have_the_names_and_order_of_k_diffusion(name: str) -> None:
     theirs = inspect.signature(getattr(k_diffusion(), name)).parameters
     ours = [
         p for p in inspect.signature(getattr(samplers, name)).parameters.values() if p.kind != p.VAR_KEYWORD
@@ -69,7 +69,7 @@ def test_no_states_give_no_samples(name: str) -> None:
     assert getattr(samplers, name)(denoise, start(0, 0), LEVELS, **CALLS[name]).shape == (0, 2)
 
 
-def test_the_seed_is_its_own_or_torch_s() -> None:
+def test_the_seed_is_an_argument_or_drawn_from_torch_s_generator() -> None:
     def draw(**seed: Any) -> Tensor:
         return samplers.sample_euler_ancestral(denoise, start(2, 0), LEVELS, window=4, **seed)
 
@@ -95,12 +95,12 @@ def test_the_seed_is_its_own_or_torch_s() -> None:
         ),
     ],
 )
-def test_what_cannot_be_exact_is_refused(name: str, arguments: dict[str, Any], sentence: str) -> None:
+def test_samplers_that_cannot_be_exact_are_refused(name: str, arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         getattr(samplers, name)(**{"model": denoise, "x": start(2, 0), "sigmas": LEVELS} | arguments)
 
 
-def test_settings_are_those_of_sample() -> None:
+def test_settings_are_the_same_as_those_of_sample() -> None:
     """Each is taken and passed on; a misspelt one is refused by its name."""
     reports: list[fs.Report] = []
     more: dict[str, Any] = {

@@ -42,29 +42,29 @@ def test_a_misspelt_setting_is_refused_by_its_name(taker: str, name: str, remedy
         ({"slots": 0}, "slots must be a whole number of at least 1, not 0"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_everyone(taker: str, setting: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_setting_is_refused_everywhere(taker: str, setting: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         TAKERS[taker](**setting)
 
 
 @pytest.mark.parametrize("taker", TAKERS)
-def test_a_class_is_no_drafter(taker: str) -> None:
+def test_a_class_in_place_of_a_drafter_is_refused(taker: str) -> None:
     with pytest.raises(TypeError, match="is not a drafter"):
         TAKERS[taker](drafter=fs.Replay)
 
 
-def test_tune_finds_the_window_itself() -> None:
+def test_tune_refuses_a_given_window() -> None:
     with pytest.raises(TypeError, match="window is not a setting here: the settings are drafter, block"):
         fs.tune(flow(), window=4)  # type: ignore[call-overload]
 
 
-def test_the_window_has_one_default() -> None:
+def test_the_window_has_the_same_default_everywhere() -> None:
     target = mixture().flow(30, 1.0)
     assert fs.sample(target, 2).report.window == WINDOW == Settings().window == 16
     assert fs.Engine(target).speculation.window == WINDOW
 
 
-def test_slots_are_all_samples_of_a_call_and_one_where_it_does_not_say_how_many() -> None:
+def test_slots_default_to_the_count_of_a_call_or_to_one() -> None:
     assert fs.sample(flow(), 5).report.slots == 5
     assert fs.sample(flow(), 5, slots=9).report.slots == 5
     assert fs.sample(flow(), 5, slots=2).report.slots == 2
@@ -75,7 +75,7 @@ def test_auto_is_sequential_where_nothing_can_be_drafted() -> None:
     assert fs.sample(mixture().flow(1, 1.0), 2, window="auto").report.method == "sequential"
 
 
-def test_keywords_override_a_value() -> None:
+def test_keywords_override_the_given_settings() -> None:
     base = Settings(window=4, block=2, drafter=fs.Frozen("nearest"))
     changed = Settings.of({"window": 8, "drafter": None}, base)
     assert (changed.window, changed.block, changed.drafter) == (8, 2, base.drafter)

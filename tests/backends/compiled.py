@@ -204,7 +204,7 @@ TWINS: dict[str, tuple[str, str, str, str, Callable[[Compiled], bool]]] = {
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_lanes_that_decide_for_themselves_are_caught(
+def test_lanes_that_branch_apart_are_caught(
     twin: str, compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, now, before, case, shows = TWINS[twin]

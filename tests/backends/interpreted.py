@@ -168,7 +168,7 @@ def test_scalars_agree() -> None:
     fused.assert_scalars_agree(CPU, 1 << 14, 1 << 11)
 
 
-def test_a_fixed_number_of_newton_steps_comes_to_the_root() -> None:
+def test_a_fixed_number_of_newton_steps_reaches_the_root() -> None:
     """Over the grid of the plain code's own test, and against the same oracle."""
     from tests.backends.scalars import every
 
@@ -320,7 +320,7 @@ TWINS = {
         "coupling",
         "left = tl.full([], _NEWTON_STEPS, tl.int32)",
         "left = tl.full([], 2, tl.int32)",
-        lambda: test_a_fixed_number_of_newton_steps_comes_to_the_root(),
+        lambda: test_a_fixed_number_of_newton_steps_reaches_the_root(),
     ),
     "coupling: small mismatches cancel": Twin(
         "coupling",

@@ -145,7 +145,7 @@ def test_a_sample_is_the_same_bits_beside_any_others(chain: str) -> None:
         assert torch.equal(alone.calls, beside.calls)
 
 
-def test_what_an_observer_keeps_stays_as_it_was() -> None:
+def test_states_that_an_observer_keeps_do_not_change() -> None:
     """Rows are changed in place; what a commit shows is not among them."""
     target, kept, copies = wide(torch.float32), [], []
 
@@ -178,7 +178,7 @@ class Bold(fs.Replay):
         return 2 * super().guess(*given)
 
 
-def test_the_plain_round_serves_where_the_compiled_one_would_be_another() -> None:
+def test_the_plain_round_is_used_where_the_compiled_one_would_differ() -> None:
     target = wide(torch.float64)
     last = last_draftable(target.std)
     speculation = Speculation(fs.Replay(), 6, None, True, last, Packed())
@@ -322,7 +322,7 @@ def test_scalars_agree_over_the_whole_range() -> None:
 # ------------------------------------------------------------------ where what was compiled is kept
 
 
-def test_the_cache_is_named_after_all_sources_that_are_compiled_in() -> None:
+def test_the_name_of_the_cache_covers_all_compiled_sources() -> None:
     """Numba would not notice a change in another file than a function's own."""
     sources = {Path(__file__).parents[2] / "foresample" / name for name in compiling._CONSTANTS}
     assert all(path.is_file() for path in sources)
@@ -333,7 +333,7 @@ def test_the_cache_is_named_after_all_sources_that_are_compiled_in() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_place_to_keep_it_everything_works(tmp_path: Path) -> None:
+def test_everything_works_without_a_folder_for_the_cache(tmp_path: Path) -> None:
     """A file where the folder should be: every process compiles anew."""
     blocked = tmp_path / "file"
     blocked.write_text("")

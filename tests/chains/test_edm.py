@@ -70,7 +70,7 @@ def test_the_whole_chain_with_the_same_noise(
     torch.testing.assert_close(x, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_the_denoiser_is_told_the_churned_level_of_each_row() -> None:
+def test_the_denoiser_receives_the_churned_level_of_each_row() -> None:
     seen = []
 
     def watch(x: Tensor, sigma: Tensor, row: Tensor) -> Tensor:

@@ -45,6 +45,6 @@ def test_langevin_keeps_a_gaussian_up_to_its_step_size() -> None:
         ({"step_size": torch.tensor([0.1, 0.2]), "steps": 3}, "leave steps out"),
     ],
 )
-def test_step_sizes_that_make_no_chain_are_refused(options: dict[str, Any], remedy: str) -> None:
+def test_step_sizes_outside_their_range_are_refused(options: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
         langevin_chain(**options)

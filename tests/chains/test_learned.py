@@ -59,13 +59,13 @@ def smallest_p_value(one: Tensor, two: Tensor) -> float:
     return min(ks_two_sample(a.numpy(), b.numpy()) for a, b in zip(*views, strict=True))
 
 
-def test_samples_have_the_law_of_the_sampler_as_it_is_written_down() -> None:
+def test_samples_have_the_distribution_of_the_published_sampler() -> None:
     run = fs.sample(learned(), SAMPLES, window=5)
     assert smallest_p_value(run.samples, plain_samples()) > LEVEL
     assert run.speedup > 1.3
 
 
-def test_a_fixed_variance_in_its_place_is_caught() -> None:
+def test_a_fixed_variance_in_place_of_the_learned_one_is_caught() -> None:
     assert smallest_p_value(fs.sample(learned(), SAMPLES, window=5).samples, plain_samples(fixed=True)) < LEVEL
 
 
@@ -91,7 +91,7 @@ def test_a_base_above_the_variance_that_is_clipped_is_caught() -> None:
     assert smallest_p_value(fs.sample(broken, SAMPLES, window=5).samples, plain_samples()) < LEVEL
 
 
-def test_the_self_test_passes_and_says_how_near_the_variance_came() -> None:
+def test_check_passes_and_reports_how_near_the_variance_came_to_its_base() -> None:
     result = fs.check(learned(), window=5, samples=2000, slots=2000)
     assert result.passed, str(result)
     finding = result.findings[-1]
@@ -100,18 +100,18 @@ def test_the_self_test_passes_and_says_how_near_the_variance_came() -> None:
 
 
 @pytest.mark.parametrize("sampler", [lambda t: fs.sample(t, 50, window=5), lambda t: fs.sequential(t, 50)])
-def test_a_base_above_the_variance_is_a_sentence(sampler: Any) -> None:
+def test_a_base_above_the_variance_is_refused_in_one_sentence(sampler: Any) -> None:
     """The network leaves its range by far more than it may."""
     with pytest.raises(FloatingPointError, match=r"its variance lies below.*give a smaller learned_base"):
         sampler(learned(depth=3.0))
 
 
-def test_it_is_nothing_for_kernels() -> None:
+def test_kernels_do_not_draw_a_learned_variance() -> None:
     assert affine_chain(learned()) is None
 
 
 @pytest.mark.parametrize("base", [0.0, 1.0, 1.5])
-def test_a_base_is_a_part(base: float) -> None:
+def test_a_base_must_lie_between_zero_and_one(base: float) -> None:
     with pytest.raises(ValueError, match=r"base must lie within \(0, 1\)"):
         learned(base=base)
 

@@ -146,7 +146,7 @@ def test_a_chain_that_starts_late_has_no_history_there() -> None:
 
 @pytest.mark.parametrize("steps", [7, 20])
 @pytest.mark.parametrize("clip", [True, False])
-def test_a_learned_variance_is_two_noises_of_which_one_is_extra(clip: bool, steps: int) -> None:
+def test_a_learned_variance_is_drawn_as_two_noises_one_of_them_extra(clip: bool, steps: int) -> None:
     """The scheduler's own step with noise n, where √v·n = √(v − base)·ξ + √base·z."""
     scheduler = diffusers.DDPMScheduler(variance_type="learned_range", clip_sample=clip)
     scheduler.set_timesteps(steps)
@@ -204,7 +204,7 @@ def test_a_learned_variance_is_two_noises_of_which_one_is_extra(clip: bool, step
         (lambda: diffusers.AmusedScheduler(mask_token_id=1), "not known to be a chain"),
     ],
 )
-def test_everything_else_is_refused_with_what_to_use_instead(scheduler: Any, sentence: str) -> None:
+def test_unsupported_settings_are_refused_with_an_alternative(scheduler: Any, sentence: str) -> None:
     instance = scheduler()
     instance.set_timesteps(10)
     with pytest.raises(ValueError, match=sentence):
@@ -275,7 +275,7 @@ def test_a_chain_that_is_affine_offers_its_weights(multistep: bool) -> None:
     torch.testing.assert_close(transition_mean(target, x, prediction, step, previous), mean)
 
 
-def test_a_chain_that_needs_the_unlimited_estimate_offers_none() -> None:
+def test_a_chain_that_needs_the_unlimited_estimate_offers_no_weights() -> None:
     scheduler = diffusers.DDIMScheduler(clip_sample=True)
     scheduler.set_timesteps(9)
     chain = scheduler_chain(scheduler, eta=1.0).to("cpu", torch.float64)

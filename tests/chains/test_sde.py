@@ -62,7 +62,7 @@ def test_the_whole_chain_with_the_same_noise(name: str, predictor: Any) -> None:
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_levels_are_the_process_s_own(name: str) -> None:
+def test_levels_are_those_of_the_process(name: str) -> None:
     process, t = PROCESSES[name], torch.tensor([0.01, 0.3, 1.0], dtype=f64)
     mean, std = reference(name).marginal_prob(torch.ones(3, 1, 1, 1, dtype=f64), t)
     levels = process.levels(t)
@@ -71,7 +71,7 @@ def test_levels_are_the_process_s_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("reuse", ["x0", "score", "eps"])
-def test_what_is_reused_changes_nothing_else(reuse: Any) -> None:
+def test_the_reused_prediction_changes_no_mean(reuse: Any) -> None:
     chain, plain = reverse_sde_chain(VP(), 9, reuse=reuse), reverse_sde_chain(VP(), 9, reuse="score")
     x, step = torch.randn(9, 2, dtype=f64), torch.arange(9)
     output = score(x, torch.ones(9, dtype=f64))

@@ -105,6 +105,6 @@ def test_speculation_with_the_larger_variance_is_exact() -> None:
         ({"variance": "large", "learned_base": 0.9}, "no learned_base"),
     ],
 )
-def test_a_variance_that_is_none_of_ddpm_s_is_refused(change: dict, sentence: str) -> None:
+def test_an_unknown_variance_is_refused(change: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         vp_chain(LINEAR[[900, 100]], **change)

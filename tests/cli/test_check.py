@@ -15,13 +15,13 @@ Tunes = Callable[[int | None], list[int]]
 
 
 @pytest.mark.parametrize("arguments", [["vp"], ["--target", "vp"]], ids=["argument", "option"])
-def test_it_passes_and_says_so(arguments: list[str]) -> None:
+def test_a_passed_check_is_printed(arguments: list[str]) -> None:
     told = json.loads(succeeds("check", *arguments, *SMALL, "--json"))
     assert told["passed"]
     assert told["settings"]["target"] == "vp"
 
 
-def test_flow_by_default_and_a_file(tmp_path: Path) -> None:
+def test_the_default_target_is_flow_and_the_result_is_saved(tmp_path: Path) -> None:
     told = succeeds("check", *SMALL, "--steps", "8", "--drafter", "nearest", "--out", tmp_path / "check.json")
     assert "ok    distribution" in told
     read = json.loads((tmp_path / "check.json").read_text())
@@ -31,7 +31,7 @@ def test_flow_by_default_and_a_file(tmp_path: Path) -> None:
     ].items()
 
 
-def test_it_says_what_so_many_samples_can_find() -> None:
+def test_the_smallest_shift_that_the_samples_can_find_is_printed() -> None:
     assert "note  distribution" in succeeds("check", "flow", "--samples", "10")
     told = json.loads(succeeds("check", "flow", *SMALL, "--json"))
     assert 0 < told["findings"][2]["smallest_shift"] < 1
@@ -43,7 +43,7 @@ def test_a_model(folder: Path) -> None:
     assert json.loads(told)["settings"]["model"] == "tiny"
 
 
-def test_exit_status_1_says_that_it_failed(mine: str) -> None:
+def test_a_failed_check_exits_with_1(mine: str) -> None:
     succeeds("check", "mine:make", *SMALL)
     result = invoke("check", "mine:Mixing", *SMALL, "--out", "check.json")
     assert result.exit_code == 1
@@ -51,7 +51,7 @@ def test_exit_status_1_says_that_it_failed(mine: str) -> None:
     assert not json.loads(Path("check.json").read_text())["passed"]
 
 
-def test_a_window_that_is_measured(tunes: Tunes) -> None:
+def test_the_window_can_be_measured(tunes: Tunes) -> None:
     asked = tunes(None)
     assert "no guess of a window of 3 depends on later steps" in succeeds("check", *SMALL, "--window", "auto")
     assert asked == [200]
@@ -78,11 +78,11 @@ def test_bad_input(arguments: list[str], sentence: str) -> None:
     refuses(sentence, "check", *arguments)
 
 
-def test_a_window_beyond_the_chain_is_cut() -> None:
+def test_a_window_longer_than_the_chain_is_cut() -> None:
     told = json.loads(succeeds("check", "flow", "--steps", "4", "--window", 10**9, "--samples", "50", "--json"))
     assert told["settings"]["window"] == 3
 
 
-def test_numbers_this_machine_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_too_large_for_this_machine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foresample.cli.check.check", None)
     refuses("200000000000 samples would take 6.4 TB of memory", "check", "flow", "--samples", 10**11)

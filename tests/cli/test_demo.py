@@ -26,7 +26,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
         return out, succeeds("demo", "--out", out).splitlines()
 
 
-def test_three_lines_are_printed(written: tuple[Path, list[str]]) -> None:
+def test_the_demo_prints_three_lines(written: tuple[Path, list[str]]) -> None:
     page, lines = written
     assert [line.split(":")[0] for line in lines] == ["robot", "picture", "check"]
     assert lines[2].endswith(f"; the page is {page}")
@@ -62,7 +62,9 @@ def test_the_page_has_every_round(written: tuple[Path, list[str]]) -> None:
     assert all(ms > 0 for side in data["pens"]["sides"] for ms in side["ms"])
 
 
-def test_a_failed_check_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_is_printed_and_the_command_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"PLANS": 2, "STEPS": 4, "TURNS": 1}.items():
         monkeypatch.setattr(drawing, name, value)
     law = SamplesLaw(False, 9, 1e-9, "norm", 1e-3, 30, 30)

@@ -23,7 +23,7 @@ def told(*arguments: str) -> dict[str, Any]:
     return json.loads(succeeds("doctor", "--json", *arguments))
 
 
-def test_what_is_here() -> None:
+def test_doctor_describes_this_machine() -> None:
     found = told(*SMALL)
     assert found["versions"]["foresample"] == __version__
     assert found["versions"]["torch"] == torch.__version__
@@ -34,7 +34,7 @@ def test_what_is_here() -> None:
     assert found["tests"][0]["round"] == found["devices"][0]["round"]
 
 
-def test_as_one_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_prints_its_findings_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     text = succeeds("doctor", *SMALL)
     assert f"foresample   {__version__}" in text

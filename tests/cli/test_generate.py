@@ -126,7 +126,7 @@ def test_a_named_target_and_its_manifest(tmp_path: Path) -> None:
     refuses("target 'flow' there and 'vp' here", *mixture(tmp_path, "--target", "vp"))
 
 
-def test_a_manifest_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_dataset_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     succeeds(*mixture(tmp_path))
     path = tmp_path / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -138,7 +138,7 @@ def test_a_manifest_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("measured", [4, None], ids=["gains", "does not gain"])
-def test_the_window_is_measured_once_and_a_dataset_is_drawn_by_what_is_faster(
+def test_the_window_is_measured_once_and_the_dataset_drawn_with_the_faster_sampler(
     tmp_path: Path, tunes: Tunes, measured: int | None
 ) -> None:
     asked = tunes(measured)
@@ -175,7 +175,7 @@ def tuned(folder: Path, window: int | None) -> Path:
 # ------------------------------------------------------------------ exit status
 
 
-def test_3_says_that_samples_broke(folder: Path, tmp_path: Path) -> None:
+def test_broken_samples_exit_with_3(folder: Path, tmp_path: Path) -> None:
     path = copy_model(folder, tmp_path / "model")
     weights = path / "unet" / "diffusion_pytorch_model.safetensors"
     state = load_file(weights)
@@ -190,7 +190,7 @@ def test_3_says_that_samples_broke(folder: Path, tmp_path: Path) -> None:
     assert invoke("inspect", tmp_path / "out").exit_code == 1
 
 
-def test_1_says_that_the_law_check_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_distribution_check_exits_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     law = SamplesLaw(False, 9, 1e-9, "norm", 1e-3, 7, 5)
     monkeypatch.setattr("foresample.datasets.workers.samples_law", lambda *_: law)
     result = invoke(*mixture(tmp_path, "--law", "5"))
@@ -198,7 +198,7 @@ def test_1_says_that_the_law_check_failed(tmp_path: Path, monkeypatch: pytest.Mo
     assert "FAILED: 9 tests" in result.output
 
 
-def test_130_says_that_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_exits_with_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -229,7 +229,7 @@ def make():
 
 
 @pytest.mark.slow
-def test_control_c_finishes_what_is_begun_and_a_second_one_does_not(tmp_path: Path) -> None:
+def test_control_c_finishes_begun_samples_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
     """The network holds the process when sample 30 gets one of eight slots; the fingerprint, on four states, passes."""
     (tmp_path / "held.py").write_text(HELD)
     command = [sys.executable, "-m", "foresample", "generate", "--target", "held:make", "--count", "60"]
@@ -280,7 +280,7 @@ def test_control_c_finishes_what_is_begun_and_a_second_one_does_not(tmp_path: Pa
     assert torch.equal(first, fs.sample(target, len(first), window=6).samples)
 
 
-def test_control_c_stops_at_once_where_nothing_is_begun_or_all_is_done() -> None:
+def test_control_c_stops_at_once_before_the_first_sample_and_after_the_last() -> None:
     before = signal.getsignal(signal.SIGINT)
     for count, drawing in ((9, False), (0, True)):
         bar = DatasetBar(count, quiet=True)
@@ -294,7 +294,7 @@ def test_control_c_stops_at_once_where_nothing_is_begun_or_all_is_done() -> None
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_2_says_that_the_input_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_input_exits_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuses("give ray='auto' as well", *mixture(tmp_path, "--cpus", "2"))
     refuses("no Ray cluster at 127.0.0.1:1", *mixture(tmp_path, "--ray", "127.0.0.1:1"))
     refuses("greater than or equal to 1", *mixture(tmp_path, "--count", "0"))
@@ -310,7 +310,7 @@ def test_2_says_that_the_input_was_wrong(tmp_path: Path, monkeypatch: pytest.Mon
 # ------------------------------------------------------------------ foresample inspect
 
 
-def test_inspect_verifies_and_paints(folder: Path, tmp_path: Path) -> None:
+def test_inspect_verifies_and_draws_a_picture(folder: Path, tmp_path: Path) -> None:
     succeeds(*dataset(folder, tmp_path))
     assert "wrote" in succeeds("inspect", tmp_path, "--pictures", "4")
     assert (tmp_path / "contact.png").read_bytes().startswith(b"\x89PNG")
@@ -323,7 +323,9 @@ def test_inspect_verifies_and_paints(folder: Path, tmp_path: Path) -> None:
     refuses("not a folder of foresample generate", "inspect", tmp_path / "nowhere")
 
 
-def test_inspect_says_what_an_interrupted_dataset_hands_out(folder: Path, tmp_path: Path) -> None:
+def test_inspect_shows_how_many_samples_of_an_interrupted_dataset_are_fair(
+    folder: Path, tmp_path: Path
+) -> None:
     succeeds(*dataset(folder, tmp_path, "--law", "5"))
     shard = tmp_path / "shard-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -336,7 +338,7 @@ def test_inspect_says_what_an_interrupted_dataset_hands_out(folder: Path, tmp_pa
     assert "passed" not in told
 
 
-def test_inspect_writes_its_picture_into_the_folder_and_nowhere_else(folder: Path, tmp_path: Path) -> None:
+def test_inspect_writes_its_picture_only_into_the_folder(folder: Path, tmp_path: Path) -> None:
     out, treasure = tmp_path / "out", tmp_path / "treasure"
     succeeds(*dataset(folder, out))
     treasure.write_text("gold")
@@ -346,7 +348,9 @@ def test_inspect_writes_its_picture_into_the_folder_and_nowhere_else(folder: Pat
     assert (out / "contact.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_numbers_nobody_can_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_and_files_that_cannot_be_used_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fs.Engine, "draw", None)
     refuses(
         "are 1000000000 files, and a folder takes 1000000",
@@ -376,7 +380,7 @@ def assert_printable(result: Any) -> None:
     assert not any(line.startswith("error: none") for line in (result.stdout + result.stderr).splitlines())
 
 
-def test_a_terminal_obeys_no_text_of_a_dataset(mine: str, tmp_path: Path) -> None:
+def test_control_characters_in_a_dataset_are_not_printed(mine: str, tmp_path: Path) -> None:
     out = tmp_path / f"out {ESCAPES}"
     command = ["generate", "--target", "mine:Broken", "--count", 5, "--shard", 3, "--window", 2, "--out", out]
     assert_printable(invoke(*command))
@@ -399,7 +403,7 @@ def test_a_terminal_obeys_no_text_of_a_dataset(mine: str, tmp_path: Path) -> Non
     assert_printable(invoke("inspect", out))
 
 
-def test_a_terminal_obeys_no_name_of_a_class(mine: str, tmp_path: Path) -> None:
+def test_control_characters_in_the_name_of_a_class_are_not_printed(mine: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(f"made = type({ESCAPES!r}, (), {{}})\n")
     result = invoke(*mixture(tmp_path / "out", "--target", "mine:made"))
     assert result.exit_code == 2
@@ -407,7 +411,7 @@ def test_a_terminal_obeys_no_name_of_a_class(mine: str, tmp_path: Path) -> None:
     assert_printable(result)
 
 
-def test_commands_print_in_one_place() -> None:
+def test_commands_print_only_through_the_console() -> None:
     """Where text is made printable."""
     cli = Path(fs.__file__).parent / "cli"
     for path in cli.rglob("*.py"):
@@ -416,7 +420,7 @@ def test_commands_print_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("shape", [[2**53] * 40, [2**20] * 300], ids=["large", "long"])
-def test_inspect_refuses_shapes_nobody_can_mean(tmp_path: Path, shape: list[int]) -> None:
+def test_inspect_refuses_shapes_too_large_for_memory(tmp_path: Path, shape: list[int]) -> None:
     succeeds(*mixture(tmp_path))
     path = tmp_path / "manifest.json"
     manifest = json.loads(path.read_text())

@@ -20,7 +20,7 @@ TARGET_OPTIONS = ["model", "target", "steps", "label", "reuse"]
 EXECUTION_OPTIONS = ["device", "half", "compiled", "graph", "slots", "window"]
 
 
-def test_every_command_is_there_and_helps() -> None:
+def test_every_command_has_help() -> None:
     assert set(COMMANDS) == {
         "sample",
         "generate",
@@ -42,11 +42,11 @@ def test_commands_that_take_a_target_take_the_same_options(command: str) -> None
     assert {f"--{name}" for name in [*TARGET_OPTIONS, *EXECUTION_OPTIONS]} <= flags
 
 
-def test_the_version() -> None:
+def test_the_version_is_printed() -> None:
     assert succeeds("--version") == f"foresample {__version__}\n"
 
 
-def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_scripts_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever shell the tests are run from."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "true")
     assert "complet" in succeeds("--show-completion", "bash")
@@ -96,19 +96,19 @@ def test_help_and_refusals_do_not_wait_for_torch(arguments: list[str], sentence:
     assert done.returncode == (0 if sentence.startswith(("Usage", "foresample")) else 2)
 
 
-def test_a_command_that_works_imports_torch() -> None:
+def test_a_working_command_imports_torch() -> None:
     """So that the test above can fail."""
     assert "'torch'" in started("doctor", "--no-test", "--json").stdout
 
 
-def test_what_options_copy_is_what_the_library_says() -> None:
+def test_options_copied_from_the_library_match_it() -> None:
     assert options.Kind == chains.Kind
     assert (str(settings.WINDOW), findings.LEVEL) == (options.WINDOW, options.LEVEL)
     assert list(options.DRAFTERS) == list(check.DRAFTERS)
 
 
 @pytest.mark.slow
-def test_python_m_foresample() -> None:
+def test_python_m_foresample_runs_the_command() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "foresample", "sample", "--device", "abacus"], capture_output=True, text=True
     )
@@ -117,7 +117,7 @@ def test_python_m_foresample() -> None:
 
 
 @pytest.mark.parametrize("package", ["typer", "rich", "tqdm"])
-def test_without_the_extra_the_remedy_is_said(package: str) -> None:
+def test_without_the_extra_the_error_names_the_remedy(package: str) -> None:
     done = started("--help", before=f"sys.modules[{package!r}] = None")
     assert done.returncode == 2
     assert done.stderr.startswith(
@@ -153,7 +153,7 @@ def test_control_c_during_an_import_leaves_at_once(where: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
-def test_control_c_while_a_command_works(tmp_path: Path, times: int) -> None:
+def test_control_c_stops_a_working_command(tmp_path: Path, times: int) -> None:
     """Once it is an exception that a command may handle, here with a sentence; twice it is the end."""
     (tmp_path / "mine.py").write_text(
         "import signal\n"

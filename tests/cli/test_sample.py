@@ -55,7 +55,7 @@ def test_pictures_samples_and_report(folder: Path, tmp_path: Path) -> None:
     assert {"command", "commit", "versions", "machine"} <= set(report)
 
 
-def test_the_report_is_one_that_can_be_read_back(folder: Path, tmp_path: Path) -> None:
+def test_the_report_can_be_read_back(folder: Path, tmp_path: Path) -> None:
     printed = json.loads(succeeds(*small(folder, tmp_path, "--json")))
     read = json.loads((tmp_path / "report.json").read_text())
     assert read["speculative"]["mismatch"][0] is None  # never examined: null, not NaN
@@ -64,7 +64,7 @@ def test_the_report_is_one_that_can_be_read_back(folder: Path, tmp_path: Path) -
     assert load_file(tmp_path / "samples.safetensors")["labels"].tolist() == [0, 1, 2, 0, 1]
 
 
-def test_samples_that_are_no_pictures(tmp_path: Path) -> None:
+def test_samples_that_are_not_pictures(tmp_path: Path) -> None:
     succeeds("sample", "--target", "flow", "--count", "5", "--compare", "--out", tmp_path)
     assert files(tmp_path) == {"samples.safetensors", "report.json", "run.png"}
     saved = load_file(tmp_path / "samples.safetensors")
@@ -73,7 +73,7 @@ def test_samples_that_are_no_pictures(tmp_path: Path) -> None:
     assert set(saved) == {"samples", "seeds"}
 
 
-def test_a_window_that_is_measured(tmp_path: Path, tunes: Tunes) -> None:
+def test_the_window_can_be_measured(tmp_path: Path, tunes: Tunes) -> None:
     asked = tunes(4)
     told = succeeds(
         "sample", "--target", "vp", "--count", "5", "--slots", "2", "--window", "auto", "--out", tmp_path
@@ -84,7 +84,7 @@ def test_a_window_that_is_measured(tmp_path: Path, tunes: Tunes) -> None:
     assert report["settings"]["window"] == report["speculative"]["window"] == 4
 
 
-def test_where_no_window_gains_the_samples_are_sequential_ones(tmp_path: Path, tunes: Tunes) -> None:
+def test_samples_are_sequential_where_no_window_gains(tmp_path: Path, tunes: Tunes) -> None:
     tunes(None)
     told = succeeds("sample", "--target", "vp", "--count", "5", "--window", "auto", "--out", tmp_path)
     assert "no window gains (the best is 3: 0.50× predicted; of its round the network takes" in " ".join(
@@ -102,7 +102,7 @@ def test_where_no_window_gains_the_samples_are_sequential_ones(tmp_path: Path, t
     )
 
 
-def test_rounds_that_are_replayed_are_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_replayed_from_graphs_have_no_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     class OnAGpu(fs.Engine):
@@ -130,15 +130,13 @@ def test_a_chain_with_nothing_to_draft(tmp_path: Path) -> None:
         assert read["speculative"]["calls_mean"] == 1
 
 
-def test_the_report_is_there_whatever_becomes_of_the_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_is_saved_even_if_the_picture_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foresample.cli.sample.paint", None)
     assert invoke("sample", "--target", "flow", "--count", "3", "--out", tmp_path).exit_code
     assert json.loads((tmp_path / "report.json").read_text())["kind"] == "sample"
 
 
-def test_a_window_beyond_the_chain_is_cut(tmp_path: Path) -> None:
+def test_a_window_longer_than_the_chain_is_cut(tmp_path: Path) -> None:
     arguments = ["sample", "--target", "flow", "--steps", "4", "--count", "3", "--out"]
     succeeds(*arguments, tmp_path / "far", "--window", 10**9)
     succeeds(*arguments, tmp_path / "near", "--window", 3)
@@ -150,14 +148,16 @@ def test_a_window_beyond_the_chain_is_cut(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ what goes wrong
 
 
-def test_numbers_this_machine_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_too_large_for_this_machine_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("foresample.cli.sample.Engine", None)
     flow = ["sample", "--target", "flow", "--out", tmp_path]
     refuses("1000000000000 samples would take 32 TB of memory, but only", *flow, "--count", 10**12)
     refuses("should be less than or equal to 1000000", *flow, "--steps", 10**12)
 
 
-def test_a_file_of_the_user_s_survives_the_test_of_the_folder(tmp_path: Path) -> None:
+def test_testing_the_folder_leaves_the_user_s_files_alone(tmp_path: Path) -> None:
     (tmp_path / ".writable").write_text("mine")
     succeeds("sample", "--target", "flow", "--count", "3", "--out", tmp_path)
     assert (tmp_path / ".writable").read_text() == "mine"
@@ -189,7 +189,7 @@ def test_a_network_that_breaks(mine: str) -> None:
 
 
 @pytest.mark.parametrize("window", [3, "auto"], ids=["speculative", "sequential"])
-def test_an_interrupted_run_keeps_what_was_begun_as_many_rounds_ago_as_the_chain_has_steps(
+def test_an_interrupted_run_keeps_samples_begun_at_least_as_many_rounds_ago_as_the_chain_has_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunes: Tunes, window: object
 ) -> None:
     """Whether a sample is among those is decided before it is drawn; whoever finishes first would not be fair."""
@@ -235,7 +235,7 @@ def test_an_interrupted_run_keeps_what_was_begun_as_many_rounds_ago_as_the_chain
     assert said in " ".join(result.stderr.split())
 
 
-def test_a_run_interrupted_when_only_the_quick_ones_are_finished_keeps_none(
+def test_a_run_interrupted_when_only_quick_samples_are_finished_keeps_none(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop_after_the_first(bars: RunBars, name: str, commit: fs.Commit) -> None:
@@ -252,7 +252,7 @@ def test_a_run_interrupted_when_only_the_quick_ones_are_finished_keeps_none(
     assert not (tmp_path / "samples.safetensors").exists()
 
 
-def test_files_have_the_rights_of_the_umask(tmp_path: Path) -> None:
+def test_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         succeeds("sample", "--target", "flow", "--count", "2", "--out", tmp_path)
@@ -283,7 +283,7 @@ def make():
 
 
 @pytest.mark.slow
-def test_control_c_in_a_real_process(tmp_path: Path) -> None:
+def test_control_c_stops_a_real_process(tmp_path: Path) -> None:
     """On a terminal, where bars are drawn; the network holds the process in its fourth call."""
     (tmp_path / "held.py").write_text(HELD)
     ours, theirs = pty.openpty()

@@ -33,7 +33,7 @@ def test_mixtures_by_name(name: str) -> None:
     assert fs.sample(made, 2, window=2).samples.shape == (2, 2)
 
 
-def test_the_embedded_model_is_what_there_is_without_a_word() -> None:
+def test_the_embedded_model_is_the_default() -> None:
     pytest.importorskip("diffusers")
     assert source() == source(target="embedded")
     assert source(label="coat", steps=7).labels() == [4]
@@ -48,7 +48,7 @@ def test_a_model_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["make", "target", "Walk"], ids=["function", "object", "class"])
-def test_a_target_of_ones_own(mine: str, name: str) -> None:
+def test_a_custom_target(mine: str, name: str) -> None:
     chosen = source(target=f"mine:{name}", device="cpu")
     assert len(chosen().std) == 6
     assert chosen.about() == {"target": f"mine:{name}"}
@@ -190,7 +190,7 @@ def test_a_network_called_with_arguments_it_does_not_take(mine: str) -> None:
     "command",
     [["check", "--samples", "10"], ["sample"], ["generate", "--count", "4", "--out", "new"], ["tune"]],
 )
-def test_a_target_that_crashes_is_no_answer(mine: str, command: list[str]) -> None:
+def test_a_target_that_crashes_gives_exit_status_2(mine: str, command: list[str]) -> None:
     """Exit status 1 is "not exact", and 0 is "exact": a crash is neither, and its words stay words."""
     result = invoke(*command, "--target", f"{mine}:Crashes")
     assert result.exit_code == 2, result.output

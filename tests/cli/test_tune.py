@@ -10,7 +10,7 @@ from tests.cli.common import refuses, succeeds
 SMALL = ["tune", "--target", "flow", "--steps", "6"]
 
 
-def test_a_table_and_an_advice(tmp_path: Path) -> None:
+def test_tune_prints_a_table_and_its_advice(tmp_path: Path) -> None:
     told = succeeds(*SMALL, "--window", "2", "--window", "3", "--out", tmp_path / "new" / "tune.json")
     assert "6 steps, 1 at a time" in told
     assert "ample" in told.splitlines()[-2]
@@ -27,13 +27,13 @@ def test_auto_tries_all_windows(tmp_path: Path) -> None:
     assert {2, 4} <= {trial["window"] for trial in read["trials"]}
 
 
-def test_auto_and_numbers_are_all_tried(tmp_path: Path) -> None:
+def test_auto_and_given_windows_are_all_tried(tmp_path: Path) -> None:
     succeeds(*SMALL, "--window", "auto", "--window", "3", "--json", "--out", tmp_path / "tune.json")
     read = json.loads((tmp_path / "tune.json").read_text())
     assert read["settings"]["windows"] == [2, 3, 4, 8, 16, 32, 64]
 
 
-def test_a_file_of_it_is_a_window(tmp_path: Path) -> None:
+def test_a_saved_tuning_can_be_given_as_the_window(tmp_path: Path) -> None:
     """A run of the same kind takes it without measuring; another kind of run is refused, as is another file."""
     file, flow = tmp_path / "tune.json", ["--target", "flow", "--steps", "6"]
     succeeds("tune", *flow, "--window", "2", "--slots", "4", "--out", file)
@@ -47,7 +47,7 @@ def test_a_file_of_it_is_a_window(tmp_path: Path) -> None:
     refuses("holds no tuning", "check", *flow, "--window", file, "--slots", "4", "--samples", "200")
 
 
-def test_several_slots_are_a_frontier(tmp_path: Path) -> None:
+def test_several_slots_print_a_frontier(tmp_path: Path) -> None:
     told = succeeds(
         *(*SMALL, "--slots", "1", "--slots", "2", "--window", "2", "--out", tmp_path / "frontier.json")
     )
@@ -77,5 +77,5 @@ def test_a_chain_with_nothing_to_draft_has_no_window() -> None:
     )
 
 
-def test_numbers_this_machine_cannot_hold() -> None:
+def test_numbers_too_large_for_this_machine_are_refused() -> None:
     refuses("10000000000000 samples would take", *SMALL, "--slots", 25 * 10**11)

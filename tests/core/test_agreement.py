@@ -77,7 +77,7 @@ def test_rounds_that_round_differently_decide_alike(chain: str, block: int | Non
 
 
 @pytest.mark.parametrize("block", [None, 1, 4])
-def test_rows_part_where_a_uniform_lies_between_two_bars_and_nowhere_else(block: int | None) -> None:
+def test_rows_differ_only_where_a_uniform_lies_between_two_thresholds(block: int | None) -> None:
     found = along_the_chain("flow", block, 1e-2)
     choices = sum(int(choice.sum()) for *_, choice in found)
     assert 0 < parted(found) <= choices
@@ -110,7 +110,7 @@ def test_a_round_that_decides_wrongly_is_caught(bug: str, monkeypatch: pytest.Mo
             rows = one.after
 
 
-def test_bars_that_are_a_little_off_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thresholds_that_are_a_little_off_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth, at every position: no row of a short run might show it, many rows do."""
     honest: Callable[..., Verdict] = rounds.verify
 

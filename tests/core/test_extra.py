@@ -16,7 +16,7 @@ from foresample.engine.tuning import call_seconds
 from tests.support.small_chains import NOISIER, ddpm, third_order, turned, two_noises
 
 
-def test_it_is_a_function_of_seed_and_step_in_any_shape() -> None:
+def test_extra_noise_is_a_function_of_seed_and_step_in_any_shape() -> None:
     target, seed = turned(), seeds_of(0, 3)
     step = torch.tensor([[0, 1], [5, 6], [5, 2]])
     both = extra_noise(target, seed, step)
@@ -30,7 +30,7 @@ def test_it_is_a_function_of_seed_and_step_in_any_shape() -> None:
         assert torch.equal(one, normal(seed, shape, torch.float64, stream=EXTRA, step=at, draw=0 * at))
 
 
-def test_its_stream_is_its_own() -> None:
+def test_extra_noise_has_its_own_stream() -> None:
     target, seed = two_noises(), seeds_of(0, 2000)
     step = torch.full_like(seed, 3)
     ours = extra_noise(target, seed, step)
@@ -42,7 +42,7 @@ def test_its_stream_is_its_own() -> None:
     assert EXTRA not in (START, STEP)
 
 
-def test_a_target_without_has_none_and_its_methods_get_none() -> None:
+def test_a_target_without_extra_noise_is_called_without_it() -> None:
     target = ddpm()
     assert extra_noise(target, seeds_of(0, 2), torch.zeros(2, dtype=torch.int64)) is None
     assert fs.sample(target, 2, window=3).samples.shape == (
@@ -68,7 +68,7 @@ class Listening:
         return self.of.mean(x, prediction, step, extra=extra)
 
 
-def test_every_round_and_the_sequential_sampler_get_the_same_one() -> None:
+def test_every_round_and_the_sequential_sampler_get_the_same_extra_noise() -> None:
     target: Any = Listening(turned())
     run = fs.sample(target, 4, window=5, seed=3, look=False)  # a look has noise of its own
     fs.sequential(target, 4, seed=3)
@@ -87,7 +87,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates(chain: str) -> None:
 
 
 @pytest.mark.parametrize("chain", NOISIER)
-def test_it_reaches_replicas_and_the_clock(chain: str) -> None:
+def test_extra_noise_reaches_replicas_and_the_measurement_of_windows(chain: str) -> None:
     target = NOISIER[chain]()
     split = fs.targets.replicated([target, target])
     runs = [fs.sample(t, 3, window=4, seed=1) for t in (target, split)]
@@ -96,7 +96,7 @@ def test_it_reaches_replicas_and_the_clock(chain: str) -> None:
 
 
 @pytest.mark.parametrize("make", [two_noises, third_order])
-def test_kernels_do_not_serve_it(make: Any) -> None:
+def test_kernels_do_not_draw_extra_noise(make: Any) -> None:
     assert affine_chain(make()) is None
 
 
@@ -124,7 +124,7 @@ def test_such_a_target_cannot_be_evaluated_without_it() -> None:
 
 
 @pytest.mark.parametrize("extra", [(2,), 3, torch.Size([])])
-def test_its_shape_is_a_size(extra: Any) -> None:
+def test_the_shape_of_extra_noise_must_be_a_torch_size(extra: Any) -> None:
     with pytest.raises(ValueError, match=r"target\.extra must be a torch\.Size"):
         fs.sample(replace(turned(), extra=extra), 1, window=3)
 

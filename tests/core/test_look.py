@@ -85,7 +85,7 @@ def of_vectors(net: Any) -> ChainTarget:
 
 @wrong
 @pytest.mark.parametrize("draw", DRAWS)
-def test_a_network_without_a_distribution_is_refused_by_everything_that_draws(name: str, draw: str) -> None:
+def test_a_network_without_a_distribution_is_refused_by_every_way_to_sample(name: str, draw: str) -> None:
     make, said = WRONG[name]
     if (name, draw) == ("batch normalisation", "one sample"):
         said = "Expected more than 1 value per channel when training"  # torch itself, of a call on one state
@@ -121,14 +121,14 @@ def test_check_names_the_same_causes() -> None:
         assert found.findings[0].detail.startswith(f"the target {said}: ")
 
 
-def test_a_whole_network_in_eval_mode_passes() -> None:
+def test_a_network_in_eval_mode_passes() -> None:
     for module in (nn.BatchNorm1d(32), nn.Dropout(0.2)):
         run = fs.sample(of_vectors(perceptron(module).eval()), 5, window=3)
         assert run.report.evidence.asked_again >= run.report.look_calls >= 1
 
 
 @pytest.mark.parametrize("shape", [(SIZE,), (1,)])
-def test_clipped_answers_hide_nothing(shape: tuple[int, ...]) -> None:
+def test_clipping_does_not_hide_a_network_that_mixes_rows(shape: tuple[int, ...]) -> None:
     """A chain that clips returns ±1 at its noisy steps, whatever the network returns; then later calls are checked."""
     scheduler = pytest.importorskip("diffusers").DDPMScheduler(20, beta_schedule="squaredcos_cap_v2")
     scheduler.set_timesteps(20)
@@ -158,7 +158,7 @@ def test_a_report_says_when_nothing_was_checked() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Packed(), Padded()], ids=["packed", "padded"])
-def test_a_report_is_of_its_own_run_whatever_else_the_engine_draws(layout: Any) -> None:
+def test_a_report_covers_its_own_run_whatever_else_the_engine_draws(layout: Any) -> None:
     """A stream around it, one after it, and other threads."""
     made = fs.Engine(flow(), window=3, slots=2)
     made.speculation = replace(made.speculation, layout=layout)
@@ -202,7 +202,7 @@ LOOKED = (1, 4, 16, 64, 192, 320, 448)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Packed(), Padded()], ids=["packed", "padded"])
 @pytest.mark.parametrize(("count", "window"), [(1, 1), (1, 5), (3, 5), (9, 5), (90, 2)])
-def test_it_costs_calls_on_two_states_and_changes_no_sample(layout: Any, count: int, window: int) -> None:
+def test_looks_cost_calls_on_two_states_and_change_no_sample(layout: Any, count: int, window: int) -> None:
     engines = {}
     for looks in (True, False):
         target = Counting(flow())
@@ -376,7 +376,7 @@ def test_the_effect_is_that_of_the_first_step_with_noise() -> None:
     assert "of its size; put" in refusal(quiet, x)
 
 
-def test_an_answer_is_compared_with_its_mates_exchanged() -> None:
+def test_two_predictions_are_compared_with_the_rest_of_the_batch_exchanged() -> None:
     answers = iter([torch.ones(3), 2 * torch.ones(3), torch.ones(3), torch.ones(3)])
     found, difference = dependence(lambda kind: next(answers), lambda one, two: (5, 0.25))
     assert found == 1
@@ -408,7 +408,7 @@ def test_a_network_that_is_nan_only_where_no_chain_goes_is_not_refused(count: in
 
 @pytest.mark.parametrize("chain", [*CHAINS, "far nan"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_looks_ask_only_for_states_of_the_run_and_for_first_states(chain: str, count: int) -> None:
+def test_looks_use_only_states_of_the_run_and_first_states(chain: str, count: int) -> None:
     """Every state of a small call was in a call before, or is a first state at step 0."""
     base = far_nan() if chain == "far nan" else CHAINS[chain]()
     known = set[tuple[int, bytes]]()
@@ -453,7 +453,7 @@ def test_a_network_that_changes_during_a_run_is_refused(at: int) -> None:
     assert fs.sample(of_vectors(Changes(at)), 4, window=3, slots=1, look=False).report.evidence.asked_again == 0
 
 
-def test_a_cache_that_answers_every_other_call_from_memory_is_refused() -> None:
+def test_a_cache_that_replaces_every_other_call_is_refused() -> None:
     """As caches of diffusers do: the first calls are computed, later ones return parts of earlier answers."""
     net, calls, last = perceptron(), [0], [torch.zeros(SIZE)]
 
@@ -537,7 +537,7 @@ def test_a_unet_of_diffusers_changed_after_the_first_picture_is_refused(name: st
         list(map(made.sample, [[seed] for seed in range(1, 6)]))
 
 
-def test_new_conditions_are_no_change_of_the_network() -> None:
+def test_new_conditions_do_not_count_as_a_change_of_the_network() -> None:
     net, condition = dropping(), torch.zeros(SIZE)
     made = fs.Engine(walk(lambda x, step, row: net(x) + condition), window=3, slots=1)
 

@@ -203,7 +203,7 @@ def test_seeds_of_a_run_are_distinct_and_do_not_depend_on_their_number():
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, "1", None, True])
-def test_what_is_no_seed_is_refused(seed):
+def test_invalid_seeds_are_refused(seed):
     with pytest.raises(ValueError, match=r"must be a whole number from 0 to 2\*\*63 - 1"):
         noise.seeds_of(seed, 3)
 
@@ -224,7 +224,7 @@ def test_seeds_may_be_a_list_or_a_tensor():
     assert torch.equal(noise.as_seeds(SEEDS), SEEDS)
 
 
-def test_seeds_of_any_whole_type_become_numbers_of_64_bits() -> None:
+def test_seeds_of_any_integer_type_become_64_bit_integers() -> None:
     for some in ([3, 5], torch.tensor([3, 5]), torch.tensor([3, 5], dtype=torch.int32)):
         seeds = noise.as_seeds(some)
         assert seeds.dtype == torch.int64

@@ -32,7 +32,7 @@ def test_report_prints_and_serialises() -> None:
 
 
 @pytest.mark.parametrize("plainly", ["0", "1"], ids=["compiled", "plain"])
-def test_rounds_are_counted_as_by_hand(plainly: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_counted_correctly(plainly: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows under way, and between them one that is not."""
     monkeypatch.setenv("FORESAMPLE_PLAIN", plainly)
     commit = fs.Commit(

@@ -48,7 +48,7 @@ def test_memory_is_bounded_by_the_window() -> None:
         assert value.numel() <= 3 * 5 * 2
 
 
-def test_the_first_call_has_nothing_to_draft_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_call_drafts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It evaluates where the rows stand, and a round is a step of the sequential sampler."""
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     target, seeds = flow(), seeds_of(2, 4)
@@ -126,9 +126,7 @@ def test_padded_rounds_draft_no_more_than_their_layout_allows() -> None:
 
 
 @pytest.mark.parametrize("drafter", [Zero(), fs.Frozen("parent")], ids=str)
-def test_fresh_noise_is_noise_that_no_round_has_seen(
-    drafter: fs.Drafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fresh_noise_was_used_by_no_earlier_round(drafter: fs.Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither this round nor an earlier one: exactness needs it, and few samples would show its absence."""
     seen: set[float] = set()
 

@@ -103,7 +103,7 @@ def test_blocks_never_accept_less_than_the_per_step_test(seed: int, width: int, 
 
 
 @pytest.mark.law
-def test_each_level_is_the_probability_to_get_at_least_there() -> None:
+def test_each_level_is_the_probability_of_getting_at_least_that_far() -> None:
     """P(τ ≥ i) = E[p_i] for every i, and blocks keep more on average. False alarm: 5 std, six times."""
     rows, width = 200_000, 6
     generator = torch.Generator().manual_seed(3)

@@ -36,7 +36,7 @@ FREE = 4
 behind the gate gets a slot, for no sample takes as many calls as forty others in seven slots."""
 
 
-def test_what_a_dead_worker_took_and_did_not_write_comes_next() -> None:
+def test_shards_that_a_dead_worker_did_not_write_come_next() -> None:
     queue = ShardQueue(range(5))
     assert [queue.take(worker) for worker in (1, 2, 1)] == [0, 1, 2]
     queue.give_back(1, written={0})
@@ -46,7 +46,7 @@ def test_what_a_dead_worker_took_and_did_not_write_comes_next() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_worker_killed_in_the_middle_of_a_shard_and_then_the_queue(
+def test_a_run_survives_a_worker_killed_in_a_shard_and_ends_with_its_queue(
     undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
 ) -> None:
     out = tmp_path / "out"
@@ -66,7 +66,7 @@ def test_a_worker_killed_in_the_middle_of_a_shard_and_then_the_queue(
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_driver_killed_on_ray_and_the_next(
+def test_a_run_resumes_after_its_driver_was_killed_on_ray(
     undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
 ) -> None:
     out, flag = tmp_path / "out", tmp_path / "flag"
@@ -117,7 +117,7 @@ def machines(*cpus: int) -> Iterator[list[Any]]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_lost_machine_and_then_all_of_them(
+def test_a_run_survives_a_lost_machine_and_resumes_after_all_are_lost(
     undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
 ) -> None:
     """With one of two machines lost the other goes on; with both lost the run ends with a sentence, and resumes."""
@@ -208,7 +208,7 @@ def test_two_drivers_join_a_running_cluster(
 
 
 @pytest.mark.ray
-def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
+def test_an_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match=r"no Ray cluster at 127.0.0.1:1 .*: start one, or say auto"):
         draw(tmp_path, ray="127.0.0.1:1")
     with pytest.raises(ValueError, match=r"run this on a machine of the cluster, with --ray auto"):

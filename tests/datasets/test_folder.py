@@ -55,7 +55,7 @@ def renamed_and_drawn_anew(out: Path) -> None:
     [removed, removed_and_made_anew, renamed_and_made_anew, renamed_and_copied_back, renamed_and_drawn_anew],
 )
 @pytest.mark.parametrize("after", [100, COUNT])
-def test_a_folder_that_is_replaced_gets_nothing_more_and_the_run_says_so(
+def test_a_run_stops_with_an_error_when_its_folder_is_replaced(
     undisturbed: Path, tmp_path: Path, harm: Callable[[Path], None], after: int
 ) -> None:
     """While samples are drawn, and when all are."""
@@ -81,7 +81,9 @@ def test_a_folder_that_is_replaced_gets_nothing_more_and_the_run_says_so(
         assert_identical(elsewhere, undisturbed)
 
 
-def test_a_folder_that_is_replaced_while_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_replaced_while_a_run_begins_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After its lock was opened, and before it is locked: another run then has a lock of its own."""
     out, lock = tmp_path / "out", fcntl.flock
 
@@ -97,7 +99,7 @@ def test_a_folder_that_is_replaced_while_a_run_begins(tmp_path: Path, monkeypatc
     assert fs.inspect_dataset(out).complete
 
 
-def test_a_file_that_goes_after_it_was_written(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_file_removed_after_it_was_written_is_reported(undisturbed: Path, tmp_path: Path) -> None:
     def lose(status: Status) -> None:
         if status.samples == COUNT:
             (tmp_path / "shard-00001.safetensors").unlink(missing_ok=True)
@@ -151,7 +153,7 @@ def test_a_new_run_is_refused_while_a_worker_of_the_last_one_renames_its_file(tm
 # ------------------------------------------------------------------ refusals
 
 
-def test_what_is_refused_leaves_nothing_that_refuses_the_next(
+def test_a_refused_run_leaves_nothing_that_blocks_the_next(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -163,7 +165,7 @@ def test_what_is_refused_leaves_nothing_that_refuses_the_next(
     assert_identical(tmp_path, undisturbed)
 
 
-def test_a_run_that_ended_before_its_first_shard_binds_nobody(undisturbed: Path, tmp_path: Path) -> None:
+def test_the_settings_of_a_run_without_a_shard_can_be_changed(undisturbed: Path, tmp_path: Path) -> None:
     def ends(status: Status) -> None:
         raise KeyboardInterrupt
 

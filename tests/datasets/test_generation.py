@@ -48,7 +48,7 @@ def test_a_dataset_holds_what_sample_draws(undisturbed: Path) -> None:
     assert {"command", "commit", "versions", "machine", "peak_mib"} <= set(first)
 
 
-def test_what_a_killed_worker_left_goes_with_the_run(undisturbed: Path, tmp_path: Path) -> None:
+def test_files_left_by_a_killed_worker_are_removed(undisturbed: Path, tmp_path: Path) -> None:
     """Half a shard, written by somebody else as this run goes on."""
     left = tmp_path / f".shard-00000.safetensors.{'0' * 32}.tmp"
     draw(tmp_path, progress=lambda status: left.write_bytes(b"half a shard"))
@@ -87,7 +87,7 @@ def test_a_finished_dataset_is_left_alone(undisturbed: Path, tmp_path: Path) -> 
     assert [status.samples for status in calls] == [COUNT]
 
 
-def test_labels_are_taken_in_turn_and_progress_is_told(tmp_path: Path) -> None:
+def test_labels_are_used_in_turn_and_progress_is_reported(tmp_path: Path) -> None:
     told: list[Status] = []
     draw(tmp_path, labels=[3, 1, 4], progress=told.append)
     labels = torch.cat([load_file(path)["labels"] for path in sorted(tmp_path.glob("shard-*"))])
@@ -106,7 +106,9 @@ as many calls as forty others in seven slots."""
 
 
 @pytest.mark.slow
-def test_a_killed_process_and_the_next(undisturbed: Path, tmp_path: Path, gate: Gate, start: Start) -> None:
+def test_the_next_process_finishes_the_dataset_of_a_killed_one(
+    undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
+) -> None:
     out = tmp_path / "out"
     process = start(out, slots=8, gate=gate.folder, held_from=HELD)
     process.wait_until(lambda: gate.waiting() and len(shards(out)) >= 2, "it stands at the gate")
@@ -150,7 +152,7 @@ class Asked:
         return self.left <= 0
 
 
-def test_a_run_that_is_stopped_has_begun_the_next_in_order_and_finishes_them(
+def test_a_stopped_run_finishes_the_samples_it_has_begun_which_are_the_next_in_order(
     undisturbed: Path, tmp_path: Path
 ) -> None:
     whole = torch.cat(list(fs.inspect_dataset(undisturbed).samples()))
@@ -184,7 +186,7 @@ def test_a_run_stopped_before_it_begins_leaves_no_shard(tmp_path: Path) -> None:
     assert dataset.law is None
 
 
-def test_a_run_that_goes_on_behind_a_cut_one_is_fair_only_when_complete(tmp_path: Path) -> None:
+def test_a_run_that_resumes_after_an_interrupted_one_is_fair_only_when_complete(tmp_path: Path) -> None:
     """Which samples the first has left is a matter of how quick they were, whatever the second does."""
 
     class Cut(Exception):
@@ -221,13 +223,13 @@ def test_the_first_sample_of_a_shard_may_be_the_one_that_breaks(tmp_path: Path) 
     assert found.in_order == SHARD
 
 
-def test_a_lost_shard_behind_fair_samples_leaves_them_fair(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_shard_lost_after_the_fair_samples_leaves_them_fair(undisturbed: Path, tmp_path: Path) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "out")
     (out / "shard-00002.safetensors").unlink()
     assert fs.inspect_dataset(out).fair == 2 * SHARD
 
 
-def test_workers_on_ray_are_not_stopped_fairly(tmp_path: Path) -> None:
+def test_a_fair_stop_on_ray_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leave out stop"):
         draw(tmp_path, ray="auto", stop=lambda: False)
 
@@ -275,7 +277,7 @@ def test_torn_and_corrupt_shards_are_drawn_again_and_no_others(undisturbed: Path
 
 
 @pytest.mark.slow
-def test_a_full_disk(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(undisturbed: Path, tmp_path: Path) -> None:
     where = tmp_path / "disk"
     where.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=36k", "tmpfs", str(where)]
@@ -296,7 +298,7 @@ def test_a_full_disk(undisturbed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_on_files(tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_reported(tmp_path: Path) -> None:
     """The same without mounting: files may have the bytes of the first manifest, and a shard has more."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     draw(whole, shard=150)
@@ -381,7 +383,9 @@ def test_a_network_that_always_breaks_leaves_an_empty_dataset(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_two_runs_on_one_folder(undisturbed: Path, tmp_path: Path, gate: Gate, start: Start) -> None:
+def test_two_runs_on_one_folder_are_refused(
+    undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
+) -> None:
     out = tmp_path / "out"
     first = start(out, gate=gate.folder)
     first.wait_until(gate.waiting, "it stands at the gate")
@@ -418,7 +422,7 @@ def test_the_law_check_passes_and_can_fail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["count", "shard", "window", "slots"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, True])
-def test_numbers_must_be_numbers(tmp_path: Path, name: str, value: object) -> None:
+def test_numbers_must_be_positive_whole_numbers(tmp_path: Path, name: str, value: object) -> None:
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, not {value!r}"):
         fs.generate(flow(), **{"count": 5, "out": out, "window": 4, name: value})  # type: ignore[arg-type]
@@ -490,7 +494,7 @@ def test_a_folder_without_a_dataset_is_refused_by_inspect(tmp_path: Path) -> Non
         fs.inspect_dataset(tmp_path)
 
 
-def test_what_is_no_target_and_what_makes_none(tmp_path: Path) -> None:
+def test_objects_and_functions_that_give_no_target_are_refused(tmp_path: Path) -> None:
     for thing in (None, 3, lambda: None):
         with pytest.raises(TypeError, match="is not a target"):
             fs.generate(thing, 5, out=tmp_path, window=4)  # type: ignore[arg-type]
@@ -507,12 +511,12 @@ def test_a_misspelt_setting_is_refused_by_name_before_anything_is_made(
     assert not (tmp_path / "new").exists()
 
 
-def test_labels_must_be_some(tmp_path: Path) -> None:
+def test_empty_labels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="labels is empty"):
         fs.generate(flow(), 5, out=tmp_path, window=4, labels=[])
 
 
-def test_a_plain_target_is_taken_too(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_target_can_be_given_instead_of_a_function(undisturbed: Path, tmp_path: Path) -> None:
     fs.generate(Make()(), COUNT, out=tmp_path, window=WINDOW, shard=SHARD, seed=5)
     assert_identical(tmp_path, undisturbed)
 
@@ -527,7 +531,7 @@ def test_a_plain_target_is_taken_too(undisturbed: Path, tmp_path: Path) -> None:
         ({"weight": object()}, "about cannot be kept as JSON"),
     ],
 )
-def test_own_settings_stand_beside_those_of_generate(
+def test_about_must_not_replace_settings_of_generate(
     tmp_path: Path, about: dict[str, object], sentence: str
 ) -> None:
     """about={"count": 5} drew five samples, and said that the dataset was complete."""

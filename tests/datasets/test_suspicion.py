@@ -138,7 +138,7 @@ def test_the_law_is_checked_against_seeds_that_are_not_the_dataset_s(
 
 
 @pytest.mark.parametrize("harm", ["missing", "torn", "other"])
-def test_a_verdict_goes_with_the_shards_it_was_about(tmp_path: Path, harm: str) -> None:
+def test_a_verdict_is_dropped_when_its_shards_change(tmp_path: Path, harm: str) -> None:
     assert draw(tmp_path, law=50).law is not None
     assert fs.inspect_dataset(tmp_path).law is not None
     shard = tmp_path / "shard-00003.safetensors"
@@ -160,7 +160,7 @@ def test_a_verdict_goes_with_the_shards_it_was_about(tmp_path: Path, harm: str) 
 # ------------------------------------------------------------------ files that are not ours
 
 
-def test_only_our_own_left_overs_go(out: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_only_our_own_leftover_files_are_removed(out: Path, undisturbed: Path, tmp_path: Path) -> None:
     hexes = "0123456789abcdef" * 2
     ours = [f".shard-00007.safetensors.{hexes}.tmp", f".manifest.json.{hexes}.tmp"]
     others = [
@@ -206,7 +206,9 @@ Replace = Callable[[Path, Path], None]
 
 @pytest.mark.parametrize("other", [as_link, as_hard_link, as_folder, as_pipe])
 @pytest.mark.parametrize("text", ["gold", "", "process 7"])  # the last two look like locks of ours
-def test_a_lock_that_is_something_else(out: Path, tmp_path: Path, other: Replace, text: str) -> None:
+def test_a_lock_that_is_not_a_plain_file_is_refused(
+    out: Path, tmp_path: Path, other: Replace, text: str
+) -> None:
     treasure = tmp_path / "treasure"
     treasure.write_text(text)
     (out / ".lock").unlink()
@@ -216,7 +218,7 @@ def test_a_lock_that_is_something_else(out: Path, tmp_path: Path, other: Replace
     assert treasure.read_text() == text
 
 
-def test_the_lock_of_another_program(tmp_path: Path) -> None:
+def test_the_lock_of_another_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text('{"version": 3}')
     with pytest.raises(OSError, match="was not written by foresample: choose another folder"):
         draw(tmp_path)
@@ -225,7 +227,7 @@ def test_the_lock_of_another_program(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "shard-00003.safetensors"])
 @pytest.mark.parametrize("other", [as_link, as_folder, as_pipe])
-def test_what_lies_in_the_place_of_a_file(out: Path, tmp_path: Path, name: str, other: Replace) -> None:
+def test_anything_but_a_plain_file_is_refused(out: Path, tmp_path: Path, name: str, other: Replace) -> None:
     treasure = (out / name).rename(tmp_path / "treasure")
     other(out / name, treasure)
     before = treasure.read_bytes()
@@ -277,7 +279,7 @@ for _ in range(100):
         (changed(float("nan"), "costs", "speedup"), "NaN is no JSON number"),
     ],
 )
-def test_a_manifest_is_one_or_a_sentence(
+def test_a_corrupt_manifest_is_refused_in_one_sentence(
     out: Path, change: Callable[[dict[str, Any]], None], sentence: str
 ) -> None:
     path = out / "manifest.json"
@@ -293,7 +295,7 @@ def test_a_manifest_is_one_or_a_sentence(
     assert path.read_bytes() == before
 
 
-def test_other_settings_are_told_in_a_sentence_however_long_they_are(out: Path) -> None:
+def test_other_settings_are_named_in_a_short_sentence_however_long_they_are(out: Path) -> None:
     path = out / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["settings"] |= {"method": "x" * 5000, "y" * 5000: 1, **{f"more {i}": i for i in range(99)}}
@@ -366,7 +368,7 @@ FORGED: list[tuple[Callable[[dict[str, Tensor]], object], dict[str, Any], str]] 
 
 
 @pytest.mark.parametrize(("change", "about", "why"), FORGED, ids=[why for _, _, why in FORGED])
-def test_a_right_checksum_is_not_enough(
+def test_a_forged_shard_with_a_right_checksum_does_not_count(
     out: Path,
     undisturbed: Path,
     change: Callable[[dict[str, Tensor]], object],
@@ -386,25 +388,21 @@ def test_a_right_checksum_is_not_enough(
 
 
 @pytest.mark.parametrize("labels", [None, [3, 1]])
-def test_a_sample_takes_in_its_file_what_disk_and_memory_are_asked_for(
-    tmp_path: Path, labels: list[int] | None
-) -> None:
+def test_a_sample_takes_as_many_bytes_in_its_file_as_planned(tmp_path: Path, labels: list[int] | None) -> None:
     draw(tmp_path, labels=labels)
     plan = plan_of(tmp_path, json.loads((tmp_path / "manifest.json").read_text()))
     tensors = load_file(plan.path(0))
     assert sum(value.nbytes for value in tensors.values()) == plan.size(0) * plan.sample_bytes
 
 
-def test_a_shard_that_lacks_nothing_is_not_written_again(out: Path) -> None:
+def test_a_complete_shard_is_not_written_again(out: Path) -> None:
     plan = plan_of(out, json.loads((out / "manifest.json").read_text()))
     before = inodes(out)
     assert Filling(plan, 3, flow()).write().samples == SHARD
     assert inodes(out) == before
 
 
-def test_a_disk_that_fails_at_the_very_end_is_told_as_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_at_the_very_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is in its place, and its name is not on the disk yet."""
 
     def fsync(file: int) -> None:
@@ -417,13 +415,13 @@ def test_a_disk_that_fails_at_the_very_end_is_told_as_any_other(
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
-def test_a_sound_shard_is_left_as_it_is(out: Path) -> None:
+def test_the_forger_s_unchanged_shard_counts(out: Path) -> None:
     """The broken twin of the forgeries: without a change, the forger's file counts."""
     forge(out / "shard-00003.safetensors", nothing)
     assert fs.inspect_dataset(out).complete
 
 
-def test_labels_of_others(tmp_path: Path) -> None:
+def test_a_shard_with_other_labels_is_unsound(tmp_path: Path) -> None:
     draw(tmp_path, labels=[3, 1])
     forge(tmp_path / "shard-00003.safetensors", lambda tensors: tensors["labels"].fill_(1))
     assert fs.inspect_dataset(tmp_path).unsound == {
@@ -431,7 +429,7 @@ def test_labels_of_others(tmp_path: Path) -> None:
     }
 
 
-def test_a_shard_that_is_gone_since_it_was_looked_at(out: Path) -> None:
+def test_a_shard_removed_or_changed_since_the_inspection_is_named(out: Path) -> None:
     dataset = fs.inspect_dataset(out)
     (out / "shard-00001.safetensors").unlink()
     with pytest.raises(ValueError, match=r"shard-00001.safetensors is gone: run the same command again"):
@@ -459,7 +457,7 @@ def test_a_shard_that_is_gone_since_it_was_looked_at(out: Path) -> None:
         ({"count": 10**8, "slots": 10**12, "window": 10**12}, "give fewer slots or a smaller window"),
     ],
 )
-def test_numbers_nobody_can_mean_are_refused_before_the_work(
+def test_numbers_too_large_for_this_machine_are_refused_before_the_work(
     tmp_path: Path, how: dict[str, int], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foresample.sizes.machine_memory", lambda device="cpu": 2**33)
@@ -470,7 +468,7 @@ def test_numbers_nobody_can_mean_are_refused_before_the_work(
     assert not list(tmp_path.glob("shard-*"))
 
 
-def test_a_window_beyond_the_chain_draws_the_same_and_is_kept_as_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_window_longer_than_the_chain_draws_the_same_samples_and_is_saved_as_given(tmp_path: Path) -> None:
     """With the noise of every slot as wide as the window, this one would take 16 GB."""
     far, near = (
         fs.generate(flow(), 20, out=tmp_path / str(window), window=window, shard=10) for window in (10**7, 15)

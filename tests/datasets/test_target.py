@@ -46,7 +46,7 @@ class Changed:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_fingerprint_knows_its_target_from_others_and_not_from_its_rounding(name: str) -> None:
+def test_a_fingerprint_tells_targets_apart_and_ignores_rounding(name: str) -> None:
     base = ALL[name]()
     own = fingerprint(base, COUNT)
     assert difference(own, fingerprint(Changed(base), COUNT)) is None
@@ -67,7 +67,7 @@ def test_a_fingerprint_knows_its_target_from_others_and_not_from_its_rounding(na
 
 
 @pytest.mark.parametrize("leaves", [0, 57, 99])
-def test_a_mean_that_changes_at_one_step_of_many(leaves: int) -> None:
+def test_a_mean_that_changes_at_one_step_of_many_is_noticed(leaves: int) -> None:
     base = fs.GaussianMixture.of_draft_trees(2).vp(torch.linspace(0.01, 0.99, 100, dtype=torch.float64))
 
     class Leaves(Changed):
@@ -81,7 +81,7 @@ def test_a_mean_that_changes_at_one_step_of_many(leaves: int) -> None:
     assert "its mean at steps" in other
 
 
-def test_what_is_nan_where_no_chain_goes_is_left_out() -> None:
+def test_nan_where_no_chain_goes_is_left_out_of_the_fingerprint() -> None:
     base = flow()
     broken = fingerprint(Changed(base, predict=lambda p: p * torch.nan), COUNT)
     assert not [name for name in broken if name.startswith("prediction")]
@@ -157,7 +157,7 @@ def test_resuming_with_another_target_is_refused_and_with_the_same_is_not(
     assert kept.items() <= inodes(tmp_path).items()
 
 
-def test_a_dataset_without_a_fingerprint_is_shown_and_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_dataset_without_a_fingerprint_can_be_inspected_but_not_resumed(tmp_path: Path) -> None:
     draw(tmp_path)
     path = tmp_path / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -173,7 +173,7 @@ def test_a_dataset_without_a_fingerprint_is_shown_and_not_gone_on_with(tmp_path:
 
 @pytest.mark.parametrize("make", [flow, third_order, NOISIER["turned"]])
 @pytest.mark.parametrize("slots", [7, 400])
-def test_a_dataset_drawn_sequentially_is_what_sequential_draws(
+def test_a_dataset_drawn_sequentially_has_the_samples_of_sequential(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], slots: int
 ) -> None:
     fix_tuning(monkeypatch, None)
@@ -188,7 +188,7 @@ def test_a_dataset_drawn_sequentially_is_what_sequential_draws(
     assert fs.inspect_dataset(tmp_path).fair == 100
 
 
-def test_a_chain_without_anything_to_draft_is_not_measured(tmp_path: Path) -> None:
+def test_a_chain_with_nothing_to_draft_is_not_measured(tmp_path: Path) -> None:
     target = fs.GaussianMixture.of_draft_trees(2).flow(1, 0.5)
     dataset = fs.generate(target, 5, out=tmp_path)
     assert dataset.manifest["choice"] == "Sample sequentially: this chain has no transition that can be drafted"
@@ -223,7 +223,7 @@ def test_sequential_draws_stop_fairly_name_what_breaks_and_refuse_what_mixes_row
     assert fs.generate(base, 41, out=tmp_path / "mixes", slots=8).complete  # no sample there binds anybody
 
 
-def test_the_default_measures_and_says_so(tmp_path: Path) -> None:
+def test_the_default_window_is_measured_and_reported(tmp_path: Path) -> None:
     said: list[str] = []
     dataset = fs.generate(
         flow(), 5, out=tmp_path, progress=lambda status: said.append(status.doing or status.choice)
@@ -252,7 +252,7 @@ def test_a_worker_that_makes_another_target_draws_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_on_ray_a_worker_measures_and_all_draw_by_what_is_faster(tmp_path: Path) -> None:
+def test_on_ray_one_worker_measures_and_all_use_the_faster_sampler(tmp_path: Path) -> None:
     """Here and there: a run without Ray goes on with it."""
     ended = run(tmp_path, {"ray": "local", "workers": 2, "cpus": 1, "window": "auto"})
     assert ended.returncode == 0, ended.stderr
@@ -264,7 +264,7 @@ def test_on_ray_a_worker_measures_and_all_draw_by_what_is_faster(tmp_path: Path)
     assert torch.equal(torch.cat(list(draw(tmp_path, window="auto").samples())), plain.samples)
 
 
-def test_a_fingerprint_looks_at_conditions_beyond_the_first() -> None:
+def test_a_fingerprint_covers_conditions_beyond_the_first() -> None:
     """A table of conditions that changes behind its first entries is another target."""
     base, count = flow(), 200
 
@@ -280,7 +280,7 @@ def test_a_fingerprint_looks_at_conditions_beyond_the_first() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 17, 10**15])
-def test_a_fingerprint_asks_for_samples_of_the_dataset_only(count: int) -> None:
+def test_a_fingerprint_uses_only_rows_of_the_dataset(count: int) -> None:
     base = flow()
     asked = set[int]()
 

@@ -91,13 +91,13 @@ class OneRowLooksAhead(LooksAhead):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [8, 64, 500, 100_000])
-def test_a_look_ahead_of_few_rows_is_found(rows: int) -> None:
+def test_a_look_ahead_in_few_rows_is_found(rows: int) -> None:
     assert not drafter_is_adapted(OneRowLooksAhead(), flow(), 6, rows=rows).passed
     assert drafter_is_adapted(fs.Replay(), flow(), 6, rows=rows).passed
 
 
 @pytest.mark.slow
-def test_no_row_is_asked_for_that_there_is_not() -> None:
+def test_only_existing_rows_are_used() -> None:
     seen: set[int] = set()
 
     class Notes(fs.Replay):
@@ -114,7 +114,7 @@ def test_no_row_is_asked_for_that_there_is_not() -> None:
 
 
 @pytest.mark.slow
-def test_states_too_large_to_hold_for_all_rows_are_looked_at_in_parts() -> None:
+def test_states_too_large_to_hold_for_all_rows_are_tested_in_parts() -> None:
     target = fs.GaussianMixture.of_draft_trees(50_000).langevin(8, 0.01)
     widest = 0
 
@@ -142,7 +142,7 @@ class Reaches(fs.Replay):
         return memory["ready"] * torch.where(large, 2, 1).clamp(max=window)
 
 
-def test_reach_may_look_at_what_is_known_where_it_decides_and_not_further() -> None:
+def test_reach_may_depend_on_what_is_known_at_its_step_and_on_nothing_later() -> None:
     """Whether the transition at position 1 is drafted is known there: its prediction knows no noise of that step."""
     for at in range(5):
         found = drafter_is_adapted(Reaches(at=at), flow(), 6)
@@ -167,13 +167,13 @@ class PeeksAtItsNoise(Zero):
         return {"next": torch.where(committed < path.length, noise, 0.0)}
 
 
-def test_a_reach_that_looks_at_noise_to_be_spent_is_found() -> None:
+def test_a_reach_that_depends_on_unspent_noise_is_found() -> None:
     assert not drafter_is_adapted(PeeksAtItsNoise(), constant_drift(), 6).passed
     assert not fs.check(constant_drift(), window=6, samples=20, drafter=PeeksAtItsNoise()).findings[1].passed
 
 
 @pytest.mark.law
-def test_a_reach_that_looks_ahead_breaks_the_law_and_one_that_does_not_keeps_it() -> None:
+def test_a_reach_that_looks_ahead_breaks_the_distribution_and_any_other_keeps_it() -> None:
     """The rule is needed, and is no stricter than that."""
     level = SUITE_LEVEL / SHARES
     assert smallest_p_value(flow("x0"), 10_000, 21, window=6, drafter=Reaches(at=1)) > level

@@ -36,7 +36,7 @@ def test_a_prior_saves_calls() -> None:
     assert warm.calls_mean < 0.9 * cold.calls_mean
 
 
-def test_pilots_are_nobody_elses_samples() -> None:
+def test_pilots_are_never_among_the_samples() -> None:
     """A prior that knows how its own sample ends would break the law (tests/law/test_warm_starts.py)."""
     base, starts = mixture().flow(4, 0.1), []
 
@@ -114,7 +114,7 @@ def test_the_slopes_of_a_linear_network_are_found(matrix: bool, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("std", [0.0, 1e-30])
-def test_a_step_whose_noise_is_none_or_lost_in_rounding_has_no_slope(std: float) -> None:
+def test_a_step_without_noise_or_with_noise_lost_in_rounding_has_no_slope(std: float) -> None:
     noise, one = torch.tensor([1.0, std, 1.0, 1.0]), torch.ones(4)
     walk = ChainTarget(Chain(noise, one, 0 * one), torch.Size([2]), lambda x, step, row: 2 * x)
     jacobian = fs.fit_prior(walk, window=2, pilots=50).jacobian
@@ -139,7 +139,7 @@ def answering(target: fs.Target, answer: Tensor, noise: Tensor, seeds: Tensor) -
 
 
 @pytest.mark.parametrize("chain", ["ddpm", "multistep", "third order", "two noises", "turned"])
-def test_the_noise_of_a_step_is_told_from_all_else_in_it(chain: str) -> None:
+def test_the_noise_of_a_step_is_separated_from_the_rest_of_it(chain: str) -> None:
     """From earlier predictions and extra noise; of fewer pilots than states have elements a multiple of it is found."""
     target = (CHAINS | NOISIER)[chain]()
     generator = torch.Generator().manual_seed(6)
@@ -174,7 +174,7 @@ def test_small_states_have_slopes_as_large_ones_have(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(slope, torch.tensor([3.0, 3.0, 0.0, 3.0]).double())
 
 
-def test_two_pilots_a_path_are_enough_and_one_is_not() -> None:
+def test_a_prior_needs_two_pilots_a_path() -> None:
     assert len(fs.fit_prior(ddpm(), window=3, pilots=6, paths=3).states) == 3
     with pytest.raises(ValueError, match="5 pilots are too few for 3 paths: draw at least two for each"):
         fs.fit_prior(ddpm(), window=3, pilots=5, paths=3)
@@ -218,7 +218,7 @@ def test_a_prior_is_saved_and_read(tmp_path: Path) -> None:
         fs.Prior.load(tmp_path / "prior.safetensors")
 
 
-def test_what_is_no_prior_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_file_without_a_prior_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"cannot be read \(it is not a plain file\): give the file"):
         fs.Prior.load(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nowhere cannot be read \(No such file.*\): give the file"):
@@ -234,7 +234,7 @@ def test_what_is_no_prior_is_refused_in_one_sentence(tmp_path: Path) -> None:
         assert len(str(raised.value).splitlines()) == 1
 
 
-def test_what_decides_on_samples_is_told() -> None:
+def test_a_drafter_s_text_shows_the_settings_that_affect_samples() -> None:
     prior = fs.fit_prior(ddpm(), window=5, pilots=8)
     other = replace(prior, predictions=prior.predictions + 1)
     assert str(fs.Replay()) == "Replay(secant=True)"
@@ -292,7 +292,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_a_prior_that_is_none_is_refused_wherever_it_comes_from(name: str, tmp_path: Path) -> None:
+def test_an_invalid_prior_is_refused_when_made_and_when_read(name: str, tmp_path: Path) -> None:
     """Made, or read from a damaged file."""
     fields, sentence = UNFIT[name]
     tensors: dict[str, Tensor] = {"states": TABLE, "predictions": TABLE, **fields}
@@ -305,7 +305,7 @@ def test_a_prior_that_is_none_is_refused_wherever_it_comes_from(name: str, tmp_p
         fs.Prior.load(tmp_path / "damaged.safetensors")
 
 
-def test_a_prior_that_fits_nothing_is_no_list() -> None:
+def test_a_prior_of_lists_is_refused() -> None:
     with pytest.raises(TypeError, match="a prior's states must be a tensor of floating-point numbers"):
         fs.Prior([[[0.0]]], TABLE)  # type: ignore[arg-type]
 

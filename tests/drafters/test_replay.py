@@ -88,7 +88,7 @@ JACOBIAN = torch.randn(40, 2, 2, generator=torch.Generator().manual_seed(2), dty
 @pytest.mark.parametrize(
     "prior", [None, PRIOR, replace(PRIOR, jacobian=JACOBIAN)], ids=["cold", "warm", "with a Jacobian"]
 )
-def test_guesses_are_what_the_formulas_say(prior: fs.Prior | None) -> None:
+def test_guesses_follow_the_formulas(prior: fs.Prior | None) -> None:
     """Any paths, of any lengths, with states seen twice to rounding, in windows of any width."""
     rows, window, generator = 60, 5, torch.Generator().manual_seed(0)
     drafter = fs.Replay(prior=prior)
@@ -173,7 +173,7 @@ def test_a_wider_window_does_not_mislead_replay() -> None:
 
 
 @pytest.mark.parametrize("churn", [1e-4, 1e-6])
-def test_little_noise_is_no_reason_to_give_up(churn: float) -> None:
+def test_replay_drafts_on_where_there_is_little_noise(churn: float) -> None:
     """Means may be thousands of std apart in the first rounds, and replay still converges."""
     run = fs.sample(mixture().flow(60, churn, reuse="x0"), 8, window=40, seed=0)
     assert max(m for m in run.report.mismatch if m == m) > 1e2
@@ -196,7 +196,7 @@ class Careful(fs.Replay):
         return super().learn(memory, path, committed)
 
 
-def test_nothing_is_learned_from_a_draft_that_broke_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_learns_nothing_from_a_draft_that_broke_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")  # the twin, a subclass, is not compiled
     drafter = Careful()
     run = fs.sample(strays(), 500, window=10, drafter=drafter)
@@ -266,17 +266,17 @@ def takes_its_place(drafter: Any) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_no_kernel_drafts_in_the_place_of_a_drafter_with_a_method_of_its_own(name: str) -> None:
+def test_no_kernel_replaces_a_drafter_with_its_own_method(name: str) -> None:
     """The same answer for every kernel: else a subclass is asked on one device and replaced on another."""
     assert set(takes_its_place(OWN[name]()).values()) == {False}
 
 
 @pytest.mark.parametrize("drafter", [fs.Replay(), Named(), fs.Replay(prior=None)], ids=str)
-def test_kernels_draft_in_the_place_of_replay_by_whatever_name(drafter: fs.Replay) -> None:
+def test_kernels_replace_replay_and_subclasses_that_only_rename_it(drafter: fs.Replay) -> None:
     assert set(takes_its_place(drafter).values()) == {True}
 
 
-def test_a_method_that_was_replaced_in_the_class_is_not_drafted_by_a_kernel(
+def test_no_kernel_replaces_a_drafter_whose_class_was_patched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fs.Replay, "guess", Scaled.guess)
@@ -284,7 +284,7 @@ def test_a_method_that_was_replaced_in_the_class_is_not_drafted_by_a_kernel(
 
 
 @pytest.mark.parametrize("layout", [Packed(), Padded()], ids=["packed", "padded"])
-def test_an_engine_asks_a_drafter_of_one_s_own_also_with_a_prior(layout: Layout) -> None:
+def test_an_engine_calls_a_custom_drafter_also_with_a_prior(layout: Layout) -> None:
     """A prior is moved to the target's device in a copy: what a subclass or an instance has of its own stays."""
     target, asked = flow(), list[str]()
     prior = fs.fit_prior(target, window=4, pilots=8)
@@ -314,6 +314,6 @@ def test_an_engine_asks_a_drafter_of_one_s_own_also_with_a_prior(layout: Layout)
         assert set(asked) == {note}
 
 
-def test_what_is_no_prior_is_refused() -> None:
+def test_replay_refuses_a_prior_of_another_type() -> None:
     with pytest.raises(TypeError, match=r"prior must be a foresample.Prior, not str: .*Prior.load"):
         fs.Replay(prior="prior.safetensors")  # type: ignore[arg-type]

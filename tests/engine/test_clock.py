@@ -16,7 +16,7 @@ def times(*seconds: float, network: float = 0.9) -> Times:
     return found
 
 
-def test_sooner() -> None:
+def test_a_faster_sampler_is_reported_with_its_factor() -> None:
     found = Comparison(times(0.4, 0.41, 0.39, 0.4), times(0.1, 0.1, 0.1, 0.1))
     assert (found.verdict, found.detail) == ("4.00× sooner", "")
 
@@ -27,7 +27,7 @@ def test_a_tie_is_called_a_tie() -> None:
     assert Comparison(times(1.001, 1.001), times(1.0, 1.0)).tie
 
 
-def test_slower_says_where_the_time_went() -> None:
+def test_a_slower_sampler_is_reported_with_where_the_time_went() -> None:
     found = Comparison(times(0.2, 0.2, 0.2), times(0.4, 0.4, 0.4, network=0.5))
     assert found.verdict == "2.00× slower"
     assert found.detail == "the network took 200 ms instead of 180 ms, everything else 200 ms instead of 20 ms"
@@ -68,5 +68,5 @@ def test_the_interval_of_a_ratio() -> None:
         (1234.5, "1234 s"),
     ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_have_about_three_digits(seconds: float, text: str) -> None:
     assert duration(seconds) == text

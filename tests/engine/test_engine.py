@@ -92,7 +92,7 @@ def test_any_count_window_and_slots(count: int, slots: int, window: int, kind: s
 
 
 @kinds
-def test_the_order_of_samples_changes_nothing_but_the_order(kind: str) -> None:
+def test_the_order_of_samples_changes_no_sample(kind: str) -> None:
     seeds = seeds_of(1, 9)
     there = engine(flow(), kind, window=4, slots=3).sample(seeds).samples
     back = engine(flow(), kind, window=4, slots=3).sample(seeds.flip(0)).samples
@@ -148,7 +148,7 @@ def test_a_stream_in_order_costs_no_round_and_holds_few_samples(kind: str, windo
     assert under_way(made).rounds == under_way(whole).rounds
 
 
-def test_a_stream_makes_its_seeds_as_it_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_makes_its_seeds_when_it_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def counted(seed: int, count: int, first: int = 0) -> Tensor:
@@ -186,7 +186,7 @@ def test_a_stream_yields_before_the_run_is_over() -> None:
 
 
 @kinds
-def test_parts_are_asked_for_when_a_slot_is_free_and_run_into_one_another(kind: str) -> None:
+def test_parts_are_fetched_when_a_slot_is_free_and_overlap(kind: str) -> None:
     target, seeds, asked = flow(), seeds_of(5, 40), 0
 
     def parts() -> Iterator[tuple[Tensor, Tensor]]:
@@ -279,7 +279,7 @@ def test_a_broken_sample_is_named(kind: str) -> None:
 
 
 @kinds
-def test_samples_may_be_any_of_those_of_the_target(kind: str) -> None:
+def test_any_rows_of_the_target_can_be_sampled(kind: str) -> None:
     """Their number is what the target is told of them: the class of an image, say."""
     base = flow()
     target = replace(base, network=lambda x, time, row: base.network(x, time, row) + row.unsqueeze(1))
@@ -301,7 +301,7 @@ def test_an_engine_serves_again(kind: str) -> None:
 
 
 @kinds
-def test_an_engine_serves_again_after_a_stream_was_left(kind: str) -> None:
+def test_an_engine_can_be_reused_after_a_stream_was_left(kind: str) -> None:
     made = engine(flow(), kind, window=5, slots=6)
     stream = made.stream(seeds_of(4, 10))
     next(stream)
@@ -326,7 +326,7 @@ def test_observers_see_every_committed_state_once(kind: str, slots: int) -> None
     assert torch.equal(seen[:, -1], run.samples)
 
 
-def test_padded_rounds_evaluate_every_position_and_say_so() -> None:
+def test_padded_rounds_evaluate_and_report_every_position() -> None:
     """A round may be narrower than the window: at a cold start, and at the end of the chain."""
     loose = engine(flow(), "loose", window=6, slots=4).sample(seeds_of(0, 4))
     evaluated = torch.zeros(4, dtype=torch.int64)
@@ -340,7 +340,7 @@ def test_padded_rounds_evaluate_every_position_and_say_so() -> None:
     assert (fixed.evaluations < 7 * fixed.calls).all()
 
 
-def test_a_padded_round_is_the_narrowest_that_holds_what_is_left() -> None:
+def test_a_padded_round_is_the_narrowest_that_fits() -> None:
     target = flow()
     made, seen = engine(target, "fixed", window=6, slots=1), list[tuple[int, int]]()
 
@@ -360,7 +360,7 @@ def test_a_sample_alone_fills_its_slot(kind: str) -> None:
     assert engine(flow(), kind, window=3, slots=1).sample([5]).report.occupancy == 1
 
 
-def test_the_host_looks_only_when_a_sample_can_be_done() -> None:
+def test_the_host_reads_results_only_when_a_sample_can_be_finished() -> None:
     target = fs.GaussianMixture.of_draft_trees(2).langevin(200, 0.01)
     made = engine(target, "fixed", window=4, slots=1)
     looks = 0
@@ -378,7 +378,7 @@ def test_the_host_looks_only_when_a_sample_can_be_done() -> None:
     assert looks < int(run.calls) / 4
 
 
-def test_sequential_samples_do_not_depend_on_slots_either() -> None:
+def test_sequential_samples_do_not_depend_on_slots() -> None:
     reference = fs.sequential(flow(), 7, seed=2)
     for slots in (1, 3, 7, 20):
         run = fs.sequential(flow(), 7, seed=2, slots=slots)
@@ -401,7 +401,7 @@ def test_the_sequential_sampler_stops_where_its_network_breaks(wrong: int) -> No
 
 
 @pytest.mark.parametrize("slots", [0, -1, 2.5, True])
-def test_slots_must_be_a_number_of_slots(slots: Any) -> None:
+def test_slots_must_be_a_positive_whole_number(slots: Any) -> None:
     draws: tuple[Callable[..., Any], ...] = fs.sample, fs.stream
     for draw in draws:
         with pytest.raises(ValueError, match="slots must be a whole number of at least 1"):
@@ -414,7 +414,7 @@ def test_graphs_need_a_gpu(draw: Callable[..., fs.Run]) -> None:
         draw(flow(), 2, graph=True)
 
 
-def test_a_window_beyond_the_chain_is_cut_and_changes_nothing() -> None:
+def test_a_window_longer_than_the_chain_is_cut_and_changes_nothing() -> None:
     """Noise is held for the whole window: 10⁸ positions for 16 steps would take gigabytes."""
     far, near = (fs.sample(flow(), 5, window=window, seed=3) for window in (10**8, 15))
     assert torch.equal(far.samples, near.samples)
@@ -450,7 +450,7 @@ def test_streams_of_one_engine_may_be_interleaved(kind: str) -> None:
 
 
 @kinds
-def test_a_run_inside_of_a_stream_disturbs_neither(kind: str) -> None:
+def test_a_run_during_a_stream_changes_neither(kind: str) -> None:
     """Nor its report: in an observer of the run, and between two samples of a stream."""
     alone = fs.sample(flow(), 8, window=5, slots=3)
     made = engine(flow(), kind, window=5, slots=3)
@@ -473,7 +473,7 @@ def test_a_run_inside_of_a_stream_disturbs_neither(kind: str) -> None:
         assert getattr(run.report, name) == getattr(lone.report, name)
 
 
-def test_fixed_slots_are_used_again_once_their_draw_is_over_however_it_ended() -> None:
+def test_fixed_slots_are_reused_however_their_draw_ended() -> None:
     """Exhausted, closed, forgotten or broken; slots of a draw that was never begun are not made."""
     made = engine(flow(), "fixed", window=5, slots=3)
     plain = made.sample(seeds_of(0, 5)).samples

@@ -33,7 +33,7 @@ def answered(target: Target) -> Finished:
 
 
 @pytest.mark.parametrize("chain", ["ddpm", "multistep", "interrupted"])
-def test_they_draw_what_the_engine_draws(chain: str) -> None:
+def test_handed_rounds_give_the_samples_of_the_engine(chain: str) -> None:
     target = CHAINS[chain]()
     done, run = answered(target), fs.sample(target, seeds=SEEDS, window=WINDOW)
     assert torch.equal(done.index, torch.arange(len(SEEDS)))
@@ -42,7 +42,7 @@ def test_they_draw_what_the_engine_draws(chain: str) -> None:
     assert torch.equal(done.evaluations, run.evaluations)
 
 
-def test_no_sample_that_is_nan_is_handed_out() -> None:
+def test_no_nan_sample_is_handed_out() -> None:
     target = CHAINS["ddpm"]()
     weight = target.chain.state_weight.clone()
     weight[-1] = torch.inf

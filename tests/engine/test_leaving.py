@@ -42,7 +42,7 @@ def test_a_broken_sample_makes_room_for_the_next(kind: str) -> None:
 
 
 @kinds
-def test_when_no_more_are_to_be_begun_those_under_way_are_finished(kind: str) -> None:
+def test_samples_under_way_are_finished_when_no_more_are_begun(kind: str) -> None:
     """They are the first of all, and each is what it would have been."""
     target, seeds = flow(), seeds_of(0, 40)
     whole = engine(target, kind, window=5, slots=40).sample(seeds)

@@ -65,7 +65,7 @@ def test_compiling_counts_as_preparation_and_not_as_sampling() -> None:
     assert json.loads(first.to_json())["preparation_seconds"] == first.preparation_seconds
 
 
-def test_the_sequential_sampler_counts_it_apart_as_well() -> None:
+def test_the_sequential_sampler_counts_compiling_apart() -> None:
     report = fs.sequential(compiled(slowly), 2).report
     assert report.preparation_seconds > 0.2
     assert report.target_seconds <= report.seconds < 0.2

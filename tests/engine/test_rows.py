@@ -54,7 +54,7 @@ DRAWS: dict[str, Callable[[fs.Target], object]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["labels", "starts"])
 @pytest.mark.parametrize("draw", DRAWS)
-def test_no_row_is_asked_for_that_the_run_does_not_have(draw: str, kind: str) -> None:
+def test_only_rows_of_the_run_are_used(draw: str, kind: str) -> None:
     rows = Rows(kind)
     DRAWS[draw](rows.target)
     assert rows.asked <= set(range(ROWS))
@@ -64,7 +64,7 @@ def test_no_row_is_asked_for_that_the_run_does_not_have(draw: str, kind: str) ->
 
 @pytest.mark.parametrize("kind", ["labels", "starts"])
 @pytest.mark.parametrize("draw", ["fit_prior", "check"])
-def test_who_asks_for_too_many_rows_is_told_how_to_say_so(draw: str, kind: str) -> None:
+def test_the_error_for_a_missing_row_names_the_argument_rows(draw: str, kind: str) -> None:
     draws = {
         "fit_prior": lambda t: fs.fit_prior(t, window=4),
         "check": lambda t: fs.check(t, window=4, samples=20),
@@ -73,7 +73,7 @@ def test_who_asks_for_too_many_rows_is_told_how_to_say_so(draw: str, kind: str) 
         draws[draw](Rows(kind).target)
 
 
-def test_pilots_in_turn_are_fitted_each_for_itself() -> None:
+def test_pilots_of_each_path_are_fitted_apart() -> None:
     """Two pilots of one row are two paths: with a row a path, tables differ as the rows do."""
     rows = Rows("starts")
     prior = fs.fit_prior(rows.target, window=4, pilots=40, rows=ROWS, paths=ROWS)

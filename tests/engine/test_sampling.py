@@ -109,7 +109,7 @@ def test_a_chain_without_noise_is_sampled_sequentially() -> None:
 
 
 @pytest.mark.parametrize("arguments", SETTINGS, ids=str)
-def test_calls_and_evaluations_are_what_the_target_saw(arguments: dict[str, Any]) -> None:
+def test_calls_and_evaluations_are_those_the_target_counted(arguments: dict[str, Any]) -> None:
     target = Counting(flow())
     run = fs.sample(target, 1, window=5, look=False, **arguments)
     assert int(run.calls) == len(target.batches)

@@ -8,7 +8,7 @@ import foresample as fs
 from tests.engine.test_tuning import Machine
 
 
-def test_alone_speculation_is_sooner_and_together_sequential_samples_are_more(
+def test_one_sample_is_faster_with_speculation_and_many_have_more_throughput_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(monkeypatch, fixed=8.0, each=1.0)
@@ -24,7 +24,7 @@ def test_alone_speculation_is_sooner_and_together_sequential_samples_are_more(
     assert "64 at a time, sequentially" in str(most)
 
 
-def test_the_figures_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_follow_from_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, fixed=1.0, each=0.0)
     frontier = fs.tune(machine.target(steps=20), slots=[2], windows=[4])
     (tuning,), (plain, ours) = frontier.tunings, frontier.points
@@ -37,7 +37,7 @@ def test_the_figures_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> 
     assert ours.samples_per_second == pytest.approx(trial.gain * 2 / 20)
 
 
-def test_a_deadline_nobody_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_that_no_setting_meets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     frontier = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=20), slots=[1], windows=[4])
     with pytest.raises(
         ValueError, match=r"no way to sample is within 0\.1 s here; the soonest is 1 at a time, with"

@@ -34,7 +34,7 @@ class Machine:
         return replace(base, network=network)
 
 
-def test_where_calls_cost_the_same_wide_windows_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_windows_win_where_calls_cost_the_same_at_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, fixed=1.0, each=0.0)
     tuning = fs.tune(machine.target())
     assert tuning.window is not None
@@ -48,7 +48,9 @@ def test_where_calls_cost_the_same_wide_windows_win(monkeypatch: pytest.MonkeyPa
     assert "take window" in tuning.advice
 
 
-def test_where_every_state_costs_its_price_sequential_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequential_sampling_wins_where_calls_cost_as_much_as_their_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tuning = fs.tune(Machine(monkeypatch, fixed=0.0, each=1.0).target())
     assert tuning.window is None
     assert tuning.achieved is None
@@ -59,7 +61,7 @@ def test_where_every_state_costs_its_price_sequential_wins(monkeypatch: pytest.M
     )
 
 
-def test_prediction_and_achievement_are_told_apart() -> None:
+def test_the_advice_gives_predicted_and_achieved_gain_apart() -> None:
     """A window that was predicted to gain and does not is no contradiction in one sentence; a tie is called a tie."""
     trial = Trial(8, 9, 0.004, 0.005, 20.0, 1.24)
     slower = fs.Tuning(40, 1, 0.002, [trial], None, 0.94, [0.93, 0.94, 0.95])
@@ -87,7 +89,7 @@ def test_widening_stops_where_the_gain_has_fallen(monkeypatch: pytest.MonkeyPatc
     assert len(fs.tune(Machine(monkeypatch, fixed=1.0, each=1.0).target()).trials) < 6
 
 
-def test_more_slots_fill_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_sample_gains_where_many_already_fill_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same machine, one sample or many at a time."""
     machine = Machine(monkeypatch, fixed=8.0, each=1.0)
     one, many = (fs.tune(machine.target(steps=20), slots=slots) for slots in (1, 64))
@@ -109,7 +111,7 @@ def test_auto_samples_with_the_window_found_or_sequentially(monkeypatch: pytest.
     assert torch.equal(run.samples, fs.sequential(dear.target(steps=16), 3, seed=4).samples)
 
 
-def test_tuning_serialises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuning_can_be_saved_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.1).target(), slots=2, windows=[3])
     data = json.loads(tuning.to_json())
     assert data["slots"] == 2
@@ -117,7 +119,7 @@ def test_tuning_serialises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data["predicted"] == tuning.predicted
 
 
-def test_windows_beyond_the_chain_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_longer_than_the_chain_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=6), windows=tuning_module.WINDOWS)
     assert [trial.window for trial in tuning.trials] == [2, 4, 5]
 
@@ -139,7 +141,7 @@ def test_windows_between_the_powers_of_two_are_tried_around_the_best(monkeypatch
     assert [trial.window for trial in given.trials] == [2, 4, 8]
 
 
-def test_a_tuning_that_was_kept_measures_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_saved_tuning_is_used_without_measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target = Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=16)
     tuning = fs.tune(target, slots=3)
     tuning.save(tmp_path / "tuning.json")

@@ -57,7 +57,7 @@ def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
 
 
-def test_all_are_run() -> None:
+def test_every_notebook_is_run() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == set(SMALL)
     table = (FOLDER / "README.md").read_text()
     assert all(f"({name}.ipynb)" in table for name in SMALL)
@@ -75,7 +75,7 @@ def test_the_saved_notebook_has_the_cells_of_its_source_and_their_results(name: 
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_format(name: str) -> None:
+def test_a_notebook_source_has_the_right_format(name: str) -> None:
     """A title comes first, one cell holds the parameters, and cells of text hold text alone."""
     text = (FOLDER / f"{name}.py").read_text()
     found = cells(text)
@@ -90,7 +90,7 @@ def test_the_format(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_it_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_notebook_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "first_steps":
         pytest.importorskip("diffusers")
     with lerobots.importing() if name == "robot_plan" else nullcontext():

@@ -18,13 +18,13 @@ BAR = LEVEL / len(CASES)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda i: str(CASES[i]))
-def test_nothing_is_found(number: int) -> None:
+def test_the_attack_finds_no_error(number: int) -> None:
     p, worst, _ = attack(CASES[number], seed=1 + number)
     assert p > BAR, worst
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.cut_off], ids=str)
-def test_what_is_forced_happens_all_the_time(case: Case) -> None:
+def test_forced_cases_happen_often(case: Case) -> None:
     forced, usual = (Case(**{**vars(case), "cut_off": c}).draw(500, seed=3) for c in (case.cut_off, None))
     assert (forced != usual).any((1, 2)).mean() > 0.3
 

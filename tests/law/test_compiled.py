@@ -59,7 +59,7 @@ def test_windows_that_end_early_have_the_law(chain: str, block: str, monkeypatch
     assert p > SUITE_LEVEL / SHARES
 
 
-def test_a_network_that_breaks_off_the_beaten_path_does_no_harm() -> None:
+def test_a_network_that_breaks_where_only_drafts_go_does_no_harm() -> None:
     assert smallest_p_value(strays(), 20_000, 34, window=10) > SUITE_LEVEL / SHARES
 
 

@@ -101,7 +101,7 @@ def test_a_constant_mismatch_of_one_std(dim: int, block: str) -> None:
     assert p > SUITE_LEVEL / SHARES
 
 
-def test_fresh_noise_is_fresh_in_a_first_window_too() -> None:
+def test_fresh_noise_is_fresh_in_a_first_window() -> None:
     """Most drafters have none, because their first round is a bare call; `Zero` has one."""
     p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)
     assert p > SUITE_LEVEL / SHARES
@@ -144,7 +144,7 @@ def test_extra_noise_and_third_order_have_the_law(chain: str, drafter: str, bloc
     assert smallest_p_value(target, 3_000, 20, every=3, window=6, **settings) > SUITE_LEVEL / SHARES
 
 
-def test_a_network_that_breaks_off_the_beaten_path_does_no_harm() -> None:
+def test_a_network_that_breaks_where_only_drafts_go_does_no_harm() -> None:
     """NaN where drafts stray and the chain does not go: many do."""
     target, broken = strays(), []
     network = target.network
@@ -229,7 +229,7 @@ def test_extra_noise_that_is_not_drawn_ahead_is_caught(bug: Any, monkeypatch: py
     assert smallest_p_value(two_noises(), 5_000, 21, every=3, window=6) < SUITE_LEVEL / SHARES
 
 
-def test_extra_noise_that_is_fresh_in_the_verification_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_noise_drawn_anew_in_the_verification_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = rounds._target_means
 
     def fresh(target: fs.Target, draft: rounds.Draft, predictions: Tensor, history: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ def test_corrections_over_any_distance_are_caught(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_noise_left_by_a_round_is_fresh_given_how_many_drafts_were_kept(block: str) -> None:
+def test_noise_left_by_a_round_is_fresh_given_the_number_of_drafts_kept(block: str) -> None:
     """Theory, section 4: given τ, the noise behind the corrected state is N(0, I), also jointly with it."""
     rows, width = 200_000, 5
     generator = torch.Generator().manual_seed(17)

@@ -43,11 +43,11 @@ def test_a_prefix_in_order_is_a_fair_sample(right: float) -> None:
     assert p_value(runs(64, ordered=True), right) > SUITE_LEVEL / SHARES
 
 
-def test_the_first_that_finish_are_not_and_are_caught(right: float) -> None:
+def test_the_first_to_finish_are_not_a_fair_sample_and_are_caught(right: float) -> None:
     assert p_value(runs(64, ordered=False), right) < SUITE_LEVEL / SHARES
 
 
-def test_of_a_stopped_run_those_begun_early_enough_are_a_fair_sample(right: float) -> None:
+def test_samples_of_a_stopped_run_that_began_early_enough_are_a_fair_sample(right: float) -> None:
     kept = [stopped(SEED + run, 24) for run in range(RUNS // 2)]
     found = {rule: torch.cat([run[rule] for run in kept]) for rule in kept[0]}
     assert found["those begun N rounds before"].isfinite().all()  # all of them were done
@@ -55,7 +55,7 @@ def test_of_a_stopped_run_those_begun_early_enough_are_a_fair_sample(right: floa
     assert p_value(found["all that are finished"], right) < SUITE_LEVEL / SHARES
 
 
-def test_a_run_that_begins_no_more_and_finishes_those_under_way_is_a_fair_sample(right: float) -> None:
+def test_a_run_that_begins_no_more_samples_and_finishes_those_under_way_is_a_fair_sample(right: float) -> None:
     """Even after as few rounds as here, where only the quick ones are done."""
     kept = torch.cat([ended(SEED + run, 6) for run in range(RUNS)])
     assert p_value(kept, right) > SUITE_LEVEL / SHARES

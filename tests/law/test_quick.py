@@ -16,7 +16,9 @@ from tests.support.small_chains import flow
 
 
 @pytest.mark.parametrize("bug", [None, "noise reused"])
-def test_the_law_of_the_chain_and_of_a_broken_one(bug: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_have_the_distribution_of_the_chain_and_those_of_a_broken_twin_do_not(
+    bug: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     if bug is not None:
         monkeypatch.setattr(rounds, "verify", partial(reference.verify, bug=bug))

@@ -183,7 +183,7 @@ def test_a_prior_fitted_on_its_own_speculative_samples_is_caught() -> None:
     assert smallest_with("speculative path", own=True, samples=60_000) < LEVEL
 
 
-def test_its_own_sequential_path_would_do_no_harm() -> None:
+def test_a_draft_of_the_sample_s_own_sequential_path_does_no_harm() -> None:
     """Adapted: what it says of a step knows the noise before that step only. So it is drafted, and kept, whole."""
     assert smallest_with("sequential path", own=True, samples=20_000) > LEVEL
 

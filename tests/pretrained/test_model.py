@@ -126,7 +126,7 @@ def test_a_cpu_evaluates_a_few_states_at_a_time(folder: Path, monkeypatch: pytes
 # ------------------------------------------------------------------ what is refused
 
 
-def test_corrupt_weights(folder: Path, tmp_path: Path) -> None:
+def test_corrupt_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     path = copy_model(folder, tmp_path / "model")
     weights = path / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -134,7 +134,7 @@ def test_corrupt_weights(folder: Path, tmp_path: Path) -> None:
         pretrained.load(path)
 
 
-def test_foreign_weights(folder: Path, tmp_path: Path) -> None:
+def test_weights_of_another_network_are_refused(folder: Path, tmp_path: Path) -> None:
     path = copy_model(folder, tmp_path / "model")
     config = path / "unet" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "block_out_channels": [8, 24]}))
@@ -157,14 +157,14 @@ def test_pickled_weights_are_never_opened(folder: Path, tmp_path: Path) -> None:
         ({"prediction_type": "flow"}, "prediction_type='flow' is not one of"),
     ],
 )
-def test_schedulers_without_an_exact_coupling(
+def test_schedulers_without_an_exact_coupling_are_refused(
     folder: Path, tmp_path: Path, scheduler: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         pretrained.load(copy_model(folder, tmp_path / "model", **scheduler))
 
 
-def test_other_pipelines_and_other_folders(folder: Path, tmp_path: Path) -> None:
+def test_other_pipelines_and_other_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not the folder of a diffusers DDPM pipeline"):
         pretrained.load(tmp_path)
     path = copy_model(folder, tmp_path / "model")
@@ -203,7 +203,7 @@ for _ in range(100):
         ("labels.json", ["hat", "coat", 3], "labels.json is not a list of names"),
     ],
 )
-def test_a_folder_that_says_something_else(
+def test_a_folder_with_wrong_contents_is_refused(
     folder: Path, tmp_path: Path, file: str, document: Any, sentence: str
 ) -> None:
     path = copy_model(folder, tmp_path / "model")
@@ -219,7 +219,7 @@ def test_a_folder_that_says_something_else(
 @pytest.mark.parametrize(
     "file", ["model_index.json", "labels.json", "unet/diffusion_pytorch_model.safetensors"]
 )
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder: Path, tmp_path: Path, file: str) -> None:
+def test_a_named_pipe_in_place_of_a_file_is_refused(folder: Path, tmp_path: Path, file: str) -> None:
     path = copy_model(folder, tmp_path / "model")
     (path / file).unlink()
     os.mkfifo(path / file)
@@ -229,7 +229,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder: Path, tmp_path:
     signal.alarm(0)
 
 
-def test_a_device_that_is_not_there(folder: Path) -> None:
+def test_a_missing_device_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no cuda:99 here: .* load the model on the CPU"):
         pretrained.load(folder, "cuda:99")
 
@@ -253,7 +253,7 @@ def test_the_embedded_model_treats_rows_independently(embedded: pretrained.Pretr
 
 
 @pytest.mark.slow
-def test_the_embedded_model_draws_what_is_asked_in_fewer_calls(embedded: pretrained.Pretrained) -> None:
+def test_the_embedded_model_draws_the_label_asked_for_in_fewer_calls(embedded: pretrained.Pretrained) -> None:
     """Seven of ten garments recognised by the shipped classifier, in under half the calls."""
     from foresample.pretrained.classifier import load_classifier
 

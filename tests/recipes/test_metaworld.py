@@ -24,7 +24,7 @@ def demonstrations() -> metaworld.Demonstrations:
     )
 
 
-def test_demonstrations_come_back_as_they_were(tmp_path: Path) -> None:
+def test_demonstrations_are_read_back_unchanged(tmp_path: Path) -> None:
     data = demonstrations()
     data.save(tmp_path / "some.npz")
     again = metaworld.Demonstrations.load(tmp_path / "some.npz")
@@ -56,7 +56,7 @@ def test_training_writes_what_lerobot_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_policy_pushes_on() -> None:
+def test_the_shipped_policy_is_small_and_plans_actions_within_their_range() -> None:
     """It is small enough, and plans actions within their range."""
     assert sum(path.stat().st_size for path in metaworld.ASSET.iterdir()) < 20e6
     with lerobots.importing():

@@ -92,7 +92,7 @@ def test_the_seed_matters_and_the_loss_falls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_minutes_set_a_length_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_length_set_by_minutes_is_kept_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of our own, on which a step takes a second: 30 are 26 steps, and a reserve for the export."""
     now, honest = 0.0, training.draws
 
@@ -200,7 +200,7 @@ def fashion(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_fashion_files_are_read_as_they_are(fashion: Path) -> None:
+def test_fashion_files_are_read_unchanged(fashion: Path) -> None:
     images, labels = data.load("fashion-mnist", fashion)
     assert torch.equal(images, tiny_split(20, 28).images)
     assert labels.tolist() == [*range(10), *range(10)]
@@ -238,7 +238,9 @@ def test_cifar_strips_are_read_and_damage_is_refused(tmp_path: Path) -> None:
         data.load("cifar10", tmp_path, train=False)
 
 
-def test_a_missing_client_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_missing_client_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(data.DataError, match=r"`npm` is not installed: install it, or put the files"):
         data.fetch("cifar10", tmp_path)

@@ -79,7 +79,7 @@ def test_a_batch_wider_than_the_chain_is_cut(method: str) -> None:
     assert method in TREES or target.most <= len(target.std)
 
 
-def test_a_point_says_what_its_samples_cost() -> None:
+def test_a_point_has_the_cost_of_its_samples() -> None:
     target = flow("x0")
     point = measure("default", 5, target, "x0", None, 40, 7, part=10)
     calls = torch.cat([fs.sample(target, 10, window=4, seed=7 + i).calls for i in range(0, 40, 10)]).double()
@@ -92,7 +92,7 @@ def test_a_point_says_what_its_samples_cost() -> None:
 
 
 @pytest.mark.slow
-def test_pilots_choose_what_is_better() -> None:
+def test_pilots_choose_the_better_setting() -> None:
     """Between a good prediction to reuse and a useless one, the good one; and a tree of the candidates."""
     grid = torch.linspace(0.02, 0.98, 14, dtype=torch.float64)
     good, bad = mixture().vp(grid, reuse="x0"), mixture().vp(grid, reuse="eps")
@@ -104,7 +104,7 @@ def test_pilots_choose_what_is_better() -> None:
 
 
 @pytest.mark.slow
-def test_curves_are_saved_row_by_row_and_go_on_where_they_were_cut(
+def test_curves_are_saved_row_by_row_and_resume_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = Problem("small", {"v": flow("v"), "x0": flow("x0")})
@@ -153,7 +153,7 @@ def test_curves_are_saved_row_by_row_and_go_on_where_they_were_cut(
 
 
 @pytest.mark.parametrize("name", ["mixture", "langevin", "wells", "fashion"])
-def test_the_chains_compared_are_there(name: str) -> None:
+def test_every_chain_of_the_comparison_can_be_sampled(name: str) -> None:
     make, steps = PROBLEMS[name]
     problem = make(3, "cpu", False)
     assert steps >= 30
@@ -180,7 +180,7 @@ def command(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["mixture", "--methods", "default, magic"]])
-def test_the_command_refuses_what_it_does_not_know(arguments: list[str]) -> None:
+def test_the_command_refuses_unknown_arguments(arguments: list[str]) -> None:
     assert command(*arguments).exit_code == 2
 
 
@@ -289,7 +289,7 @@ def test_agreement_has_wilsons_interval_and_one_test_of_both_networks(tmp_path: 
 
 
 @pytest.mark.slow
-def test_agreement_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+def test_agreement_resumes_after_an_interruption(tmp_path: Path) -> None:
     how: dict[str, Any] = {
         "count": 10,
         "steps": 2,

@@ -21,7 +21,7 @@ def targets() -> set[str]:
 @pytest.mark.parametrize(
     "path", [*WORKFLOWS, *TEMPLATES, ROOT / ".pre-commit-config.yaml"], ids=lambda p: p.name
 )
-def test_it_is_yaml(path: Path) -> None:
+def test_a_workflow_or_template_is_valid_yaml(path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     assert isinstance(yaml.safe_load(path.read_text()), dict)
 
@@ -56,14 +56,14 @@ def test_issues_ask_for_the_doctor() -> None:
 # ------------------------------------------------------------------ what the wheel is tried with
 
 
-def test_the_oldest_versions_are_those_promised() -> None:
+def test_the_oldest_versions_tested_are_those_promised() -> None:
     oldest = dist.lower_bounds()
     assert "torch==2.7.*" in oldest
     assert "diffusers==0.35.*" in oldest
     assert len(oldest) == len({line.partition("==")[0] for line in oldest}) >= 10
 
 
-def test_every_python_promised_is_tried() -> None:
+def test_every_promised_python_version_is_tested() -> None:
     promised = re.findall(r"Python :: (3\.\d+)", " ".join(dist.PROJECT["classifiers"]))
     assert sorted({case.python for case in dist.cases()}) == sorted(promised)
     assert dist.PROJECT["requires-python"] == f">={min(promised, key=lambda v: int(v[2:]))}"

@@ -43,7 +43,7 @@ def test_a_table_a_result_and_a_plot(tmp_path: Path) -> None:
     assert (tmp_path / "mixture-d4-T8-v.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_is_json_and_a_window_beyond_the_chain_is_cut() -> None:
+def test_the_json_can_be_read_and_a_window_longer_than_the_chain_is_cut() -> None:
     rows = json.loads(run("--window", 10**9, "--json").output)["rows"]
     assert {row["window"] for row in rows} == {3, 7}
     assert all(row["speedup"] >= 1 for row in rows)

@@ -8,10 +8,10 @@ from tests.mutants import NASTY, ROOT, SPARED
 
 
 @pytest.mark.parametrize(("file", "old"), sorted({(file, old) for file, old, _ in NASTY}))
-def test_what_a_mutant_replaces_stands_there_once(file: str, old: str) -> None:
+def test_the_text_that_a_mutant_replaces_occurs_once(file: str, old: str) -> None:
     assert (ROOT / "foresample" / file).read_text().count(old) == 1
 
 
 @pytest.mark.parametrize(("file", "line"), sorted({(file, line) for file, line, _, _ in SPARED}))
-def test_what_is_spared_still_stands_there(file: str, line: str) -> None:
+def test_every_spared_line_still_exists(file: str, line: str) -> None:
     assert line in [text.strip() for text in (ROOT / "foresample" / file).read_text().splitlines()]

@@ -245,7 +245,7 @@ def mass_left(delta: float, lam: float) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-3, 0.1, 0.7, 2.0, 5.0])
-def test_what_children_leave_of_the_target(delta: float) -> None:
+def test_the_leftover_of_the_target_after_rejected_children(delta: float) -> None:
     """λ_k and G_{k+1} against integration, and the recursion's own closed form."""
     lam, mass = 0.0, 1.0
     for k, (found, left) in enumerate(trees.leftover(torch.tensor([delta], dtype=torch.float64), 6)):
@@ -420,7 +420,7 @@ def mean_agrees(one: Tensor, two: Tensor) -> bool:
 
 @pytest.mark.law
 @pytest.mark.parametrize("chain", ["flow", "langevin"])
-def test_reflection_and_blocks_cost_what_ours_do(chain: str) -> None:
+def test_reflection_and_blocks_cost_as_much_as_our_samplers(chain: str) -> None:
     target, count = CHAINS[chain](), 4_000
     pairs: list[tuple[Callable[..., PeerRun], dict[str, Any]]] = [
         (EXACT["reflection, nearest"], {"window": 5, "drafter": fs.Frozen("nearest"), "block": 1}),
@@ -433,7 +433,7 @@ def test_reflection_and_blocks_cost_what_ours_do(chain: str) -> None:
 
 
 @pytest.mark.law
-def test_peers_that_coincide() -> None:
+def test_peers_that_coincide_cost_the_same() -> None:
     """ASD costs what reflection with a head draft does; trees of single chains what the nearest draft does."""
     target, count = flow(), 4_000
     head = reflection(target, count, seed=11, window=4, draft="head")
@@ -465,7 +465,7 @@ def test_refusals() -> None:
         paradigms(target, 2, seed=0, window=2, tolerance=-1.0)
 
 
-def test_a_single_precision_chain_stays_so() -> None:
+def test_a_single_precision_chain_stays_in_single_precision() -> None:
     target = CHAINS["single precision"]()
     for peer in (EXACT | LOSSY).values():
         assert peer(target, 4, seed=16).samples.dtype == torch.float32

@@ -98,7 +98,7 @@ def test_the_head_has_the_best_figures_and_the_worst(page: Path) -> None:
     assert f"<b>{share:.2f}×</b>" in text
 
 
-def test_methods_that_are_not_exact_are_drawn_so(page: Path) -> None:
+def test_inexact_methods_are_drawn_as_inexact(page: Path) -> None:
     plot = plots_of(page.read_text())["plot-quality-cost-fashion"]
     roles = {series["name"]: series["role"] for series in plot["series"]}
     assert roles["default"] == "ours"
@@ -112,12 +112,12 @@ def test_methods_that_are_not_exact_are_drawn_so(page: Path) -> None:
     assert values(plot, "DDIM") == [(row["calls"], row["distance"], None) for row in rows]
 
 
-def test_the_tests_on_a_gpu_are_told(page: Path) -> None:
+def test_the_page_counts_the_tests_on_a_gpu(page: Path) -> None:
     gpu = saved("gpu-tests")
     assert f"{len(gpu['passed'])} tests passed, {len(gpu['failed'])} failed" in page.read_text()
 
 
-def test_a_run_of_tests_that_was_stopped_is_not_taken_for_whole() -> None:
+def test_a_stopped_run_of_tests_is_shown_as_unfinished() -> None:
     whole = replace(read().of(GpuTests)[0], failed=[], unfinished=[])
     stopped = replace(whole, unfinished=["tests/gpu/test_kernels.py::test_the_law"])
     assert "not finished" not in _gpu_tests(whole)
@@ -125,7 +125,7 @@ def test_a_run_of_tests_that_was_stopped_is_not_taken_for_whole() -> None:
     assert "test_the_law" in _gpu_tests(stopped)
 
 
-def test_every_source_stands_with_command_commit_versions_and_machine(page: Path) -> None:
+def test_every_source_is_shown_with_command_commit_versions_and_machine(page: Path) -> None:
     text = page.read_text()
     for name in ("cifar10-growth", "published", "check-embedded", "policy-lasa"):
         origin = saved(name)
@@ -151,7 +151,7 @@ def test_nothing_is_fetched(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", FILES, ids=str)
-def test_a_missing_file_breaks_nothing(missing: Path) -> None:
+def test_the_page_can_be_made_without_any_one_file(missing: Path) -> None:
     results = read()
     name = missing.with_suffix("").as_posix()
     few = replace(results, found=[result for result in results.found if result.name != name])
@@ -172,7 +172,7 @@ def test_a_missing_file_breaks_nothing(missing: Path) -> None:
         ("policy-lasa", ["exactness", "losses"]),
     ],
 )
-def test_one_file_makes_its_sections_only_whatever_its_name(
+def test_one_file_makes_only_its_sections_whatever_its_name(
     tmp_path: Path, file: str, sections: list[str]
 ) -> None:
     (tmp_path / "some name.json").write_text(json.dumps(saved(file)))
@@ -187,14 +187,14 @@ def test_without_the_key_figures_the_head_has_no_cards(tmp_path: Path) -> None:
     assert '<ul class="cards"></ul>' in report.build(tmp_path, tmp_path)
 
 
-def test_what_it_does_not_show_is_named(page: Path) -> None:
+def test_files_that_the_page_does_not_show_are_named(page: Path) -> None:
     (told,) = re.findall(r"Result files that this page does not show: (.*?)\.</p>", page.read_text())
     assert "earlier/cifar10-calls-w50-gain-only.json" in told
     assert "training-classifier.json" in told
     assert "cifar10-calls-w50.json" not in told.split(", ")
 
 
-def test_the_page_says_of_the_law_suite_what_the_law_suite_is() -> None:
+def test_the_page_describes_the_distribution_tests_correctly() -> None:
     assert evidence.SUITE_LEVEL == test_law.SUITE_LEVEL
     assert evidence.SHARES == test_law.SHARES
     assert tuple(test_law.CHAINS) == evidence.CHAINS
@@ -228,7 +228,7 @@ def test_the_recorded_test_decides_as_the_sampler_did(seed: int) -> None:
         assert r.accepted == max(passed, default=0)
 
 
-def test_the_recording_shows_all_that_can_happen() -> None:
+def test_the_recording_shows_every_kind_of_event() -> None:
     rounds = recording.record().rounds
     assert any(0 < r.accepted < r.length for r in rounds)
     assert any(r.length and r.accepted == r.length for r in rounds)
@@ -258,7 +258,7 @@ def hostile(value: Any) -> Any:
     return HOSTILE if isinstance(value, str) else value
 
 
-def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     for name in ("check-embedded", "mixture-d64-T300-v"):
         (tmp_path / f"{name}.json").write_text(json.dumps(hostile(saved(name))))
     (tmp_path / "<b>&.json").write_text(json.dumps({"from": HOSTILE}))
@@ -281,7 +281,7 @@ def test_a_folder_without_results_writes_no_page(tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
-def test_whatever_a_field_holds_the_page_is_made_or_the_file_is_named() -> None:
+def test_for_any_value_of_a_field_the_page_is_made_or_the_file_is_named() -> None:
     results = read()
     changes = [
         (result.name, at, wrong)
@@ -326,7 +326,7 @@ def palette(style: Path, scheme: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast_is_good(scheme: str) -> None:
+def test_text_and_plots_have_enough_contrast(scheme: str) -> None:
     page = palette(report.HERE / "page.css", scheme)
     for ground in ("page", "panel", "wash"):
         for text in ("ink", "soft", "link", "accent"):
@@ -358,7 +358,7 @@ def tab(browser: Browser, page: Path) -> Iterator[Tab]:
 
 
 @in_a_browser
-def test_what_goes_wrong_in_a_page_and_what_it_fetches_is_seen(browser: Browser, tmp_path: Path) -> None:
+def test_errors_and_requests_of_a_page_are_recorded(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(
         "<img src='lost.png'><script>console.warn('careful'); throw new Error('broken')</script>"
     )
@@ -493,7 +493,7 @@ def test_the_run_can_be_stepped_through(tab: Tab, page: Path) -> None:
 
 
 @in_a_browser
-def test_it_plays_by_itself_only_where_motion_is_welcome(tab: Tab, page: Path) -> None:
+def test_the_animation_starts_by_itself_only_where_motion_is_welcome(tab: Tab, page: Path) -> None:
     play, screen = tab.page.locator('#stage [data-do="play"]'), tab.page.locator(".screen")
     screen.scroll_into_view_if_needed()
     # An observer that begins later is called no earlier than the page's own.
@@ -508,7 +508,7 @@ def test_it_plays_by_itself_only_where_motion_is_welcome(tab: Tab, page: Path) -
 
 
 @in_a_browser
-def test_without_scripts_the_page_still_tells_its_story(browser: Browser, page: Path) -> None:
+def test_the_page_can_be_read_without_scripts(browser: Browser, page: Path) -> None:
     tab = Tab(browser, java_script_enabled=False)
     tab.page.goto(page.resolve().as_uri())
     box = tab.page.locator(".still-figure").bounding_box()

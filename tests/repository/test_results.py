@@ -22,7 +22,7 @@ from foresample.provenance import make_result, write_result
 from tests.support.saved import BENCH, DATASET, FILES, save
 
 
-def test_every_kind_is_read_wherever_it_lies(tmp_path: Path) -> None:
+def test_every_kind_is_read_from_any_folder(tmp_path: Path) -> None:
     foreign = {"notes.json": [1], "other.json": {"kind": "letter", "x": 1}}
     found = read_results(save(tmp_path, {**FILES, **foreign}), KINDS)
     assert {type(result) for result in found.found} == {KINDS[data["kind"]] for data in FILES.values()}
@@ -34,7 +34,7 @@ def test_every_kind_is_read_wherever_it_lies(tmp_path: Path) -> None:
     assert dataset.costs.calls_mean == 5.13
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_results_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "check.json"
     findings = [{"question": "law", "passed": False, "detail": "p", "tests": 3, "smallest_p": 1e-9}]
     write_result(path, make_result("check", {"window": 3}, passed=False, level=0.001, findings=findings))
@@ -45,12 +45,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert set(result.versions) == {"foresample", "python", "torch"}
 
 
-def test_what_was_not_measured_is_written_as_null(tmp_path: Path) -> None:
+def test_missing_measurements_are_written_as_null(tmp_path: Path) -> None:
     write_result(tmp_path / "x.json", {"kind": "x", "a": float("nan"), "b": [float("inf"), 1.0]})
     assert json.loads((tmp_path / "x.json").read_text()) == {"kind": "x", "a": None, "b": [None, 1.0]}
 
 
-def test_results_come_by_name_and_numbers_by_their_value(tmp_path: Path) -> None:
+def test_results_are_sorted_by_name_with_numbers_by_value(tmp_path: Path) -> None:
     names = ["T300", "T30", "b/x", "T4", "²"]
     found = read_results(save(tmp_path, {f"{name}.json": BENCH for name in names}), KINDS).of(BenchResult)
     assert [result.name for result in found] == ["T4", "T30", "T300", "b/x", "²"]

@@ -22,7 +22,7 @@ def draw(out: Path, samples: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_variant_is_drawn_and_saved(tmp_path: Path) -> None:
+def test_every_variant_is_sampled_and_saved(tmp_path: Path) -> None:
     draw(tmp_path, 3 * len(soak.VARIANTS) * len(soak.DTYPES))
     saved = load(Soak, "gpu-soak", tmp_path)
     assert [(row.variant, row.dtype) for row in saved.rows] == [
@@ -33,7 +33,7 @@ def test_every_variant_is_drawn_and_saved(tmp_path: Path) -> None:
     assert saved.versions["torch"] == torch.__version__
 
 
-def test_variants_are_what_their_names_say() -> None:
+def test_variants_match_their_names() -> None:
     def response(name: str) -> tuple[int, ...]:
         variant = soak.VARIANTS[name]
         target = variant.target("cpu", torch.float64)
@@ -85,7 +85,7 @@ HAZARD = """\
 """
 
 
-def test_a_sanitizer_is_read() -> None:
+def test_the_output_of_a_sanitizer_is_parsed() -> None:
     assert soak.report("racecheck", 0, CLEAN).clean
     hazard = soak.report("racecheck", 0, HAZARD)
     assert (hazard.findings, hazard.clean) == (1, False)
@@ -105,7 +105,7 @@ def stand_in(folder: Path, output: str) -> str:
     return str(program)
 
 
-def test_what_the_tools_say_is_saved(tmp_path: Path) -> None:
+def test_the_output_of_the_tools_is_saved(tmp_path: Path) -> None:
     soak.sanitize(tool=list(soak.TOOLS), sanitizer=stand_in(tmp_path, CLEAN), device="cpu", out=tmp_path)
     saved = load(Sanitized, "gpu-sanitizer", tmp_path)
     assert [row.tool for row in saved.rows] == list(soak.TOOLS)

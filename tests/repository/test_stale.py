@@ -34,13 +34,13 @@ HELP = option(3, help="a number")
         ('help="a number"', 'help="an integer"'),
     ],
 )
-def test_words_do_not_make_code_another_one(old: str, new: str) -> None:
+def test_changed_words_leave_the_code_the_same(old: str, new: str) -> None:
     assert old in CODE
     assert essence(CODE) == essence(CODE.replace(old, new))
 
 
 @pytest.mark.parametrize(("old", "new"), [("max(size, 2)", "max(size, 3)"), ("ValueError", "TypeError")])
-def test_a_changed_number_or_name_does(old: str, new: str) -> None:
+def test_a_changed_number_or_name_changes_the_code(old: str, new: str) -> None:
     assert essence(CODE) != essence(CODE.replace(old, new))
 
 
@@ -59,7 +59,7 @@ def test_every_kind_of_result_has_sources_that_exist() -> None:
         assert not function or essence(files[path], function) != essence("", function), source
 
 
-def test_the_table_has_a_line_for_every_result() -> None:
+def test_the_table_has_a_row_for_every_result() -> None:
     head, *lines = stale.table().splitlines()
     assert head.split()[:3] == ["result", "machine", "commit"]
     assert [line.split()[0] for line in lines] == [result.name for result in read().found]

@@ -42,7 +42,7 @@ def test_sides_are_warmed_and_take_turns_in_both_orders() -> None:
     ]
 
 
-def test_a_steady_ratio_is_settled_at_once_and_warm_up_is_not_counted() -> None:
+def test_a_steady_ratio_needs_the_fewest_turns_and_warm_up_is_not_counted() -> None:
     clock = Clock()
     cold = clock.side("base", lambda turn: 60 if turn < 0 else 3)
     timing = take_turns({"base": cold, "ours": clock.side("ours", lambda turn: 1)}, clock=clock)
@@ -51,7 +51,7 @@ def test_a_steady_ratio_is_settled_at_once_and_warm_up_is_not_counted() -> None:
     assert (timing.median("base"), timing.median("ours"), timing.median_error("ours")) == (3, 1, 0)
 
 
-def test_what_both_sides_of_a_turn_share_is_no_error() -> None:
+def test_a_disturbance_shared_by_both_sides_of_a_turn_adds_no_error() -> None:
     clock = Clock()
     noise = torch.rand(100, generator=torch.Generator().manual_seed(1)).tolist()
     sides = {
@@ -77,7 +77,7 @@ def test_turns_are_added_until_the_error_is_small() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"most": 20}, {"seconds": 60.0}])
-def test_a_limit_that_is_reached_first_is_stated(limit: dict[str, float]) -> None:
+def test_a_limit_that_ends_the_measurement_is_stated(limit: dict[str, float]) -> None:
     clock = Clock()
     noise = torch.rand(1000, generator=torch.Generator().manual_seed(3)).tolist()
     sides = {
@@ -111,7 +111,7 @@ def test_the_stated_error_is_the_spread_of_repeated_measurements() -> None:
     assert 0.8 * spread < float(torch.tensor(errors).mean()) < 1.3 * spread
 
 
-def test_limits_that_make_no_sense_are_refused() -> None:
+def test_invalid_limits_are_refused() -> None:
     with pytest.raises(ValueError, match="least=1: an error needs two turns"):
         take_turns({}, least=1)
     with pytest.raises(ValueError, match="most=4 is below least=8"):

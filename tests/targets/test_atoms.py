@@ -28,7 +28,7 @@ def test_rotations_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_alignment_undoes_a_rigid_motion_and_no_mirror(mirrored: bool) -> None:
+def test_alignment_undoes_a_rigid_motion_but_not_a_mirror(mirrored: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     to = torch.randn(6, 7, 3, dtype=f64, generator=generator)
     away = (to @ rotations(quaternions(6, 4))) + torch.randn(6, 1, 3, dtype=f64, generator=generator)

@@ -205,12 +205,12 @@ def test_schedulers_without_noise_are_refused() -> None:
     [("DPMSolverMultistepScheduler", DPM), ("DDIMScheduler", {"clip_sample": True})],
     ids=["earlier estimates", "unlimited estimates"],
 )
-def test_means_made_of_denoised_estimates_reuse_these(name: str, config: dict[str, Any]) -> None:
+def test_means_of_denoised_estimates_reuse_the_estimate(name: str, config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="made of denoised estimates: reuse x0, not v"):
         from_scheduler(scheduler_of(name, 10, **config), network, (3,), reuse="v")
 
 
-def test_a_solver_of_first_order_reuses_the_prediction_that_it_is_given() -> None:
+def test_a_first_order_solver_reuses_the_prediction_it_is_given() -> None:
     scheduler = scheduler_of("DPMSolverMultistepScheduler", 10, solver_order=1, **DPM)
     one, other = (from_scheduler(scheduler, network, (3,), reuse=kind, dtype=f64) for kind in ("x0", "v"))
     assert not one.multistep

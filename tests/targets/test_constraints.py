@@ -175,7 +175,7 @@ def test_plans_have_the_distribution_of_the_loop_that_overwrites() -> None:
     [lambda x, row: x / x.norm(), lambda x, row: 0.5 * x, lambda x, row: x.clamp(-1, 1)],
     ids=["a norm", "no projection", "a clip"],
 )
-def test_what_is_no_affine_projection_is_refused(constrain: Callable[..., Tensor]) -> None:
+def test_a_projection_that_is_not_affine_is_refused(constrain: Callable[..., Tensor]) -> None:
     with pytest.raises(ValueError, match="constrain must be an affine projection"):
         constrained(molecules().target, constrain)
 

@@ -63,7 +63,7 @@ def test_bands_are_rings_of_like_frequency_in_each_mixture_of_channels() -> None
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_the_chain_is_the_same_one_turned(chain: str) -> None:
+def test_the_chain_in_frequencies_is_the_turned_chain(chain: str) -> None:
     base = picture(CHAINS[chain](), (1, 1, 2))
     target = in_frequencies(base)
     assert affine_chain(target) is affine_chain(base)  # kernels serve it as they serve the other
@@ -116,7 +116,7 @@ def test_a_basis_that_is_not_orthonormal_is_caught(monkeypatch: pytest.MonkeyPat
     assert smallest_p_value(in_frequencies(base), base) < SUITE_LEVEL / SHARES
 
 
-def test_the_answer_of_a_filter_is_found_by_bands() -> None:
+def test_the_response_of_a_filter_is_found_by_bands() -> None:
     """A network that weighs frequencies: the fit is exact, and every pilot says the same."""
     shape, one = torch.Size([2, 4, 4]), torch.ones(5, dtype=torch.float64)
     weights = 1 + bands(shape).double() / 10
@@ -131,7 +131,7 @@ def test_the_answer_of_a_filter_is_found_by_bands() -> None:
     assert not prior.jacobian[0].any()
 
 
-def test_replicas_have_the_bands_of_their_first() -> None:
+def test_replicas_have_the_bands_of_the_first_one() -> None:
     waves = in_frequencies(smooth(6))
     several = replicated([waves, waves])
     priors = [fs.fit_prior(target, window=3, pilots=4) for target in (waves, several)]

@@ -104,13 +104,13 @@ def test_a_network_that_differentiates_runs_in_every_mode(mode: Any) -> None:
     )
 
 
-def test_without_them_the_error_names_the_remedy() -> None:
+def test_an_error_without_gradients_names_the_remedy() -> None:
     target = fs.targets.langevin(energy_score, (2,), step_size=0.05, steps=12)
     with pytest.raises(RuntimeError, match=r"wrap the network with foresample\.targets.with_gradients"):
         fs.sample(target, 2, window=4)
 
 
-def test_what_cannot_be_guided_is_refused() -> None:
+def test_chains_and_likelihoods_that_do_not_allow_guidance_are_refused() -> None:
     two = fs.targets.from_chain(x0, fs.chains.dpmpp_sde_chain([3.0, 1.0, 0.0]), (2,))
     with pytest.raises(ValueError, match="its prediction cannot carry the gradient"):
         guided(two, log_likelihood)

@@ -30,7 +30,7 @@ def test_replicas_change_nothing(chain: str, replicas: int) -> None:
 
 
 @pytest.mark.parametrize("sampler", [partial(fs.sample, window=5), fs.sequential], ids=["sample", "sequential"])
-def test_replicas_keep_a_mean_that_is_not_the_chain_s(sampler: Callable[..., fs.Run]) -> None:
+def test_replicas_keep_a_custom_mean(sampler: Callable[..., fs.Run]) -> None:
     base = flow()
     target = HalfMean(base.chain, base.shape, base.network)
     assert torch.equal(sampler(replicated([target] * 2), 5).samples, sampler(target, 5).samples)
@@ -52,7 +52,7 @@ class Own:
         return self.base.predict(x, step, row)
 
 
-def test_any_target_and_even_shares() -> None:
+def test_replicas_of_any_target_get_even_shares() -> None:
     replicas = [Own(), Own()]
     run = fs.sample(replicated(replicas), 1, window=7, look=False)  # which offers no chain: by plain rounds
     torch.testing.assert_close(run.samples, fs.sample(flow(), 1, window=7).samples, rtol=1e-9, atol=1e-9)
@@ -91,7 +91,7 @@ def test_an_error_in_a_replica_is_raised() -> None:
         fs.sample(replicated([flow(), replace(flow(), network=broken)]), 2, window=4)
 
 
-def test_replicas_must_be_of_one_target() -> None:
+def test_replicas_must_be_of_the_same_target() -> None:
     with pytest.raises(ValueError, match="replicas differ in shape or std: give the same target"):
         replicated([flow(), mixture().flow(16, 0.9)])
     with pytest.raises(ValueError, match="at least one target"):

@@ -71,7 +71,7 @@ def test_rows_at_different_steps_share_a_call_and_a_mean() -> None:
     torch.testing.assert_close(ddpm().std, plain_ddpm().std)
 
 
-def test_given_starts() -> None:
+def test_samples_start_at_given_states() -> None:
     start = torch.arange(6.0, dtype=f64).view(3, 2)
     target = ddpm(start=start)
     assert torch.equal(target.start(torch.ones(2, 2, dtype=f64), torch.tensor([2, 0])), start[[2, 0]])
@@ -79,7 +79,7 @@ def test_given_starts() -> None:
         fs.sample(target, 4, window=2)
 
 
-def test_a_step_that_draws_its_noise_itself_is_handed_it() -> None:
+def test_a_step_that_draws_its_own_noise_receives_ours() -> None:
     """A scheduler of diffusers, whose step draws from a generator."""
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.DDPMScheduler(clip_sample=True)
@@ -223,6 +223,6 @@ def test_steps_that_are_no_chain_are_refused(name: str) -> None:
         from_step(bad, denoise, (2,), STEPS, dtype=f64)
 
 
-def test_a_chain_has_steps() -> None:
+def test_a_chain_needs_at_least_one_step() -> None:
     with pytest.raises(ValueError, match="steps must be at least 1"):
         from_step(step, denoise, (2,), 0)
