@@ -112,7 +112,7 @@ def test_the_law_of_a_selection_is_not_checked(tmp_path: Path) -> None:
         LocalWorker(flow(), Settings(slots=8)),
     )
     with pytest.raises(
-        ValueError, match=rf"sample {dataset.in_order} is missing .* biased selection, whose law"
+        ValueError, match=rf"sample {dataset.in_order} is missing .* biased selection, whose distribution"
     ):
         worker.law(plan, 50)
 
