@@ -1,4 +1,4 @@
-"""Drafters: where the guesses of a window come from; and the values that authors of drafters handle."""
+"""Drafters, which guess the predictions of a window, and the types that authors of drafters use."""
 
 from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft
 from foresample.drafters.frozen import Frozen

@@ -2,8 +2,8 @@
 
 head      the prediction at the window's first state, for one extra call (De Bortoli et al. 2025). Once it
           is known, the first transition is exact and is taken; the window is drafted from there.
-parent    the prediction at the last accepted state, already paid for (Soen et al. 2026)
-nearest   the prediction at the rejected draft of the very step the next window starts from (likewise)
+parent    the prediction at the last accepted state, which costs no call (Soen et al. 2026)
+nearest   the prediction at the rejected draft of the step where the next window starts (same paper)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Source = Literal["head", "parent", "nearest"]
 
 @dataclass(frozen=True)
 class Frozen:
-    """Reuse one prediction at every position. Adapted: it belongs to a step ≤ the window's first."""
+    """Reuses one prediction at every position. Adapted: it belongs to the window's first step or an earlier one."""
 
     source: Source = "nearest"
 

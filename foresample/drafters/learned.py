@@ -1,12 +1,12 @@
-"""A prior that knows the condition: a small network from a condition to the path its sample will take.
+"""A conditional prior: a small network that predicts a sample's path from its condition.
 
 The best draft of a conditional sample's first window is its mean path given the condition. `LearnedPrior` estimates
 that path by least squares from samples that were drawn anyway (docs/theory.md, "A prior of this very observation"):
 
-    path(c) = m + Σ_j B_j · net(c)_j      B_j: the leading principal components, in time, of the paths learned from
+    path(c) = m + Σ_j B_j · net(c)_j      B_j: the leading principal components, in time, of the training paths
 
-Any function of the condition may draft, because the condition is independent of the noise still to be spent: a bad
-estimate costs calls and never changes the distribution. Two layers of 512 suffice, and training takes seconds.
+Any function of the condition may draft, because the condition is independent of noise not used yet: a bad estimate
+costs calls and never changes the distribution. Two layers of 512 suffice, and training takes seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LearnedPrior(nn.Module):
         conditions: C.
         steps: N.
         size: d.
-        weights: numbers of the network it was learned for, two a parameter; another network is refused.
+        weights: parameters of the network it is learned for, of which `origin` keeps two numbers each.
     """
 
     shift: Tensor
@@ -97,8 +97,8 @@ class LearnedPrior(nn.Module):
             predictions: the network's predictions at those states.
             jacobian: the average slope of predictions, [N, d, d].
             origin: numbers that identify the network, [parameters, 2].
-            steps: of Adam, each on 256 samples.
-            seed: of the first weights and of the batches.
+            steps: steps of Adam, each on 256 samples.
+            seed: seed of the initial weights and of the batches.
         """
         paths = torch.stack([states, predictions], 1)  # [P, 2, N, d]
         length, size = paths.shape[2:]
@@ -142,7 +142,7 @@ class LearnedPrior(nn.Module):
         self.requires_grad_(False)
 
     def __repr__(self) -> str:
-        """Short, and different for different weights."""
+        """A short text that differs for different weights."""
         return f"LearnedPrior({' × '.join(map(str, self.sizes))}, {self.digest()})"
 
     def digest(self) -> str:
@@ -153,14 +153,14 @@ class LearnedPrior(nn.Module):
         return found.hexdigest()[:12]
 
     def save(self, path: str | Path) -> None:
-        """Write it as safetensors."""
+        """Save the prior as safetensors."""
         from safetensors.torch import save_file
 
         save_file({name: value.cpu().contiguous() for name, value in self.state_dict().items()}, path)
 
     @staticmethod
     def load(path: str | Path) -> LearnedPrior:
-        """Read what `save` wrote."""
+        """The prior in a file written by `save`."""
         tensors = read_tensors(path)
         try:
             (conditions,), (_, steps, size) = tensors["shift"].shape, tensors["mean"].shape
@@ -169,11 +169,11 @@ class LearnedPrior(nn.Module):
             prior.load_state_dict(tensors)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = printable(first_line(error))
-            raise ValueError(f"{printable(path)} holds no learned prior ({reason}): learn one again") from None
+            raise ValueError(f"{printable(path)} holds no learned prior ({reason}): learn it again") from None
         return prior
 
 
 def load_prior(path: str | Path) -> Prior | LearnedPrior:
-    """A prior of either kind, from the file that its `save` wrote."""
+    """A prior of either kind, from a file written by its `save`."""
     tensors = read_tensors(path)
     return LearnedPrior.load(path) if "components" in tensors else Prior.of(tensors, path)

@@ -1,4 +1,4 @@
-"""A second, smaller network drafts."""
+"""A drafter that uses a second, smaller network."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft, Target
 class DraftModel:
     """Guess with another target's `predict`, which must return the same quantity on the same grid of steps.
 
-    Drafting a window costs one call of the small network per transition, one after the other; these are
-    not among the calls a run reports, which are the target's.
+    Drafting a window costs one call of the small network per transition, one after the other. Reports count the
+    target's calls only.
     """
 
     target: Target
 
     def for_target(self, target: Target) -> DraftModel:
-        """This drafter; refused if it drafts states of another shape, or along another number of steps."""
+        """This drafter; refused if its states have another shape or dtype, or its chain another number of steps."""
         require_target(self.target)
         mine, theirs = ((tuple(t.shape), len(t.std), t.std.dtype) for t in (self.target, target))
         if mine != theirs:
@@ -46,7 +46,7 @@ class DraftModel:
         row: Tensor,
         before: PreviousDraft | None,
     ) -> Tensor:
-        return predict(self.target, x.clone(), step, row)  # it may write into its states
+        return predict(self.target, x.clone(), step, row)  # because predict may write into x
 
     def learn(self, memory: DrafterMemory, path: DraftPath, committed: Tensor) -> DrafterMemory:
         return memory

@@ -1,13 +1,13 @@
 """Priors: paths of other samples, to draft the first window of a new sample from.
 
 Without a prior a chain begins with a call on one state, because nothing is known about its sample yet. At high noise
-predictions are much the same for every sample, so a path of *other* samples is a good draft of the first window: their
-mean, or the last plan of a robot. Any draft is exact as long as it does not depend on the noise still to be spent
+predictions hardly differ between samples, so a path of *other* samples is a good draft of the first window: their
+mean, or the last plan of a robot. Any draft keeps samples exact as long as it does not depend on noise not used yet
 (docs/theory.md, "Starting warm"). The **noise** of the other samples must never be reused: the new sample's conditions
 may depend on it.
 
-`response` is the average Jacobian of the prediction, J_k: a matrix or its diagonal for each step, fitted once. It then
-takes the place of the scalar slopes within the horizon and beyond it, in every window.
+`jacobian` is the average Jacobian of the prediction, J_k: a matrix or its diagonal for each step, fitted once. If
+given, it replaces `Replay`'s scalar slopes within the horizon and beyond it, in every window.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Prior:
             )
 
     def require_fits(self, target: Target) -> None:
-        """Refuse a prior of another chain, before any work."""
+        """Refuse a prior of another chain."""
         if self.states.shape[2:] != target.shape:
             raise ValueError(
-                f"this prior is of states of shape {tuple(self.states.shape[2:])}, the target's are "
+                f"this prior is for states of shape {tuple(self.states.shape[2:])}, but the target's states have shape "
                 f"{tuple(target.shape)}: fit one for this target with foresample.fit_prior"
             )
         size, banded = target.shape.numel(), bands(target) is not None
@@ -101,14 +101,14 @@ class Prior:
         return Prior(**{name: value.to(device, dtype) for name, value in self._tensors().items()})
 
     def save(self, path: str | Path) -> None:
-        """Write it as safetensors."""
+        """Save the prior as safetensors."""
         from safetensors.torch import save_file
 
         save_file({name: value.cpu().contiguous() for name, value in self._tensors().items()}, path)
 
     @staticmethod
     def load(path: str | Path) -> Prior:
-        """Read what `save` wrote."""
+        """The prior in a file written by `save`."""
         return Prior.of(read_tensors(path), path)
 
     @staticmethod
@@ -123,7 +123,7 @@ class Prior:
             raise ValueError(f"{printable(path)} holds no prior ({error}): {_REMEDY}") from None
 
     def __repr__(self) -> str:
-        """Short, with a hash of the values, because samples depend on them."""
+        """A short text with a hash of the values, because samples depend on them."""
         digest = hashlib.sha256()
         for value in self._tensors().values():
             digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
@@ -135,7 +135,7 @@ class Prior:
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a prior's file; one sentence if they cannot be read."""
+    """The tensors of a prior's file, or an error that names the remedy."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -150,7 +150,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def is_diagonal(jacobian: Tensor) -> bool:
-    """Whether only the diagonals are there, [N, 1, d]."""
+    """Whether the Jacobian holds diagonals only, [N, 1, d]."""
     return jacobian.shape[1] == 1
 
 

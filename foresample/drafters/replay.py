@@ -1,21 +1,21 @@
-"""Replay: shadow the last path, step by step, with the predictions already paid for there.
+"""Replay: reuse the predictions of the last path, step by step.
 
 After a rejection the next window covers steps that the rejected path has visited, and with its noise recycled
-the new path runs close to it. So each step reuses the prediction *evaluated at that very step* of the old
-path; beyond its horizon, the last one. A round then works as one sweep of a Picard iteration whose
+the new path runs close to it. So each step reuses the prediction *evaluated at that same step* of the old
+path; steps beyond its horizon reuse the last prediction. A round then works as one sweep of a Picard iteration whose
 convergence test is the exact acceptance test.
 
-The secant makes the guess follow the new path to first order, with two measured slopes and no further call:
+With the secant a guess follows the new path to first order, by two measured slopes and no additional call:
 
     within the horizon   guess_k = prediction_k + g_k (x_k − old_k)
     beyond it            guess_k = guess_{k−1} + κ · std_{k−1} z_{k−1}
 
-The slope g_k = ⟨Δprediction, Δx⟩ / ⟨Δx, Δx⟩ is that of the last two paths at step k, or, where only one has
-been, at the nearest step before. The response κ is how predictions along the last path moved with its noise,
-summed over that path: a denoised estimate is a martingale along the chain, so noise is all that moves it.
+The slope g_k = ⟨Δprediction, Δx⟩ / ⟨Δx, Δx⟩ compares the last two paths at step k, or at the nearest earlier step
+that both visited. The response κ is the slope of prediction changes on noise, summed over the last path: a denoised
+estimate is a martingale along the chain, so only noise moves it.
 
-Sweeps may diverge far out, where a step's error grows with every step before it. There the old path only
-misleads, so the horizon ends before it (`_horizon`).
+Far along a window sweeps may diverge, because errors of all earlier steps add up. The old path is misleading there, so
+the horizon ends before the first such step (`_horizon`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from foresample.contracts import DrafterMemory, DraftPath, PreviousDraft, Target
 from foresample.drafters.prior import Prior, answer
 
 DIVERGED = 6.0
-"""A sweep moved a prediction so many times as far as the prediction is from the window's first: it diverges."""
+"""Sweeps diverge at a step where one moves a prediction by this many times its distance from the window's first."""
 
 
 class ReplayMemory(NamedTuple):
     """Tensors by name that `Replay` with its secant keeps for each row; backends read them."""
 
-    predictions: Tensor  # [R, W+1, *shape]: of the last path, from the next step on; then the last one repeated
-    states: Tensor  # [R, W+1, *shape]: at which they were evaluated
+    predictions: Tensor  # [R, W+1, *shape]: of the last path from the next step on, then its last one repeated
+    states: Tensor  # [R, W+1, *shape]: where they were evaluated
     slope: Tensor  # [R, W+1]: g
     response: Tensor  # [R]: κ
-    visited: Tensor  # [R]: how many positions the last path has been at
-    horizon: Tensor  # [R]: positions at which to guess from the path; the same, but for a prior
+    visited: Tensor  # [R]: positions that the last path visited
+    horizon: Tensor  # [R]: positions that guesses take from the path; `visited` unless the path is a prior's
     ready: Tensor  # [R]: whether there is a path to draft from
 
     @staticmethod
@@ -53,12 +53,12 @@ class ReplayMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Replay:
-    """Reuse per step. Adapted: the guess at a step uses states and predictions of that step and before; κ is of
-    the whole old path, and used behind its end only; a prior is of other samples.
+    """Reuses the last path step by step. Adapted: a guess uses states and predictions of its own and earlier steps.
+    κ uses the whole old path, but only guesses behind that path use κ. A prior comes from other samples.
 
     Args:
         secant: follow the new path to first order.
-        prior: what to draft the first window from, which is a bare call otherwise; needs the secant.
+        prior: paths to draft the first window from; needs the secant. Without one the first call evaluates one state.
     """
 
     secant: bool = True
@@ -78,7 +78,7 @@ class Replay:
         return repr(self) if self.prior is None else f"Replay(secant={self.secant}, prior={self.prior})"
 
     def for_target(self, target: Target) -> Replay:
-        """A copy with its prior on the target's device; refused if that is of another chain."""
+        """A copy with its prior on the target's device; a prior of another chain is refused."""
         if self.prior is None:
             return self
         self.prior.require_fits(target)
@@ -101,9 +101,9 @@ class Replay:
         return memory
 
     def prime(self, memory: DrafterMemory, row: Tensor) -> DrafterMemory:
-        """The memory of rows that have seen nothing, with the prior's paths as if they were old ones.
+        """The memory of new rows, with the prior's paths in the place of an old path.
 
-        They are not counted as visited: slopes are measured between two paths of the same sample only.
+        They do not count as visited, because slopes are measured between two paths of the same sample only.
         """
         if self.prior is None:
             return memory
@@ -151,7 +151,7 @@ class Replay:
         moved = path.predictions - memory["predictions"][:, : path.predictions.shape[1]]
         path = replace(path, length=_horizon(memory, path, moved, committed))
         visited = (path.length + 1 - committed).clamp(min=0)
-        # Positions beyond the horizon repeat the last one: the last known prediction.
+        # Positions beyond the horizon repeat the last known prediction.
         source = torch.minimum(position + committed.unsqueeze(1), path.length.unsqueeze(1))
         shift = torch.arange(rows, device=committed.device).unsqueeze(1), source
         after = {
@@ -168,9 +168,9 @@ class Replay:
         return after
 
     def _slope(self, memory: DrafterMemory, path: DraftPath, moved: Tensor) -> Tensor:
-        """g at each position of the path, [R, W+1]: how predictions moved with states since the path before it.
+        """g at each position of the path, [R, W+1]: the slope of predictions in states, from the path before.
 
-        With a prior's Jacobian, it is the slope of what that leaves unexplained.
+        With a prior's Jacobian it is the slope of the changes that the Jacobian does not explain.
         """
         width = path.states.shape[1]
         position = torch.arange(width, device=moved.device)
@@ -180,7 +180,7 @@ class Replay:
             moved = moved - answer(self.prior.jacobian, step.flatten(), apart.flatten(0, 1)).view_as(moved)
         dx, dp = apart.flatten(2), moved.flatten(2)
         square, size = (dx * dx).sum(2), (path.states * path.states).flatten(2).sum(2)
-        # Two paths that agree to rounding say nothing of the slope.
+        # Two paths that agree to rounding do not determine a slope.
         telling = (square > torch.finfo(square.dtype).eps * size) & (position < memory["visited"].unsqueeze(1))
         slope = (dp * dx).sum(2) / torch.where(telling, square, 1.0)
         nearest = torch.where(telling, position, -1).cummax(1).values  # telling position at or before each
@@ -203,9 +203,9 @@ def is_replay(drafter: object) -> TypeGuard[Replay]:
 def _horizon(memory: DrafterMemory, path: DraftPath, moved: Tensor, committed: Tensor) -> Tensor:
     """[R]: the path's length, cut before the first position at which sweeps diverge.
 
-    A sweep moved the prediction there from the last path's to this one's. Replay's next error is about as much
-    if the sweeps do not converge, and that of a prediction kept for the whole window is its distance from the
-    window's first. What has been committed, and the state that comes next, are beyond doubt.
+    `moved` is the change of the prediction in the last sweep, about Replay's next error if the sweeps do not converge.
+    It is compared with the error of keeping the window's first prediction: the distance between the two. Committed
+    positions and the one after them are never cut.
     """
     width = path.predictions.shape[1]
     position = torch.arange(width, device=committed.device)

@@ -1,7 +1,7 @@
-"""Samplers timed in turns, and the comparison of their times.
+"""Times two samplers in turns, and compares the times.
 
-Both samplers are warmed up first and never run at once, so neither pays for a compiler, a cache or the other sampler.
-What slows the machine down for a while slows both.
+Both samplers are warm and never run at once, so neither time includes a compiler, cold caches or the other sampler.
+A temporary slowdown of the machine affects both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAIL = 0.015  # probability that the ratio lies above, or below, its interval; 
 
 @dataclass
 class Times:
-    """Seconds that one sampler took turn by turn, the seconds of them inside the network, and its network calls."""
+    """Times of one sampler turn by turn: seconds in all, seconds inside the network, and network calls."""
 
     seconds: list[float] = field(default_factory=list)
     network: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def tie(self) -> bool:
-        """Whether the turns do not tell which sampler is sooner."""
+        """Whether the turns leave open which sampler is faster."""
         low, high = self.interval
         return low <= 1 <= high or f"{self.ratio:.2f}" == "1.00"
 
@@ -92,14 +92,14 @@ def time_in_turns(
     seconds: float = math.inf,
     found: Comparison | None = None,
 ) -> Comparison:
-    """Time two samplers that are warm, in turns whose order alternates.
+    """Time two warm samplers in turns, with the order alternating.
 
     Args:
         plain: one run of the sequential sampler.
         ours: one run of the speculative sampler.
         turns: runs of each.
         at_least: runs of each, however long they take; all turns by default.
-        seconds: no turn begins after so many seconds.
+        seconds: after this time no turn begins.
         found: earlier turns of the same samplers, to which these are added.
     """
     found, began = found or Comparison(), perf_counter()

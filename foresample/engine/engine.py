@@ -1,8 +1,8 @@
 """`sample`, `stream` and the engine behind them: many samples through few slots.
 
-Memory is O(slots × window × state), whatever the number of samples and the length of the chain. Each sample has its
-own noise and its own steps, so it does not depend on the number of slots, on the order, or on the samples in other
-slots. `slots` has the two kinds of slots.
+Memory is O(slots × window × state), for any number of samples and any length of the chain. Each sample has its own
+noise and its own steps, so it does not depend on the number of slots, on the order, or on the samples in other slots.
+`engine.slots` has the two kinds of slots.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Engine:
     """Slots for one target, kept between runs: later runs reuse what was compiled and captured.
 
     Each draw has slots of its own. Draws may be interleaved, and run in several threads as far as the target allows it;
-    on a GPU every further draw under way takes as much memory again, and is captured again.
+    on a GPU every additional draw under way needs its own memory and captures its own graphs.
 
     Where `window` is "auto" or a tuning and no window gains, the engine draws sequentially.
 
@@ -85,7 +85,7 @@ class Engine:
         drafter, block, recycle = settings.drafter, settings.block, settings.recycle
         self.speculation = Speculation(drafter, window or 0, block, recycle, last, layout, normal)
         if window is not None:
-            round_for(target, self.speculation)  # compiles, where that is to be done, before any clock runs
+            round_for(target, self.speculation)  # compiles, if necessary, before any clock runs
         self.method = settings.method if window is not None else METHOD
         unrecorded = getattr(target, "unrecorded", None)  # the look bypasses the recording
         self.look = FreeLook(unrecorded) if settings.look else None
@@ -101,9 +101,9 @@ class Engine:
     ) -> Iterator[Finished]:
         """Samples as they finish, several at a time; broken ones come with a fault.
 
-        The samples are given by their seeds, [count], or in parts, (indices, seeds), each requested when a slot is free
-        for it. `stop` is called before samples are begun; once it returns True, no more are, and those under way are
-        finished. So whether a sample is among them is decided before it is drawn.
+        `seeds` is [count], or an iterable of parts, (indices, seeds), each requested when a slot is free for it. `stop`
+        is called before samples are begun. Once it returns True, no more samples are begun and those under way are
+        finished, so whether a sample is drawn is decided before its noise is used.
 
         **The first samples to finish are not a fair sample**: a sample that needs few rounds comes first, and how many
         it needs depends on the sample. Take all of them, or use `stream`.
@@ -130,7 +130,7 @@ class Engine:
         return self._in_order([(torch.arange(len(key)), key)])
 
     def _in_order(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Sample]:
-        seed_of: dict[int, int] = {}  # of the samples begun and the rest of their part
+        seed_of: dict[int, int] = {}  # of the samples in the parts requested so far
 
         def begun() -> Iterator[tuple[Tensor, Tensor]]:
             for index, seeds in parts:
@@ -143,7 +143,7 @@ class Engine:
             raise_faults(done.fault, done.index, self.target)
             costs = torch.stack([done.index, done.calls, done.evaluations], 1).tolist()
             for x, (index, calls, evaluations) in zip(done.x, costs, strict=True):
-                # A copy, so that a held sample does not keep all that finished with it.
+                # A copy, so that a held sample does not keep the others of its tensor in memory.
                 held[index] = Sample(index, seed_of.pop(index), x.clone(), calls, evaluations)
             while turn in held:
                 yield held.pop(turn)
@@ -152,13 +152,13 @@ class Engine:
     def sample(
         self, seeds: Sequence[int] | Tensor, observe: Observer | None = None, *, rows: Tensor | None = None
     ) -> Run:
-        """All samples of these seeds, in order, and what they cost.
+        """All samples of these seeds, in order, and their costs.
 
         Args:
             seeds: one for each sample.
             observe: called after every round with what it committed.
-            rows: the number each sample has for the target and the drafter, [count]; 0, 1, … by default. Several may
-                share a row; samples come in the order of their rows, those of one row in any order.
+            rows: the index of each sample for the target and the drafter, [count]; 0, 1, … by default. Several may
+                share one; samples come in the order of their rows, those of one row in any order.
         """
         seeds, started, parts = resolve_seeds(seeds=seeds), perf_counter(), []
         rows = torch.arange(len(seeds)) if rows is None else rows
@@ -168,7 +168,7 @@ class Engine:
             run.report.preparation_seconds += prepared
             return run
         with self._lease(min(self.slots, len(seeds))) as slots:
-            ready, compiled = perf_counter(), compile_seconds()  # what is captured has been
+            ready, compiled = perf_counter(), compile_seconds()  # graphs are captured by now
             for done in _advance(slots, iter([(rows, seeds)]), observe):
                 raise_faults(done.fault, done.index, self.target)
                 parts.append(done)
@@ -190,13 +190,13 @@ class Engine:
         return run
 
     def forget(self) -> None:
-        """Compare no answer with those of earlier runs: call it when the target's conditions change between runs."""
+        """Forget the answers of earlier runs, for `look`: call it when the target's conditions change between runs."""
         if self.look is not None:
             self.look.forget()
 
     @contextmanager
     def _lease(self, capacity: int) -> Iterator[Slots]:
-        """Empty slots for one draw: new ones, or fixed ones that no other draw uses, with what was captured in them."""
+        """Empty slots for one draw: new ones, or idle fixed slots with the graphs captured in them."""
         look = None if self.look is None else self.look.of_one_draw()
         if isinstance(self.speculation.layout, Packed):
             yield LooseSlots(RoundRunner(self.target, self.speculation, look), capacity)

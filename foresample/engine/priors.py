@@ -1,13 +1,13 @@
-"""Fit a prior to a target: draw a few pilot samples and record the predictions along their paths.
+"""Fits a prior to a target: draws a few pilot samples and records the predictions along their paths.
 
-The table is the mean path of the pilots. The denoised estimate is a martingale along the chain, so along any path its
-change from step k − 1 to k is its response to the noise of step k − 1. Regressing the change on the noise over the
-pilots gives the average Jacobian J_k (docs/theory.md, "Starting warm"): a matrix where states are small, shrunk
-towards a multiple of the identity; a diagonal, a number for each of the target's `bands`, where it has any
-(`targets.in_frequencies`). For other states a scalar slope around the mean path is fitted for each step of the table.
+The prior's path is the mean of the pilots' paths. The denoised estimate is a martingale along the chain, so its change
+from step k − 1 to k is its response to the noise of step k − 1. Regressing the change on the noise over the pilots
+gives the average Jacobian J_k (docs/theory.md, "Starting warm"): for small states a matrix, shrunk towards a multiple
+of the identity; for a target with `bands` (`targets.in_frequencies`) a diagonal with one number per band. For other
+targets a scalar slope around the mean path is fitted for each step of the path.
 
-Samples have the target's distribution whatever the prior is, unless it was fitted on their own noise, so pilots have
-seeds of their own.
+With any prior samples have the target's distribution, unless it was fitted on their own noise. So pilots have seeds
+of their own.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from foresample.engine.engine import Engine
 from foresample.settings import WINDOW
 
 MATRIX_ELEMENTS = 128
-"""States with more elements than this have scalar slopes."""
-_SEED = 2**61  # of the pilots, away from those a user draws
+"""The largest state, in elements, that gets a matrix."""
+_SEED = 2**61  # of the pilots, far from the seeds that users choose
 _RIDGE = 0.1  # of the mean eigenvalue
 
 
 class RecordingTarget(Wrapper):
-    """Remembers the last state each sample was evaluated at in each step, the committed one, and the prediction there.
+    """Records each sample's last evaluated state in each step, which is the committed one, and its prediction.
 
-    Sample i is row i % rows of the target. Nothing is read back from the device.
+    Sample i uses row i % rows of the target. Nothing is read back from the device.
     """
 
     def __init__(self, target: Target, samples: int, steps: int, rows: int | None = None) -> None:
         super().__init__(target)
         self.steps, self.unrecorded, self.rows = steps, target, rows or samples
-        # The last place is for all steps behind those recorded.
+        # The last place takes all later steps.
         self.states = target.std.new_zeros((samples, steps + 1, *target.shape))
         self.predictions = torch.zeros_like(self.states)
 
@@ -74,18 +74,18 @@ def fit_prior(
     slots: int | None = None,
     rows: int | None = None,
 ) -> Prior:
-    """A prior for `Replay`, from pilots drawn now.
+    """Draw pilots and fit a prior for `Replay`.
 
     Args:
         target: the chain.
-        window: of the runs it is for: the table has window + 1 steps.
+        window: the window of the runs that will use the prior: its path has window + 1 steps.
         pilots: samples to draw.
-        paths: tables to fit: sample i uses number i % paths. A conditional target whose classes come in turn may have
-            one a class.
-        seed: of the pilots.
+        paths: number of paths to fit: sample i uses path i % paths. A conditional target whose classes come in turn
+            may have one path for each class.
+        seed: the pilots' seed.
         slots: pilots under way at a time; all by default.
-        rows: how many the target has, if it looks something up by `row` (labels, prompts, start states): pilots are
-            rows 0 … rows − 1 in turn. As many as there are pilots by default.
+        rows: number of rows of a target that looks something up by `row` (labels, prompts, start states): pilots
+            take rows 0 … rows − 1 in turn. By default every pilot has a row of its own.
     """
     require_target(target)
     given = ("window", window), ("pilots", pilots), ("paths", paths)
@@ -95,7 +95,7 @@ def fit_prior(
     rows, steps = pilots if rows is None else at_least_one("rows", rows), len(target.std)
     kept = steps if _has_jacobian(target) else min(window + 1, steps)
     recorded = RecordingTarget(target, pilots, kept, rows)
-    # The runs that use the prior look at the target themselves.
+    # The runs that use the prior check the target themselves.
     engine = Engine(recorded, window=window, slots=slots or pilots, look=False)
     seeds = seeds_of(_SEED + seed, pilots)
     with naming_rows(min(rows, pilots), "rows=4"):
@@ -106,12 +106,12 @@ def fit_prior(
 
 @contextmanager
 def naming_rows(rows: int, remedy: str) -> Iterator[None]:
-    """Turn an IndexError of a target with too few rows into an error that says how to give their number."""
+    """Turn an IndexError of a target with fewer rows than pilots into an error that names the remedy."""
     try:
         yield
     except IndexError as error:
         raise ValueError(
-            f"the target cannot look up one of rows 0 … {rows - 1} ({error}): say how many it has, as {remedy}"
+            f"the target cannot look up one of rows 0 … {rows - 1} ({error}): give their number, as in {remedy}"
         ) from error
 
 
@@ -124,10 +124,10 @@ def prior_of_paths(
     paths: int = 1,
     seeds: Tensor | None = None,
 ) -> Prior:
-    """A prior from recorded paths of pilots, [pilots, K, *shape] both.
+    """A prior from the states and predictions along the pilots' paths, [pilots, K, *shape] both.
 
-    They go through all N steps where a Jacobian is fitted, else through the table's. `seeds` are the pilots', for a
-    target with extra noise.
+    K = N if a Jacobian is fitted, else the steps of the prior's path. A target with extra noise needs the pilots'
+    `seeds`.
     """
     pilots, table = len(states), min(window + 1, len(target.std))
     means = [torch.stack([v[i::paths, :table].mean(0) for i in range(paths)]) for v in (states, predictions)]
@@ -146,7 +146,7 @@ def _has_jacobian(target: Target) -> bool:
 
 
 def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tensor | None) -> Tensor:
-    """J_k of every step, [N, d, d] or [N, 1, d]; 0 where no noise leads to it."""
+    """J_k of every step, [N, d, d] or [N, 1, d]; 0 if the transition to step k has no noise."""
     steps, size, pilots, alike = len(target.std), target.shape.numel(), len(states), bands(target)
     found = target.std.new_zeros((steps, size if alike is None else 1, size))
     before = no_history(target, states[:, 0])
@@ -156,7 +156,7 @@ def _jacobians(target: Target, states: Tensor, predictions: Tensor, seeds: Tenso
         extra = None if seeds is None else extra_noise(target, seeds.to(states.device), step)
         mean = transition_mean(target, states[:, k - 1], predictions[:, k - 1], step, previous, extra)
         noise = (states[:, k] - mean).flatten(1).double()
-        if target.std[k - 1] > 0 and noise.any():  # else there is none, or all of it is lost in rounding
+        if target.std[k - 1] > 0 and noise.any():  # otherwise there is none, or all of it is lost in rounding
             moved = (predictions[:, k] - predictions[:, k - 1]).flatten(1).double()
             found[k] = _matrix(noise, moved) if alike is None else _diagonal(noise, moved, alike)
     return found
@@ -176,7 +176,7 @@ def _matrix(noise: Tensor, moved: Tensor) -> Tensor:
 def _diagonal(noise: Tensor, moved: Tensor, alike: Tensor) -> Tensor:
     """Diagonal [d] of the slope, one number for each band.
 
-    Bands are summed on the CPU, in an order that is always the same: a prior is what its pilots make it.
+    Bands are summed on the CPU, always in the same order, so the same pilots give the same prior.
     """
     product, square = (torch.bincount(alike, (noise * other).sum(0).cpu()) for other in (moved, noise))
     return torch.where(square > 0, product / square, 0.0)[alike]

@@ -1,4 +1,4 @@
-"""Sequential draws of an engine, used where no window is faster."""
+"""The engine's sequential mode, used if no window is faster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foresample.core.report import Observer
 from foresample.engine.slots import Finished
 
 METHOD = "sequential"
-"""Method of such samples in reports; their window is 0."""
+"""The method that reports name; the window is 0."""
 
 
 class SequentialDraws:
@@ -34,7 +34,7 @@ class SequentialDraws:
         *,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[Finished]:
-        """Samples given in parts, (indices, seeds). `stop` is called before a batch is begun."""
+        """Samples as they finish, batch by batch. `stop` is called before each batch."""
         for index, seeds in _batches(parts, self.slots, stop):
             self._look(index, seeds)
             x, fault = self.sampler.draw(index, seeds, observe)
@@ -42,7 +42,7 @@ class SequentialDraws:
             yield Finished(index, x, cost, cost.clone(), fault)
 
     def _look(self, index: Tensor, seeds: Tensor) -> None:
-        """Refuse a target whose answers depend on more than the state, at two first states of each batch."""
+        """Check at two first states of each batch that the target's answers depend on the state alone."""
         if self.look is None:
             return
         std = self.target.std

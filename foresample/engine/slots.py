@@ -1,15 +1,13 @@
-"""Slots: places for samples under way, and how they are taken through their rounds.
+"""Slots hold the samples under way and take them through their rounds.
 
-When a sample is done, the next one waiting takes its slot at once, so nobody waits for stragglers. There are two kinds
-of slots, for two kinds of machine:
+When a sample is done, the next one takes its slot at once, so no slot waits for slow samples. There are two kinds:
 
-    loose    on a CPU: rows come and go, a call evaluates just the states needed, and the host checks every round
-    fixed    on a GPU: rows stay where they are and every call has the same shape, so that nothing in a round
-             waits for the host and a round can be replayed as a CUDA graph. A round commits at most window + 1
-             transitions, so the host knows how many rounds are certain to be needed before any sample can be
-             done. It queues that many, and only then looks. Where no row can draft the whole window, at the end
-             of its chain or at a cold start, a narrower round evaluates fewer states; rounds are captured at a
-             few widths for that.
+    loose    on a CPU: rows come and go, a call evaluates only the states needed, and the host checks every round.
+    fixed    on a GPU: rows stay where they are and every call has the same shape. So a round never waits for the
+             host and can be replayed as a CUDA graph. A round commits at most window + 1 transitions, so the host
+             knows a number of rounds that must pass before any sample can be done; it queues that many before it
+             reads results. At a cold start or near the end of the chains no row can draft the whole window: a
+             narrower round, captured beforehand at one of a few widths, then evaluates fewer states.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from foresample.core.round import Call, Padded, Rows, Speculation, begin
 from foresample.faults import NO_FAULT, raise_faults
 
 STATES = (2, 4, 6, 8, 12, 16, 20, 26, 32, 40, 50, 64, 80, 104, 128)
-"""Of each row in a call: the widths at which padded rounds are made, beside the whole window's."""
+"""States per row in a padded round narrower than the window."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,11 @@ class Finished:
     x: Tensor  # [n, *shape]
     calls: Tensor
     evaluations: Tensor
-    fault: Tensor  # why the sample was given up, if it was (`faults`)
+    fault: Tensor  # code of NaN or infinity in the sample (`faults`)
 
 
 def leave(rows: Rows, done: Tensor) -> tuple[Rows | None, Finished]:
-    """The rows that go on, None if there are none, and those done, [R], as finished samples."""
+    """The rows that go on, or None, and the rows marked in `done`, [R], as finished samples."""
     index, kept = done.nonzero().squeeze(1), (~done).nonzero().squeeze(1)
     fields = rows.sample, rows.x, rows.round, rows.evaluations, rows.fault
     finished = Finished(*(value[index] for value in fields))
@@ -56,7 +54,7 @@ def leave(rows: Rows, done: Tensor) -> tuple[Rows | None, Finished]:
 
 def in_order(parts: list[Finished]) -> Finished:
     """All finished samples, in the order of their index."""
-    if len(parts) == 1:  # begun together, and in order
+    if len(parts) == 1:  # already in order
         return parts[0]
     order = torch.cat([part.index for part in parts]).argsort()
     columns = zip(*(vars(part).values() for part in parts), strict=True)
@@ -64,7 +62,7 @@ def in_order(parts: list[Finished]) -> Finished:
 
 
 class RoundRunner:
-    """Takes rows through rounds, the calls answered by the target; counts and clocks them."""
+    """Takes rows through rounds with the target's predictions, and counts and times them."""
 
     def __init__(self, target: Target, speculation: Speculation, look: FreeLook | None = None) -> None:
         self.target, self.speculation, self.steps = target, speculation, len(target.std)
@@ -77,7 +75,7 @@ class RoundRunner:
         return begin(self.target, self.speculation, seed, sample=sample)
 
     def round(self, rows: Rows, drafts: int | None = None) -> tuple[Rows, Commit]:
-        """One round; of at most so many drafts, where it is known that no row can make more (padded rounds only)."""
+        """One round; `drafts` limits a padded round when no row can draft more."""
         speculation = self.speculation if drafts is None else replace(self.speculation, layout=Padded(drafts))
         draft = self._round.propose(self.target, rows, speculation)
         call = draft.call
@@ -89,7 +87,7 @@ class RoundRunner:
 
 
 class LooseSlots:
-    """Slots whose rows come and go; see the module."""
+    """Slots whose rows come and go, for a CPU; see the module."""
 
     def __init__(self, runner: RoundRunner, capacity: int) -> None:
         self.runner, self.capacity = runner, capacity
@@ -97,17 +95,17 @@ class LooseSlots:
         self.rounds = 0
 
     def __len__(self) -> int:
-        """Rows under way, at most `capacity` of them."""
+        """Number of rows under way, at most `capacity`."""
         return 0 if self.rows is None else len(self.rows.sample)
 
     def admit(self, sample: Tensor, seed: Tensor) -> None:
-        """Begin these samples, no more than there is room for; both are on the host."""
+        """Begin these samples, at most as many as slots are free; both tensors are on the host."""
         device = self.runner.target.std.device
         rows = self.runner.begin(sample.to(device), seed.to(device))
         self.rows = rows if self.rows is None else self.rows.map(lambda *parts: torch.cat(parts), rows)
 
     def advance(self, observe: Observer | None) -> Finished | None:
-        """A round or several, until a row is done or broken; those that are leave."""
+        """Run one round; return the samples that finished or broke in it, or None."""
         assert self.rows is not None
         self.rows, commit = self.runner.round(self.rows)
         self.rounds += 1
@@ -121,23 +119,23 @@ class LooseSlots:
 
 
 class FixedSlots:
-    """Slots whose rows stay in place, with rounds queued without waiting; see the module."""
+    """Slots whose rows stay in place, for a GPU; see the module."""
 
     def __init__(self, runner: RoundRunner, capacity: int, *, graph: bool) -> None:
         self.runner, self.capacity, self.most = runner, capacity, runner.speculation.window + 1
         device = runner.target.std.device
-        # Pinned buffer, a column a slot: sample index, seed, whether to begin.
+        # Pinned buffer with one column per slot: sample index, seed, and whether to begin.
         self.asked = _pinned((3, capacity), device)
         self.fresh = self.asked.numpy()[2]
         self.rows = runner.begin(*self.asked[:2].to(device)).map(_own)
-        # What `_look` reads of the rows is one piece of memory, for one copy; each begins where kernels like it to.
+        # One piece of memory, so that `_look` needs one copy; padding keeps each row of it aligned for kernels.
         names = ("step", "fault", "sample", "round", "evaluations")
         each = torch.stack([getattr(self.rows, name) for name in names])
         self.numbers = torch.nn.functional.pad(each, (0, capacity % 2))
         self.rows = replace(self.rows, **dict(zip(names, self.numbers[:, :capacity], strict=True)))
         self.read = _pinned(self.numbers.shape, device)
         window = runner.speculation.window
-        # Transitions that a row can draft which has just begun.
+        # Transitions that a row can draft in its first round.
         self.reach = int(runner.speculation.drafter.reach(self.rows.memory, window).max())
         self.widths = sorted({*(states - 1 for states in STATES if states <= window), window})
         self.graphs: dict[int | None, torch.cuda.CUDAGraph] = {}
@@ -145,14 +143,14 @@ class FixedSlots:
             self.graphs[None] = capture(self._admit, device)
             for drafts in self.widths:
                 self.graphs[drafts] = capture(partial(self._round, drafts), device)
-        self.left = [self.runner.steps] * capacity  # transitions left of the row in each slot; 0: free
+        self.left = [self.runner.steps] * capacity  # transitions left in each slot; 0: the slot is free
         self.clear()
 
     def clear(self) -> None:
-        """Free all slots, and count from the start."""
+        """Free all slots and reset the counters."""
         self.runner.tally.clear()
         self.runner.timed.seconds = 0.0
-        if any(self.left):  # rows that nobody waits for any more
+        if any(self.left):  # rows of samples that are no longer wanted
             self.rows.step.fill_(self.runner.steps)
         self.left = [0] * self.capacity
         self.fresh[:] = 0
@@ -193,9 +191,10 @@ class FixedSlots:
         return finished
 
     def _plan(self) -> tuple[int, int]:
-        """The narrowest round that holds what any row can draft, and how many such rounds to queue.
+        """The narrowest round that fits the drafts of every row, and how many such rounds to queue.
 
-        No more than are certain to be needed before a sample is done or, at the recent pace, a narrower round would do.
+        The number is limited by the first round that may finish a sample and, at the recent pace, by the first for
+        which a narrower round would do.
         """
         busy = [
             (left, self.reach if fresh else self.most)
@@ -212,13 +211,13 @@ class FixedSlots:
 
     def _round(self, drafts: int, observe: Observer | None = None) -> None:
         after, commit = self.runner.round(self.rows, drafts)
-        if observe is not None:  # of the rows under way, in tensors of their own: these are about to change
+        if observe is not None:  # of the rows under way; indexing copies, because the rows change below
             busy = commit.committed.nonzero().squeeze(1)
             observe(Commit(**{name: value[busy] for name, value in vars(commit).items()}))
         self.rows.map(lambda mine, new: mine if mine is new else mine.copy_(new), after)
 
     def _look(self, rounds: int) -> Finished | None:
-        """The samples that this many rounds have finished. Only here does the host wait for the device, once."""
+        """The samples finished by the last `rounds` rounds, or None. Only here does the host wait for the device."""
         steps, rows, read = self.runner.steps, self.rows, self.read.numpy()
         self.read.copy_(self.numbers, non_blocking=True)
         if rows.x.is_cuda:
@@ -245,7 +244,7 @@ Slots = LooseSlots | FixedSlots
 
 
 def _pinned(shape: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers, all 0, in host memory that the device copies from and to without waiting."""
+    """An int64 tensor of zeros on the host, pinned for a GPU so that copies do not block."""
     return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
@@ -254,9 +253,9 @@ def _own(value: Tensor) -> Tensor:
 
 
 class HandedRounds:
-    """Rounds of all rows at once, whose calls are answered from outside, by a pipeline's own loop.
+    """Rounds of all rows at once, whose calls the caller evaluates, such as a pipeline's own loop.
 
-    As long as `call` is not None, give its predictions to `answer`; then `finished` holds the samples, in order.
+    While `call` is not None, pass its predictions to `answer`; afterwards `finished` holds the samples, in order.
     """
 
     def __init__(
@@ -269,11 +268,11 @@ class HandedRounds:
 
     @property
     def call(self) -> Call | None:
-        """The states to evaluate next; None when all rows are at their end."""
+        """The states to evaluate next; None when all samples are finished."""
         return None if self.finished is not None else self._draft.call
 
     def answer(self, predictions: Tensor) -> None:
-        """Settle the round under way, and propose the next."""
+        """Settle the current round with these predictions, and propose the next round."""
         rows, commit = self._round.settle(self.target, self._rows, self._draft, predictions, self.speculation)
         self.tally.count(commit)
         self.observe(commit)

@@ -1,14 +1,14 @@
 """Measures which window is fastest for a target, on this machine, for a number of samples at a time.
 
-A wider window saves calls and makes each of them dearer. How many it saves is a matter of the target (the
-acceptance profile), how much dearer they get one of the machine (the latency curve): flat while a call leaves
-the device idle, proportional once it is full. Both are measured, window by window; with N steps, a round of
-τ(L) seconds and C(L) calls a sample, against a sequential transition of τ(0) seconds, the gain on the clock is
+A wider window needs fewer calls, but each takes longer. The target decides how many calls it saves (the acceptance
+profile), the machine how much longer they take (the latency curve): no longer while the device has idle capacity, and
+in proportion to the states once it is full. Both are measured for each window. With N steps, C(L) calls a sample,
+rounds of τ(L) seconds and sequential transitions of τ(0) seconds, the speed-up in time is
 
     gain(L) = N τ(0) / (C(L) τ(L)).
 
-Where no window gains, sampling sequentially is the advice. A tuning can be kept in a file and given to `sample` as its
-window: then it costs nothing.
+If no window gains, the advice is to sample sequentially. A tuning can be saved, and passed to `sample` as its window
+later, which then measures nothing.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from foresample.settings import Settings, TuneKeywords
 from foresample.text import duration
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
-"""Tried first; then those between the best and its neighbours."""
-_PERCENTILE_SAMPLES = 20  # drawn at least, to know the 95th percentile
-_TURNS = 3  # of the best window and the sequential sampler
-_SEED = 2**62  # of the samples drawn for measuring, away from those a user draws
+"""Windows tried first; windows between the best and its neighbours follow."""
+_PERCENTILE_SAMPLES = 20  # fewest samples for a 95th percentile
+_TURNS = 3  # final measurements of the best window, each beside the sequential sampler
+_SEED = 2**62  # of the samples drawn to measure, far from the seeds that users choose
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,18 @@ class Tuning:
     steps: AtLeastOne
     slots: AtLeastOne
     step_seconds: Positive
-    """A transition of the sequential sampler, all slots at once."""
+    """Time of one transition of the sequential sampler, for all slots at once."""
     trials: Some[Trial]
     window: AtLeastOne | None
-    """The fastest; None if the sequential sampler is."""
+    """The fastest window; None if the sequential sampler is faster."""
     achieved: NotNegative | None
     """Gain of the best window, measured afterwards on other samples; None where no gain was predicted."""
     turns: list[Positive] = field(default_factory=list)
-    """Its gain in each turn of that measurement, in which both samplers ran; `achieved` is the median."""
+    """The gain in each turn of that measurement, which runs both samplers; `achieved` is the median."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.achieved is None:
-            raise Unfit("achieved is None, although window names a window that gains")
+            raise Unfit("window is given, but achieved is null: a window needs a measured gain")
 
     @property
     def predicted(self) -> float:
@@ -97,7 +97,7 @@ class Tuning:
 
     @property
     def advice(self) -> str:
-        """One sentence: the window to take, or why to sample sequentially."""
+        """A sentence with the window to take, or the reason to sample sequentially."""
         at = f"{self.slots} sample{'s' if self.slots > 1 else ''} at a time"
         gains = f"{self.predicted:.2f}× predicted"
         if self.achieved is not None:
@@ -119,22 +119,22 @@ class Tuning:
         return json.dumps({**asdict(self), "predicted": self.predicted}, indent=2)
 
     def save(self, path: str | Path) -> None:
-        """Keep it for other runs on this machine; `sample(…, window=Tuning.load(path))` then measures nothing."""
+        """Save the tuning for other runs on this machine, as in `sample(…, window=Tuning.load(path))`."""
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Tuning:
-        """Read what `save` or `foresample tune --out` wrote."""
+        """The tuning in a file written by `save` or `foresample tune --out`."""
         try:
             return read_object(Tuning, parse_json(read_plain(Path(path)).decode("utf-8")))
         except (Unfit, UnicodeDecodeError) as error:
             raise ValueError(f"{path} holds no tuning ({error}): measure again with foresample.tune") from None
 
     def window_for(self, steps: int, slots: int) -> int | None:
-        """The window, for runs of the kind that was measured; refused for others."""
+        """The window, for runs with the steps and slots that were measured; others are refused."""
         if (steps, slots) != (self.steps, self.slots):
             raise ValueError(
-                f"this tuning is of {self.steps} steps with {self.slots} samples at a time, not of {steps} with "
+                f"this tuning is of {self.steps} steps with {self.slots} samples at a time, not of {steps} steps with "
                 f"{slots}: measure again with foresample.tune"
             )
         return self.window
@@ -142,7 +142,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Point:
-    """One way to sample, measured."""
+    """A number of slots and a window, with its measured throughput and latency."""
 
     slots: int
     window: int | None  # None: sequential
@@ -161,12 +161,12 @@ class Point:
 class Frontier:
     """Tunings for several numbers of slots: throughput against latency.
 
-    The more samples are under way, the better a device is used and the longer each of them takes. Speculation shortens
-    the wait while the device has room for its drafts, and costs throughput once it is full, so neither sampler is the
-    better one:
+    The more samples are under way, the better the device is used and the longer each sample takes. Speculation lowers
+    latency while the device has room for its drafts, and lowers throughput once it is full, so neither sampler is
+    better everywhere:
 
         sequential     slots / (N τ(0)) samples a second,       each after N τ(0) seconds
-        window L       gain(L) as many,                         95 in 100 of them within C₉₅(L) τ(L)
+        window L       gain(L) times as many,                   95 in 100 of them within C₉₅(L) τ(L)
 
     A deadline chooses *settings* here, before any sample is drawn. Dropping samples that come late would choose
     *samples*, and change their distribution (docs/theory.md, "Finishing first is not fair").
@@ -176,7 +176,7 @@ class Frontier:
 
     @property
     def points(self) -> list[Point]:
-        """Every way to sample that was measured."""
+        """All measured points: for each number of slots the sequential sampler and every window."""
         found: list[Point] = []
         for tuning in self.tunings:
             seconds = tuning.steps * tuning.step_seconds
@@ -189,11 +189,13 @@ class Frontier:
         return found
 
     def best(self, within: float | None = None) -> Point:
-        """The most samples a second, of the ways by which 95 in 100 samples finish `within` so many seconds."""
+        """The point with the highest throughput, of those at which 95 in 100 samples finish `within` these seconds."""
         in_time = [p for p in self.points if within is None or p.p95_seconds <= within]
         if not in_time:
             soonest = min(self.points, key=lambda p: p.p95_seconds)
-            raise ValueError(f"no way to sample is within {within} s here; the soonest is {soonest}")
+            raise ValueError(
+                f"no way to sample is within {within} s here; allow more time: the fastest is {soonest}"
+            )
         return max(in_time, key=lambda p: p.samples_per_second)
 
 
@@ -216,18 +218,18 @@ def tune(
     progress: Callable[[str], None] | None = None,
     **settings: Unpack[TuneKeywords],
 ) -> Tuning | Frontier:
-    """Measure the windows and pick one; for several numbers of slots, throughput against latency.
+    """Measure windows and choose the fastest; for several numbers of slots, measure throughput against latency.
 
-    The samples drawn to measure are rows 0 … slots − 1 of the target, again and again.
+    The samples drawn to measure are rows 0 … slots − 1 of the target, repeatedly.
 
     Args:
         target: the chain.
-        slots: samples under way at a time; 1 measures the latency of a single sample. Several numbers give a
-            `Frontier`, which has a tuning for each.
-        windows: windows to try; widening stops where the gain has clearly fallen. By default powers of two, and then
-            the windows between the best of them and its neighbours.
+        slots: samples under way at a time; 1 measures the latency of a single sample. Several numbers return a
+            `Frontier` with a tuning for each.
+        windows: windows to try, in rising order until the gain has clearly fallen. By default powers of two, then the
+            windows between the best of them and its neighbours.
         samples: samples drawn for each window; two a slot by default, and at least 20 for a frontier.
-        progress: called with what is being measured.
+        progress: called with a description of each measurement.
         **settings: `foresample.settings`: drafter, block, recycle; graph (which captures the sequential sampler, too),
             look (once, for the first window).
     """
@@ -250,14 +252,14 @@ def measure(
     samples: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Tuning:
-    """`tune` for one number of slots, with settings as one value."""
+    """`tune` for one number of slots, with the settings as one value."""
     require_target(target)
-    settings = replace(settings, window=1).for_target(target)  # windows are what is measured
+    settings = replace(settings, window=1).for_target(target)  # the windows are measured
     slots, steps, graph = settings.slots or 1, len(target.std), settings.graph
     say = progress or (lambda text: None)
     say("sequential")
     plain, warm_up = Sequential(target, slots, graph=graph), seeds_of(_SEED, slots)
-    plain.sample(warm_up)  # compilers and caches
+    plain.sample(warm_up)  # a warm-up
 
     sequential: list[float] = []  # seconds of every run
 
@@ -276,7 +278,7 @@ def measure(
         beside, started = sequential_seconds(), _now(target)
         run = draw(engine, seed, count)
         seconds = _now(target) - started
-        # Fixed slots cost the same when they wait; in a long run they do not wait.
+        # Idle fixed slots cost as much as busy ones; in a long run none is idle.
         busy = run.report.occupancy if isinstance(engine.speculation.layout, Padded) else 1.0
         return run, seconds, beside / slots / (seconds * busy / count)
 
@@ -317,7 +319,7 @@ def _neighbours(windows: list[int], window: int) -> list[int]:
 
 
 def call_seconds(target: Target, states: int, *, graph: bool = False, repeats: int = 5) -> float:
-    """One call of the target alone on that many states: the latency curve."""
+    """Seconds of one call of the target on this many states: a point of the latency curve."""
     std = target.std
     x = torch.randn((states, *target.shape), dtype=std.dtype, device=std.device)
     row = torch.zeros(states, dtype=torch.int64, device=std.device)
@@ -339,7 +341,7 @@ def _seconds(work: Callable[[], object], target: Target) -> float:
 
 
 def _now(target: Target) -> float:
-    """The clock, when all that was queued is done."""
+    """The time, once all work queued on the device is done."""
     if target.std.is_cuda:
         torch.cuda.synchronize(target.std.device)
     return perf_counter()

@@ -39,7 +39,7 @@ def test_a_saved_tuning_can_be_given_as_the_window(tmp_path: Path) -> None:
     succeeds("tune", *flow, "--window", "2", "--slots", "4", "--out", file)
     succeeds("check", *flow, "--window", file, "--slots", "4", "--samples", "200")
     refuses(
-        "this tuning is of 6 steps with 4 samples at a time, not of 6 with 5",
+        "this tuning is of 6 steps with 4 samples at a time, not of 6 steps with 5",
         *("check", *flow, "--window", file, "--slots", "5", "--samples", "200"),
     )
     refuses("nor a file of foresample tune --out", "check", *flow, "--window", tmp_path / "none.json")

@@ -69,7 +69,9 @@ def test_the_error_for_a_missing_row_names_the_argument_rows(draw: str, kind: st
         "fit_prior": lambda t: fs.fit_prior(t, window=4),
         "check": lambda t: fs.check(t, window=4, samples=20),
     }
-    with pytest.raises(ValueError, match=r"cannot look up one of rows 0 … \d+ .*say how many it has, as rows="):
+    with pytest.raises(
+        ValueError, match=r"cannot look up one of rows 0 … \d+ .*give their number, as in rows="
+    ):
         draws[draw](Rows(kind).target)
 
 

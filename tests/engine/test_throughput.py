@@ -40,6 +40,7 @@ def test_the_figures_follow_from_the_clock(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_deadline_that_no_setting_meets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     frontier = fs.tune(Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=20), slots=[1], windows=[4])
     with pytest.raises(
-        ValueError, match=r"no way to sample is within 0\.1 s here; the soonest is 1 at a time, with"
+        ValueError,
+        match=r"no way to sample is within 0\.1 s here; allow more time: the fastest is 1 at a time, with",
     ):
         frontier.best(within=0.1)

@@ -159,10 +159,10 @@ def test_a_tuning_of_another_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     target = Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=16)
     tuning = fs.tune(target, slots=3, windows=[2])
     with pytest.raises(
-        ValueError, match="of 16 steps with 3 samples at a time, not of 16 with 4: measure again"
+        ValueError, match="of 16 steps with 3 samples at a time, not of 16 steps with 4: measure again"
     ):
         fs.sample(target, 4, window=tuning)
-    with pytest.raises(ValueError, match="achieved is None, although window names a window"):
+    with pytest.raises(ValueError, match="window is given, but achieved is null"):
         replace(tuning, window=2, achieved=None)
     (tmp_path / "tuning.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds no tuning .*: measure again"):
