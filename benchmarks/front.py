@@ -9,7 +9,7 @@ def headline() -> str:
     """The first sentence of the README."""
     plain, ours, gain = _pens()
     return (
-        f"**A robot's plan in {ours:.0f} ms instead of {plain:.0f} on one CPU core, {gain:.1f}× sooner, "
+        f"**A robot's plan in {ours:.0f} ms instead of {plain:.0f} on one CPU core, {gain:.1f}× faster, "
         "with exactly the same distribution.**"
     )
 
@@ -53,7 +53,7 @@ def when_cpu() -> str:
     ]
     return "\n".join(
         [
-            "| what is drawn | calls: sequential, ours | ms a sample: sequential, ours | on the clock |",
+            "| what is drawn | calls: sequential, ours | ms a sample: sequential, ours | result |",
             "|---|---|---|---|",
             *lines,
         ]

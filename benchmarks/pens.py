@@ -54,7 +54,7 @@ def svg(saved: Pens) -> str:
     total = max(sum(row.plan_ms) for row in saved.rows) * SLOWER + PAUSE
     titles = (
         ("Sequential sampler", f"{plain.ms:.0f} ms a plan, {plain.calls:.0f} network calls"),
-        (f"foresample, {saved.ratio:.1f}× sooner", f"{ours.ms:.0f} ms a plan, {ours.calls:.1f} network calls"),
+        (f"foresample, {saved.ratio:.1f}× faster", f"{ours.ms:.0f} ms a plan, {ours.calls:.1f} network calls"),
     )
     sides = [_side(k, *titles[k], row, saved.settings.start, total) for k, row in enumerate(saved.rows)]
     label = (

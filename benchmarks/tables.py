@@ -129,7 +129,7 @@ def quality() -> str:
         table(["Fréchet distance between", "values"], distances)
         + f"\n\n{settings.count} samples a run, {settings.steps} steps, window {settings.window}: "
         f"{settings.steps} calls a sample sequentially, {sum(calls) / len(calls):.1f} speculatively. "
-        f"Pictures in which the classifier sees the label asked for: {shown}."
+        f"Pictures in which the classifier sees the requested label: {shown}."
     )
 
 
@@ -303,8 +303,8 @@ def _robottable(rows: Sequence[RobotClockRow]) -> str:
                 share.replace("%", " %"),
             ]
         )
-    heads = ["plan", "run", "ms: median / 99th percentile / most", "calls: mean / 99th percentile / most"]
-    heads += ["against the fastest sequential", "against eager", "of a round not network"]
+    heads = ["plan", "run", "ms: median / 99th percentile / maximum", "calls: mean / 99th percentile / maximum"]
+    heads += ["against the fastest sequential", "against eager", "share of a round outside the network"]
     return table(heads, cells)
 
 
@@ -499,8 +499,8 @@ def overhead() -> str:
         ]
         for row in load(GenerateOverhead, "generate-overhead").rows
     ]
-    heads = ["target", "samples, slots", "beyond the engine, on the clock", "of processor time"]
-    return table([*heads, "beside the engine"], cells)
+    heads = ["target", "samples, slots", "time outside the engine", "processor time outside it"]
+    return table([*heads, "dataset against engine alone"], cells)
 
 
 def dataset() -> str:
@@ -909,7 +909,7 @@ def when() -> str:
         rates = row.sequential_samples_per_second, row.samples_per_second
         cells.append(_pair(where, row.steps, 1e3 / rates[0], row.calls, 1e3 / rates[1]))
     return table(
-        ["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "on the clock"], cells
+        ["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "result"], cells
     )
 
 

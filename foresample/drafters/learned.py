@@ -1,7 +1,7 @@
 """A conditional prior: a small network that predicts a sample's path from its condition.
 
 The best draft of a conditional sample's first window is its mean path given the condition. `LearnedPrior` estimates
-that path by least squares from samples that were drawn anyway (docs/theory.md, "A prior of this very observation"):
+that path by least squares from samples that were drawn anyway (docs/theory.md, "A prior for each condition"):
 
     path(c) = m + Σ_j B_j · net(c)_j      B_j: the leading principal components, in time, of the training paths
 
