@@ -448,7 +448,7 @@ def throughput() -> str:
     ]
     heads = ["steps", "slots occupied", f"in fixed batches of {settings.slots}", "samples a second, slots"]
     advice = "; ".join(f"“{tuning.advice}”" for tuning in saved.tunings)
-    shown = f"{settings.samples} samples, window {settings.window}. What `tune` says of it: {advice}."
+    shown = f"{settings.samples} samples, window {settings.window}. The advice of `tune` is: {advice}."
     return f"{table([*heads, 'fixed batches', 'sequential'], cells)}\n\n{shown}"
 
 
@@ -908,9 +908,7 @@ def when() -> str:
         where = f"a dataset: {MODELS[full.settings.model]}, {row.steps} steps, {full.settings.slots} at a time"
         rates = row.sequential_samples_per_second, row.samples_per_second
         cells.append(_pair(where, row.steps, 1e3 / rates[0], row.calls, 1e3 / rates[1]))
-    return table(
-        ["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "result"], cells
-    )
+    return table(["what is drawn", "calls: sequential, ours", "ms a sample: sequential, ours", "result"], cells)
 
 
 def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float) -> list[str]:
