@@ -1052,6 +1052,10 @@ class RobotClockRow:
     """The network alone on as many states, replayed."""
     auto: bool = False
     """Whether the window was found by itself."""
+    faster: Ratio | None = None
+    """Than the fastest sequential plan, in turns."""
+    chosen: bool = False
+    """Whether it was the fastest of its method on other episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)

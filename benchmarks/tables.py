@@ -277,8 +277,9 @@ def robot_clock_cpu() -> str:
 
 
 def _robottable(rows: Sequence[RobotClockRow]) -> str:
-    sequential = {row.run: row.ms.median for row in rows if row.method == "sequential"}
-    strict, eager = min(sequential.values()), sequential["eager"]
+    sequential = {row.run: row for row in rows if row.method == "sequential"}
+    strict = min(sequential.values(), key=lambda row: (not row.chosen, row.ms.median)).ms.median
+    eager = sequential["eager"].ms.median
     order = {"eager": 0, "compiled": 1, "graph": 2, "compiled + graph": 3}
     cells = []
     for row in sorted(
@@ -298,7 +299,7 @@ def _robottable(rows: Sequence[RobotClockRow]) -> str:
                 row.run,
                 f"{row.ms.median:.1f} / {row.ms.p99:.1f} / {row.ms.most:.1f}",
                 f"{row.calls.mean:.1f} / {row.calls.p99:.0f} / {row.calls.most:.0f}",
-                f"{strict / row.ms.median:.1f}×",
+                f"{strict / row.ms.median:.1f}{'' if row.faster is None else f' ± {row.faster.error:.2f}'}×",
                 f"{eager / row.ms.median:.1f}×",
                 share.replace("%", " %"),
             ]

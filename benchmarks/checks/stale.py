@@ -62,7 +62,12 @@ SOURCES: dict[str, Sequence[str]] = {
     "gpu-sanitizer": ("foresample/backends", "benchmarks/soak.py::sanitize"),
     "policy": (*POLICY, "benchmarks/policies.py", "benchmarks/timing.py"),
     "policy-warm": (*POLICY, "benchmarks/robots.py::handwriting"),
-    "robot-clock": (*POLICY, "benchmarks/robots.py::clock"),
+    "robot-clock": (
+        *POLICY,
+        "benchmarks/robots.py::clock",
+        "benchmarks/robots.py::Side",
+        "benchmarks/timing.py",
+    ),
     "robot-success": (*POLICY, "benchmarks/robots.py::success"),
     "packages": (*ENGINE, "foresample/integrations/packages", "benchmarks/packages.py"),
     "package-counts": (*ENGINE, "foresample/integrations/packages", "benchmarks/packages.py::by_count"),

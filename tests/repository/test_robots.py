@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import policies, robots
-from benchmarks.results import Policy, PolicyWarm, load
-from recipes import lasa
+from benchmarks.results import Policy, PolicyWarm, RobotClock, load
+from recipes import lasa, metaworld
+from tests.support import lerobots
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +43,38 @@ def test_calls_of_plans_started_warm_are_counted(tmp_path: Path) -> None:
     rows = load(PolicyWarm, "policy-warm", tmp_path).rows
     assert len(rows) == 3 * 4
     assert all(row.calls < 100 for row in rows)
+
+
+@pytest.mark.slow
+def test_windows_are_chosen_on_other_episodes_and_timed_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    which = torch.arange(60) // 12
+    scene = torch.cat([torch.rand(60, 17, generator=generator), torch.eye(5)[which]], 1)
+    hand, action = torch.rand((2, 60, 4), generator=generator)
+    data = tmp_path / "demonstrations.npz"
+    metaworld.Demonstrations(hand, scene, 2 * action - 1, which, metaworld.TASKS).save(data)
+    folder = lerobots.folder(lerobots.policy(), tmp_path / "policy")
+    opened: list[set[int]] = []
+    episodes = robots.episodes
+
+    def noted(loaded: metaworld.LoadedPolicy, some: metaworld.Demonstrations, chosen: Iterable[int]) -> Any:
+        opened.append(set(chosen))
+        return episodes(loaded, some, opened[-1])
+
+    monkeypatch.setattr(robots, "episodes", noted)
+    monkeypatch.setattr(robots, "EPISODES", 2)
+    with lerobots.importing():
+        robots.clock(folder, data, "cpu", 4, [4], None, 0, "robot-clock", tmp_path)
+    clocked, others = opened
+    assert clocked
+    assert not clocked & others
+    rows = load(RobotClock, "robot-clock", tmp_path).rows
+    baseline, *more = rows
+    assert (baseline.method, baseline.chosen, baseline.faster) == ("sequential", True, None)
+    assert [row.chosen for row in more].count(True) == 1
+    for row in more:
+        assert row.faster is not None
+        assert row.faster.turns == row.plans == 4
+        assert row.faster.ratio == pytest.approx(baseline.ms.median / row.ms.median)
