@@ -53,44 +53,44 @@ def accelerate(
 ) -> AcceleratedPipeline | AcceleratedPolicy | AcceleratedPackage:
     """Draw from a pipeline, a policy or a package's sampler speculatively: the same distribution, fewer calls.
 
-    It is used as before; its attribute `foresample_report` has the cost of the last call, and what was checked. Copies
-    and pickles of it are not accelerated. `restore`, or leaving the `with` block this was used in, undoes everything:
+    The object is used as before. Its attribute `foresample_report` has the cost of the last call, and what was checked.
+    Copies and pickles of the object are not accelerated. `restore`, or the end of a `with` block, undoes everything:
 
         with foresample.accelerate(policy):
             action = policy.select_action(observation)
 
-    A generator passed to it (torch's global one otherwise) seeds each image or plan; they are other draws than the
-    sequential sampler makes with that generator, from the same distribution.
+    A generator passed to the object (otherwise torch's global one) seeds each image or plan. The samples differ from
+    those that the sequential sampler draws with that generator; their distribution is the same.
 
-    Options, of which one that an object of that kind does not have is refused by name:
+    Options; one that this kind of object does not have is refused:
 
     * `window`: transitions drafted in a round; a call evaluates at most window + 1 states of each image or plan.
-      "auto" draws with several at first and keeps the fastest; a saved `Tuning` costs nothing, for as many steps and
-      samples at a time as it was measured with. Where no window gains, the object's own loop is used.
+      "auto" draws with several windows at first and keeps the fastest. A saved `Tuning` needs no such draws, for as
+      many steps and samples at a time as it was measured with. Where no window gains, the object's own loop is used.
     * `drafter`, `block`, `recycle`: as for `sample`.
-    * `batch_pad`: for policies, call the network with one number of states always, for torch.compile and CUDA graphs:
-      True means plans × (window + 1), a number means that many. The padding's results are dropped.
+    * `batch_pad`: for policies, always call the network with the same number of states, for torch.compile and CUDA
+      graphs: plans × (window + 1) for True, or this number. The results of the padding are dropped.
     * `graph`: for policies on a GPU, replay rounds as CUDA graphs; a new observation needs no new capture.
     * `prior`: for policies, a `Prior` fitted on other plans, a `LearnedPrior`, or the path of a saved one.
-    * `warm`: for policies, draft a plan's first window from the last plan (of the same row of the batch), moved on by
-      the actions executed since; the plan then also depends on the last one, its distribution does not. `reset()` of
-      the policy forgets.
+    * `warm`: for policies, draft a plan's first window from the last plan (in the same row of the batch), moved on by
+      the actions executed since. The plan then also depends on the last one, but its distribution does not. The
+      policy's `reset()` forgets the last plan.
     * `executed`: for policies, actions executed between two plans; the policy's `n_action_steps` by default.
-    * `pilots`: for policies, fit a prior on so many first plans, from what they evaluate anyway.
-    * `learn`: for policies, keep the latest 4096 plans, so that `learn()` of what this returns can train, in seconds, a
-      prior that drafts each plan from its own observation; it takes the place of the last plan's path.
-    * `trace`: for pipelines and policies, watch the untouched loop and refuse what the chain does not explain. A
-      pipeline's loop, and a policy's that is LeRobot's own function, is watched once per configuration, at three steps;
-      any other policy's loop runs along with every plan, which adds no network calls. trace=False means that you vouch
-      for the loop: that it draws from its scheduler's chain.
-    * `look`: as for `sample`, at the first use of a configuration. For a pipeline, every call evaluates one state of
-      the call before again, whose answer must not change; the report's `evidence` tells the outcome.
+    * `pilots`: for policies, fit a prior on this many first plans, from states that they evaluate anyway.
+    * `learn`: for policies, keep the latest 4096 plans; `learn()` of the handle returned here trains a prior on them in
+      seconds, which drafts each plan from its own observation instead of from the last plan.
+    * `trace`: for pipelines and policies, watch the untouched loop and refuse one that the chain does not explain. The
+      loop of a pipeline, and LeRobot's own, is watched once per configuration, at three steps. The loop of any other
+      policy runs along with every plan, which adds no network calls. With trace=False you vouch that the loop draws
+      from its scheduler's chain.
+    * `look`: as for `sample`, at the first use of a configuration. For a pipeline, every call also evaluates one state
+      of the previous call again, whose output must not change; the report's `evidence` has the outcome.
 
     Args:
         served: a diffusers pipeline with a `unet` or a `transformer` and a stochastic scheduler; LeRobot's
             DiffusionPolicy (or its `.diffusion`) or multi-task DiT, or a policy of diffusion_policy, robomimic or
             ManiSkill; an object of one of the packages in `foresample.integrations.packages.acceleration`.
-        **options: those above.
+        **options: the options above.
     """
     kind, given = _kind(served), dict[str, Any](options)
     _require_options(kind, given)
@@ -100,7 +100,7 @@ def accelerate(
         primed = plan.warm or plan.learn or plan.prior is not None or plan.pilots is not None
         if primed and given.get("drafter") is not None:
             raise ValueError(
-                "prior, pilots, learn and warm=True need the Replay drafter: leave drafter out, or them"
+                "prior, pilots, learn and warm=True need the Replay drafter: leave drafter out, or leave these out"
             )
         return accelerate_policy(served, settings, plan)
     if kind == "pipeline":
@@ -109,7 +109,7 @@ def accelerate(
 
 
 def _require_options(kind: str, options: dict[str, Any]) -> None:
-    """Refuse an unknown option, and one that such an object does not have, unless it has its default."""
+    """Refuse an unknown option, and one that this kind of object does not have unless it is the default."""
     for name, value in options.items():
         if name not in _DEFAULTS:
             raise TypeError(f"{name} is not an option of accelerate: {remedy(name, list(_DEFAULTS))}")
@@ -120,7 +120,7 @@ def _require_options(kind: str, options: dict[str, Any]) -> None:
 
 
 def restore(served: Any) -> None:
-    """Undo `accelerate`; does nothing to what was not accelerated."""
+    """Undo `accelerate`; an object that was not accelerated stays as it is."""
     _KINDS[_kind(served)][1](served)
 
 

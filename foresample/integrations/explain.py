@@ -1,11 +1,11 @@
-"""Does the chain explain this loop?
+"""The check that a chain explains another library's loop.
 
 `accelerate` reads a chain off another library's loop. Before a sample of that chain is returned, the untouched loop is
-watched, and every state it makes must be the chain's: the chain's mean at the loop's own state and network answer, plus
-its std times the loop's own noise, to rounding. A loop that does something else is refused.
+watched. Each of its states must be the chain's mean at the loop's own state and network output, plus the chain's std
+times the loop's own noise, up to rounding. A loop that does something else is refused.
 
 * A policy's method, or a package's loop, is run once with a known seed while its network is watched
-  (`require_explained`). The network answers at three steps at most; other answers are made up, which costs nothing.
+  (`require_explained`). The network runs at three steps at most; the other outputs are made up, which costs nothing.
 * A pipeline is watched for three steps, and its scheduler's `step` is replayed over the whole chain on made-up answers
   (`diffusers.watch`).
 """
@@ -25,19 +25,19 @@ from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
 
 STEPS = 3
-"""Steps at which a network answers while its loop is watched."""
-_SEED = 20  # any
+"""Steps at which the network itself runs while its loop is watched; later outputs are made up."""
+_SEED = 20  # arbitrary
 
 
 class ChainBeside:
-    """The chain, walked beside a loop on the loop's own states, answers and noise."""
+    """A chain that is walked beside a loop, on the loop's own states, network outputs and noise."""
 
     def __init__(self, chain: Chain, start: Tensor) -> None:
         self.chain = chain.to(start.device, torch.float64)
         self.previous = no_history(self.chain, start.double())
 
     def after(self, k: int, sample: Tensor, output: Tensor, noise: Tensor | None) -> Tensor:
-        """The state that the chain makes of `sample` in step k, [R, *shape]; infinite if the noise does not fit."""
+        """The chain's state after step k from `sample`, [R, *shape]; infinite if the noise does not fit."""
         wrong = broken(output.unsqueeze(1)).flatten().nonzero().flatten().tolist()
         if wrong:
             raise fault_error(k, wrong[0])
@@ -56,7 +56,7 @@ class ChainBeside:
 
 
 def largest(values: Tensor, least: float = 1e-30) -> Tensor:
-    """The largest absolute value, which differences are relative to; no less than `least`."""
+    """The largest absolute value, at least `least`: the scale of relative differences."""
     return values.abs().max().clamp(min=least)
 
 
@@ -78,10 +78,10 @@ def made_up(x: Tensor, learned: bool, wide: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Standard:
-    """The rounding that a loop is allowed, and the sentence that refuses it, with `{what}` for the difference found.
+    """The rounding that a loop is allowed, and the message of its refusal, with `{what}` for the difference found.
 
-    `rounding` has the differences, relative to `scale`, that rounding explains by the dtype of the states; `coarse` is
-    that of all other dtypes.
+    `rounding` has the largest difference allowed for each dtype of the states, relative to `scale`; `coarse` is that of
+    all other dtypes.
     """
 
     sentence: str
@@ -107,7 +107,7 @@ class Call:
 
 
 class _WatchedNetwork(nn.Module):
-    """A network that records its inputs; after some calls, or without a network, its outputs are made up."""
+    """A network that records its calls; after `STEPS` of them, or without a network, its outputs are made up."""
 
     def __init__(self, network: Callable[..., Tensor] | None, learned: bool) -> None:
         super().__init__()
@@ -130,17 +130,17 @@ class Rerun:
     """A way to run an untouched loop once more.
 
     Args:
-        standard: the rounding allowed, and the sentence of a refusal.
-        run: the loop, with this generator where it takes one.
-        instead: puts another network in the place of the loop's.
-        device: of its states.
-        network: the network as the loop calls it; None: all answers are made up.
+        standard: the rounding allowed, and the message of a refusal.
+        run: runs the loop, with this generator if it takes one.
+        instead: replaces the loop's network.
+        device: the device of the states.
+        network: the network as the loop calls it; by default all outputs are made up.
         conditions: the network's inputs besides state and timestep.
-        start: [R, *shape], where the loop starts if it does not draw its start.
-        data: [R, *shape], values of coordinates that are not drawn, in the shape and dtype of the states.
+        start: [R, *shape], the first state, for a loop that does not draw it.
+        data: [R, *shape], values of the coordinates that are not drawn, in the dtype of the states.
         free: [*shape], the coordinates that are drawn; all by default.
-        whole: the loop returns its last state, not something made of it.
-        begin: the first state that the loop makes of its first noise.
+        whole: True if the loop returns its last state itself.
+        begin: makes the loop's first state from its first noise.
     """
 
     standard: Standard
@@ -157,7 +157,7 @@ class Rerun:
 
 
 def require_explained(loop: Rerun, chain: Chain) -> list[Call]:
-    """Refuse a loop whose states are not the chain's; the calls of its network."""
+    """Refuse a loop whose states are not the chain's; return the calls of its network."""
     watch = _WatchedNetwork(loop.network, chain.low_variance is not None)
     devices = [loop.device] if loop.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad(), loop.instead(watch):
@@ -175,7 +175,7 @@ def require_explained(loop: Rerun, chain: Chain) -> list[Call]:
 
 
 def _compared(loop: Rerun, chain: Chain, seen: list[Call]) -> Tensor:
-    """Require the chain's states, timesteps and conditions; the state that must come out."""
+    """Require the chain's states, timesteps and conditions; return the state that the loop must end in."""
     refuse, like = loop.standard.refuse, seen[0].sample if loop.data is None else loop.data
     noise = torch.Generator(loop.device).manual_seed(_SEED)
 
@@ -186,13 +186,15 @@ def _compared(loop: Rerun, chain: Chain, seen: list[Call]) -> Tensor:
     beside = ChainBeside(chain, expected)
     times = beside.chain.time
     for k, call in enumerate(seen):
-        shown, given = ([(v.shape, v.float()) for v in values] for values in (call.conditions, loop.conditions))
-        if len(shown) != len(given) or not all(
-            a == b and torch.allclose(v, w) for (a, v), (b, w) in zip(shown, given, strict=True)
+        passed, given = (
+            [(v.shape, v.float()) for v in values] for values in (call.conditions, loop.conditions)
+        )
+        if len(passed) != len(given) or not all(
+            a == b and torch.allclose(v, w) for (a, v), (b, w) in zip(passed, given, strict=True)
         ):
-            refuse(f"at step {k} it shows its network other conditions than it was given")
+            refuse(f"at step {k} it passes its network other conditions than it was given")
         if times is not None and not (call.timestep.to(times) == times[k]).all():
-            refuse(f"at step {k} it is at another timestep than its scheduler")
+            refuse(f"at step {k} its timestep is not the scheduler's")
         if call.sample.shape != like.shape:
             shapes = f"{tuple(call.sample.shape)} instead of {tuple(like.shape)}"
             refuse(f"at step {k} its state has shape {shapes}")
@@ -202,7 +204,7 @@ def _compared(loop: Rerun, chain: Chain, seen: list[Call]) -> Tensor:
 
 
 def _require_state(loop: Rerun, what: str, state: Tensor, expected: Tensor) -> None:
-    """Equal to rounding where coordinates are drawn, exactly the data's elsewhere."""
+    """Require the expected state: up to rounding where coordinates are drawn, exactly the data elsewhere."""
     exact, dtype = True, state.dtype
     if loop.data is not None and loop.free is not None:
         given, dtype = loop.data[:, ~loop.free], loop.data.dtype

@@ -1,4 +1,4 @@
-"""Requirements on a foreign network, and its arguments by row, for every integration."""
+"""Checks of a foreign network, and its arguments by row, for all integrations."""
 
 from __future__ import annotations
 

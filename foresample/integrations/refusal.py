@@ -1,4 +1,4 @@
-"""The error of an accelerated pipeline that cannot be exact."""
+"""Errors of an accelerated pipeline that cannot be exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Refused(RuntimeError):
 
 
 class Changed(Refused):
-    """The loop does something else at this step than at the steps before; a loop drawn in parts may begin one here."""
+    """The loop does something else at this step than before; a loop drawn in parts may begin a new part here."""
 
     def __init__(self, sentence: str, turn: int) -> None:
         super().__init__(f"{sentence}; {REMEDY}")

@@ -13,17 +13,17 @@ _ABSENT = object()
 
 @dataclass(eq=False)
 class Replaced:
-    """Attributes replaced on instances, and their own values.
+    """Attributes replaced on instances, and the values to restore.
 
-    A copy or a pickle of such an instance is the plain object: Python asks an instance for its `__getstate__`, and
-    finds one here that leaves the replaced attributes out.
+    Copies and pickles of such an instance are plain objects: a `__getstate__` on the instance leaves the replaced
+    attributes out.
     """
 
     places: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
     """Owner, name, the value put there, and the instance's own value."""
 
     def put(self, owner: Any, name: str, ours: Any) -> None:
-        """Put an attribute in place of an instance's own or its class's."""
+        """Replace an attribute of an instance, its own or its class's."""
         if not any(known is owner for known, *_ in self.places):
             self._replace(owner, "__getstate__", _PlainState(owner, self))
         self._replace(owner, name, ours)
@@ -33,7 +33,7 @@ class Replaced:
         setattr(owner, name, ours)
 
     def remove(self) -> None:
-        """Undo every `put`, except where someone else has put something there since."""
+        """Undo every `put`, except of attributes that were replaced again since."""
         for owner, name, ours, own in reversed(self.places):
             if vars(owner).get(name) is ours:
                 delattr(owner, name)
@@ -45,7 +45,7 @@ class Replaced:
 
 @dataclass(frozen=True, eq=False)
 class _PlainState:
-    """Stands in for an instance's `__getstate__`."""
+    """The `__getstate__` of an instance with replaced attributes."""
 
     owner: Any
     replaced: Replaced = field(repr=False)
@@ -67,13 +67,13 @@ class _PlainState:
 
 @contextmanager
 def standing_in(owner: Any, name: str, other: Any) -> Iterator[None]:
-    """The owner with another attribute of this name for a while; a module's part or any."""
+    """Replace an attribute of `owner`, a submodule or any other, inside a `with` block."""
     held = next((d for d in (vars(owner).get("_modules", {}), vars(owner)) if name in d), vars(owner))
     own, held[name] = held.get(name, _ABSENT), other
     try:
         yield
     finally:
-        if own is _ABSENT:  # the class's
+        if own is _ABSENT:  # it was the class's
             del held[name]
         else:
             held[name] = own

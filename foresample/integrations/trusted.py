@@ -1,8 +1,8 @@
-"""Is this a library's own code, and what does it hold?
+"""Recognition of a library's own code, and the values that an object holds.
 
-A loop that is the library's own function does the same at every call, apart from what it reads. So it is enough to
-watch it once for each set of values that it reads: `held` is part of the key of such a check. Any other function may
-do something else at the next call, and is checked at every one.
+A library's own function behaves the same at every call with the same values. So its loop is watched once for each set
+of values that it reads: `held` is part of the key of that check. Any other function may behave differently at the next
+call, and is checked at every call.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep  # its decorators, inference_mode say, are trusted
+_TORCH = os.path.dirname(torch.__file__) + os.sep  # its decorators are trusted: inference_mode, for example
 _SIMPLE = (bool, int, float, str, Enum, type(None))
 
 
 def library_name(method: Any, owner: Any) -> str | None:
     """The full name of a bound method, "package.module.Class.method".
 
-    None where the function of that name in that module is another one, where the method is patched on its instance or
-    its class, or where it is wrapped by anything but torch.
+    None if the module holds another function by that name, if the method is patched on its instance or its class, or if
+    anything but torch wraps it.
     """
     function = getattr(method, "__func__", None)
     if function is None or method.__self__ is not owner or not _in_place(function, owner):
@@ -33,17 +33,17 @@ def library_name(method: Any, owner: Any) -> str | None:
 
 
 def require_current(method: Any, owner: Any, name: str) -> None:
-    """Refuse to stand in for a method that its class has replaced since."""
+    """Refuse a method that was replaced on its class since it was accelerated."""
     function = getattr(method, "__func__", None)
     if function is not None and method.__self__ is owner and getattr(type(owner), name, None) is not function:
         raise ValueError(
-            f"{type(owner).__name__}.{name} is another function than when it was accelerated: call foresample.restore "
-            "and foresample.accelerate again"
+            f"{type(owner).__name__}.{name} was replaced since it was accelerated: call foresample.restore and "
+            "foresample.accelerate again"
         )
 
 
 def foreign_part(served: Any, package: str) -> str | None:
-    """The first part of an object that is not a package's own: its class, or a method that was patched."""
+    """The name of the first part of an object that is not the package's own: its class or a patched method."""
     kind = type(served)
     if kind.__module__.partition(".")[0] != package or _found(kind) is not kind:
         return kind.__qualname__
@@ -78,7 +78,7 @@ def _in_place(function: Any, owner: Any) -> bool:
 
 
 def _found(named: Any) -> Any:
-    """The object that a module has by the name of this function or class."""
+    """The object that the module holds by the name of this function or class."""
     found: Any = sys.modules.get(named.__module__)
     for part in named.__qualname__.split("."):
         found = getattr(found, part, None)

@@ -1,4 +1,4 @@
-"""The choice between a window and the library's own loop, which runs, with a report, where no window is faster."""
+"""The choice between a window and the library's own loop, which runs with a report where no window is faster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NothingGains(Exception):
 
 
 def undisturbed_window(target: Target, settings: Settings) -> int | None:
-    """`chosen_window`, whose measuring uses none of torch's random numbers."""
+    """`chosen_window`, with torch's random state restored after its measurements."""
     put_back = kept_random_state()
     window = chosen_window(target, settings)
     put_back()
@@ -41,7 +41,7 @@ def undisturbed_window(target: Target, settings: Settings) -> int | None:
 def untouched_report(steps: int, count: int, seconds: float) -> Report:
     """The report of a loop that drew `count` samples itself: every step is a call.
 
-    Nothing had to be checked, and nothing is taken on trust: the evidence is empty.
+    Its evidence is empty: nothing had to be checked or trusted.
     """
     return Report(
         "sequential, because no window was faster",
@@ -64,7 +64,7 @@ def untouched_report(steps: int, count: int, seconds: float) -> Report:
 
 
 def kept_random_state(generator: torch.Generator | None = None) -> Callable[[], object]:
-    """A function that puts back the state that random numbers have now: the generator's, or torch's own."""
+    """A function that restores the present random state: the generator's, or torch's own."""
     if generator is not None:
         return partial(generator.set_state, generator.get_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

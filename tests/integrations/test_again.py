@@ -208,7 +208,9 @@ def test_a_callback_that_changes_a_module_is_refused(name: str, when: int, pipe:
         rf"callback_on_step_end \(switching\) changes the pipeline: {what} at step {when}, .*leave the callback"
     )
     if not what:  # nothing tells of it but the answers
-        sentence = r"the pipeline's unet was changed between step \d+ and step \d+ of its loop: evaluated again"
+        sentence = (
+            r"the pipeline's unet was changed between step \d+ and step \d+ of its loop: for the same state"
+        )
     with fs.accelerate(pipe, window=4), pytest.raises(Refused, match=sentence):
         draw(pipe, callback_on_step_end=at(when, change))
 
@@ -352,7 +354,7 @@ def test_a_counter_that_nobody_sees_is_noticed_by_the_answers(start: int, pipe: 
         draw(pipe)
         calls[0] = 0
         with pytest.raises(
-            Refused, match=rf"changed between step {start - 1} and step {start} of its loop: asked"
+            Refused, match=rf"changed between step {start - 1} and step {start} of its loop: for the same"
         ):
             draw(pipe)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import foresample as fs
 from foresample.chains import Chain
 from foresample.checks.kolmogorov import ks_two_sample
-from foresample.integrations.diffusers.again import AskAgain
+from foresample.integrations.diffusers.again import Reevaluation
 from foresample.integrations.diffusers.arguments import Recorded
 from foresample.integrations.diffusers.session import Session
 from foresample.integrations.diffusers.witnesses import Witnesses
@@ -113,7 +113,7 @@ def test_without_a_check_another_law_is_noticed(
             return args[2] if check == "_argument" else None
 
     monkeypatch.setattr(kind, check, careless)
-    monkeypatch.setattr(AskAgain, "_require_alike", lambda *args: None)  # it notices, too
+    monkeypatch.setattr(Reevaluation, "_require_alike", lambda *args: None)  # it notices, too
     with pytest.raises(AssertionError):
         walk(pipe, arguments()).require_exact()
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import foresample as fs
-from foresample.integrations.diffusers.again import AskAgain
+from foresample.integrations.diffusers.again import Reevaluation
 from foresample.integrations.diffusers.unchanged import Unchanged
 from foresample.integrations.refusal import Refused
 
@@ -419,8 +419,8 @@ def test_without_asking_again_the_fuzz_would_notice(
     """
     assert TWINS[name](fuzzed) == "refused"
     monkeypatch.setattr(Unchanged, "change", lambda *args: None)
-    monkeypatch.setattr(AskAgain, "_require_alike", lambda *args: None)
-    monkeypatch.setattr(AskAgain, "_require_as_watched", lambda *args: None)
+    monkeypatch.setattr(Reevaluation, "_require_alike", lambda *args: None)
+    monkeypatch.setattr(Reevaluation, "_require_as_watched", lambda *args: None)
     with pytest.raises(AssertionError):
         TWINS[name](fuzzed)
 

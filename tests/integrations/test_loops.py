@@ -307,9 +307,9 @@ class Restless(Agent):
         (Guided, False, "it changes what its network answers"),
         (Inpainting, True, "at step 11 its state differs"),
         (Inpainting, False, "it changes the plan between its scheduler and its network"),
-        (Forgetful, True, "at step 10 it shows its network other conditions"),
-        (Forgetful, False, "at step 10 it shows its network other conditions"),
-        (Dropping, False, "at step 10 it shows its network other conditions"),
+        (Forgetful, True, "at step 10 it passes its network other conditions"),
+        (Forgetful, False, "at step 10 it passes its network other conditions"),
+        (Dropping, False, "at step 10 it passes its network other conditions"),
         (Impatient, True, "its network 10 times instead of 20"),
         (Impatient, False, "its network 10 times and its scheduler 10 times instead of 20"),
         (Restless, True, "at step 2 its state differs"),
@@ -350,8 +350,8 @@ class Moody(Agent):
 @pytest.mark.parametrize(
     ("mood", "said"),
     [
-        ("network's time", "at step 7 it is at another timestep than its scheduler"),
-        ("scheduler's time", "at step 7 it is at another timestep than its scheduler"),
+        ("network's time", "at step 7 its timestep is not the scheduler's"),
+        ("scheduler's time", "at step 7 its timestep is not the scheduler's"),
         ("scheduler's plan", "at step 7 it gives its scheduler another plan than its network"),
         ("an answer", "at step 7 it changes what its network answers"),
         ("an estimate", "it makes use of its scheduler's pred_original_sample"),

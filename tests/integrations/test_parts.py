@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from foresample.integrations.diffusers.again import AskAgain
+from foresample.integrations.diffusers.again import Reevaluation
 from foresample.integrations.diffusers.arguments import Recorded
 from foresample.integrations.diffusers.clock import Clock
 from foresample.integrations.diffusers.rounds import Rounds
@@ -379,7 +379,7 @@ OWN = [
         for n in ("step", "evaluate", "scale", "aligned", "_hand_out", "_settle", "_first", "close")
     ],
     (Recorded, "_argument"),
-    (AskAgain, "evaluate"),
+    (Reevaluation, "evaluate"),
     (Clock, "require_known_time"),
     (Rounds, "settle"),
     (Witnesses, "beside"),

@@ -65,7 +65,7 @@ DEVIATING: dict[str, tuple[tuple[str, ...], str]] = {
     "guidance": ((STEP, "output = 1.5 * output"), rf"at step 1 its state {DIFFERS}"),
     "guidance by a second call": (
         (STEP, "output = 1.5 * output - 0.5 * UNCONDITIONAL"),
-        "at step 1 it shows its network other conditions than it was given",
+        "at step 1 it passes its network other conditions than it was given",
     ),
     "inpainting": ((CALL, "@[:, 0] = 0.3"), rf"at step 0 its state {DIFFERS}"),
     "another normalisation": ((CALL, "@ = 1.02 * @"), rf"at step 0 its state {DIFFERS}"),
@@ -73,10 +73,10 @@ DEVIATING: dict[str, tuple[tuple[str, ...], str]] = {
     "a blend at one late step": ((CALL, "@ = 0.9 * @ + 0.1", "i == 17"), rf"at step 17 its state {DIFFERS}"),
     "actions clipped at the end": ((END, "@ = @.clamp(-0.3, 0.3)"), rf"what it returns {DIFFERS}"),
     "another scale at the end": ((END, "@ = 2 * @"), rf"what it returns {DIFFERS}"),
-    "other conditions": ((CALL, "global_cond = global_cond + 0.01"), "at step 0 it shows its network other"),
-    "other conditions later": ((CALL, "global_cond = 0 * global_cond", "i == 9"), "at step 9 it shows"),
+    "other conditions": ((CALL, "global_cond = global_cond + 0.01"), "at step 0 it passes its network other"),
+    "other conditions later": ((CALL, "global_cond = 0 * global_cond", "i == 9"), "at step 9 it passes"),
     "an early end": ((CALL, "break", "i == 12"), "it calls its network 12 times instead of 20"),
-    "a skipped step": ((CALL, "continue", "i == 12"), "at step 12 it is at another timestep"),
+    "a skipped step": ((CALL, "continue", "i == 12"), "at step 12 its timestep is not the scheduler's"),
 }
 
 
@@ -135,8 +135,8 @@ AT_SOME_PLANS = {
     "guidance that is there already": (STEP, "output.add_(0.5)", "it changes what its network answers"),
     "a blend": (CALL, "@ = 0.9 * @ + 0.1", "it changes the plan between"),
     "a blend that is there already": (CALL, "@.mul_(0.9)", "it changes the plan between"),
-    "other conditions": (CALL, "global_cond = 0 * global_cond", "it shows its network other conditions"),
-    "written conditions": (CALL, "global_cond.mul_(0.5)", "it shows its network other conditions"),
+    "other conditions": (CALL, "global_cond = 0 * global_cond", "it passes its network other conditions"),
+    "written conditions": (CALL, "global_cond.mul_(0.5)", "it passes its network other conditions"),
     "another plan for the scheduler": (STEP, "@ = 0.9 * @", "it gives its scheduler another plan"),
     "a second call": (STEP, "UNCONDITIONAL", "it calls its network"),
     "noise of one seed": (STEP, "generator = torch.Generator().manual_seed(0)", "it gives its scheduler more"),
@@ -354,7 +354,7 @@ def test_a_method_or_a_scheduler_patched_on_its_class_is_noticed(
         wrapped = functools.wraps(own)(lambda *args, **kwargs: 2 * own(*args, **kwargs))
         with monkeypatch.context() as patch:
             patch.setattr(type(model), "conditional_sample", wrapped)
-            with pytest.raises(ValueError, match="is another function than when it was accelerated"):
+            with pytest.raises(ValueError, match="was replaced since it was accelerated"):
                 plan(policy, 2, seeded(0))
         plan(policy, 2, seeded(0))
     monkeypatch.setattr(type(model), "conditional_sample", wrapped)
@@ -466,7 +466,7 @@ def test_a_network_that_mixes_rows_is_refused_unless_nobody_looks(family: str, w
     network.forward = lambda sample, *args, **kwargs: forward(sample, *args, **kwargs) + 0.1 * sample.mean(0)
     with fs.accelerate(policy, window=window, trace=False):
         for _ in range(2):  # what was refused is not known
-            with pytest.raises(ValueError, match="the target mixes rows: with other batch-mates"):
+            with pytest.raises(ValueError, match="the target mixes rows: evaluated with other batch-mates"):
                 plan(policy, 3, seeded(0))
     with fs.accelerate(policy, window=window, trace=False, look=False):
         assert plan(policy, 3, seeded(0)).isfinite().all()

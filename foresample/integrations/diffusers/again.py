@@ -1,12 +1,12 @@
-"""The same state must get the same answer in every turn of a pipeline's loop.
+"""A check in every turn of a pipeline's loop: for the same state a network must return the same output.
 
-In each turn one state of the turn before goes along, with the arguments it had. A network that keeps a cache, draws
-random numbers or was changed in between answers otherwise, and is refused.
+In each turn one state of the turn before is evaluated again, with the arguments it had. A network that keeps a cache,
+draws random numbers or was changed in between returns something else, and is refused.
 
-Rounding is distinguished from change as in `core.look`, by calls of one size, since libraries take other algorithms for
-calls of other sizes. Where the answers of two turns differ by more than 1e-4 of their size, the state is evaluated a
-third time, in a call of the size that first answered it and in the same place, among other states of the run. If it
-gets its first answer there, the difference is the network's rounding, and up to twice as much is allowed from then on.
+Rounding is distinguished from change as in `core.look`, by calls of equal size, since libraries use other algorithms
+for calls of other sizes. If the outputs of two turns differ by more than 1e-4 of their size, the state is evaluated a
+third time: in a call of the size of its first, in the same place, among other states of the run. If this gives the
+first output again, the difference is the network's rounding, and up to twice as much is allowed from then on.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from foresample.integrations.diffusers.witnesses import Batch
 from foresample.integrations.refusal import REMEDY, Refused
 
 Answered = tuple[Tensor, dict[Path, Tensor]]
-"""The states and the answers of a network's first call in the untouched loop."""
+"""The states and the outputs of a network's first call in the untouched loop."""
 
 
 @dataclass
 class Kept:
     """One state of a network call, evaluated again in the next.
 
-    It was state `number` of those drafted in a turn, and the one at `place` among the `rows` states of the call that
-    answered it: of two networks that share a turn's states, each has a call of its own.
+    It was state `number` of those drafted in a turn, at `place` among the `rows` states of the call that evaluated it.
+    Where two networks share the states of a turn, each has a call of its own.
     """
 
     turn: int
@@ -44,7 +44,7 @@ class Kept:
     """[copies, 1, …]: the network's input, with a copy for each row that guidance makes of a state."""
     step: Tensor
     image: Tensor
-    """[1]: whose prompt and other arguments it has."""
+    """[1]: the image whose prompt and other arguments it has."""
     rows: int
     place: int
     side: dict[Path, Tensor] = field(default_factory=dict)
@@ -60,21 +60,21 @@ class Kept:
         return rows[:, self.image.to(rows.device)]
 
 
-class AskAgain:
+class Reevaluation:
     """Keeps one state of each turn of a session, and evaluates it again in the next."""
 
     def __init__(
         self, networks: Networks, rounding: dict[str, float], new: bool, watched: dict[str, Answered]
     ) -> None:
         """`rounding`: the difference allowed for each network, from earlier runs of this configuration. `new`: there
-        were none. `watched`: the calls of the untouched loop, if it was watched for this run."""
+        were no earlier runs. `watched`: the calls of the untouched loop, if it was watched for this run."""
         self.networks, self.clock, self.rounding, self.new = networks, networks.clock, rounding, new
         self.watched, self.evidence, self.calls = watched, Evidence(), 0
         self._shift: Shift
         self._kept: dict[Recorded, Kept] = {}
         """A state of each call's last turn, to evaluate again."""
         self._first: dict[tuple[Recorded, str], Kept] = {}
-        """The first state kept of each call of the loop, and of each network that serves it."""
+        """The first state kept for each call of the loop and each network that serves it."""
         self._latest: dict[Recorded, tuple[Tensor, Tensor]] = {}
         """The states of each call's last turn, [copies, n, …], and their steps."""
 
@@ -93,9 +93,9 @@ class AskAgain:
         self._require_as_watched(recorded, kept)
 
     def evaluate(self, recorded: Recorded, batch: Batch, states: Tensor, arguments: dict[str, Any]) -> Any:
-        """A call on drafted states, [copies, drafted, …], and on the one kept from the call before, the last.
+        """Evaluate drafted states, [copies, drafted, …], and after them the state kept from the previous call.
 
-        That one must get the answer it had. Another state is kept for the next call.
+        The kept state must get the same output as before. Another one is kept for the next call.
         """
         before, drafted = self._kept[recorded], batch.drafted
         step = torch.cat([batch.step[:drafted], before.step])
@@ -115,7 +115,7 @@ class AskAgain:
             again = before.argument(recorded, path, frames)
             return torch.cat([_apart(recorded, value, frames), again], 1).flatten(0, 2)
 
-        # Another place in each turn, spread over the window; and a state that the other of two networks answers.
+        # Another place in each turn, spread over the window; of two networks, also a state that the other one serves.
         number = int(self.clock.turn * 0.6180339887 % 1 * drafted)
         others = (later[:drafted] != later[number]).nonzero().flatten()[:1].tolist()
         chosen = [kept(n) for n in (number, *others)]
@@ -128,10 +128,10 @@ class AskAgain:
         return output
 
     def at_the_end(self, callback: bool) -> None:
-        """Refuse a network that no longer answers as it did first, now that the loop is over.
+        """After the loop, refuse a network whose output is not what it was at first.
 
-        Its last turns needed no network, and a callback may come after them. This is checked at the first use of a
-        configuration and wherever there is a callback: one call on one state.
+        The last turns call no network, and a callback may follow them. The check is one call on one state, at the first
+        use of a configuration and wherever there is a callback.
         """
         if self.new or callback:
             for (recorded, _), kept in self._first.items():
@@ -142,7 +142,7 @@ class AskAgain:
         self._first.setdefault((recorded, self.networks.serving(recorded.name, kept.step)), kept)
 
     def _require_as_watched(self, recorded: Recorded, kept: Kept) -> None:
-        """The untouched loop was watched from the same noise: its first call is this run's first once more."""
+        """Compare the first call with that of the watched loop, if this had the same noise."""
         states, answers = self.watched.pop(recorded.name, (recorded.states[:0], {}))
         if torch.equal(states, recorded.states):
             found = _largest_change(answers, rows_of(recorded.output, len(states)))
@@ -151,7 +151,7 @@ class AskAgain:
                 raise self._changed(recorded, kept, "in three steps of the untouched loop", found)
 
     def _require_alike(self, recorded: Recorded, kept: Kept, now: dict[Path, Tensor]) -> None:
-        """Refuse other answers than before, unless it was the size of the call that made the difference."""
+        """Refuse outputs that changed, unless the size of the call explains the difference."""
         found, name = _largest_change(kept.answers, now), recorded.name
         self.evidence.asked_again += 1
         if found > max(DIFFERS, self.rounding.get(name, 0.0)):
@@ -168,28 +168,28 @@ class AskAgain:
     def _require_row_by_row(self, recorded: Recorded, kept: Kept) -> None:
         """Refuse a network that draws random numbers, mixes rows or keeps state between calls: two calls."""
 
-        def ask(kind: int) -> Tensor:
+        def output(kind: int) -> Tensor:
             answers = self._once_more(recorded, kept, STATES, STATES - 1, first=kind == 0)
             return torch.cat([answer[0, 0].flatten() for answer in answers.values()])
 
-        _, cause = dependence(ask, self._shift)
+        _, cause = dependence(output, self._shift)
         if cause is not None:
             what = str(cause).replace("the target", f"the pipeline's {recorded.name}", 1)
-            raise Refused(f"{what} (look=False draws with it all the same, inexactly)")
+            raise Refused(f"{what} (look=False draws with it nevertheless, inexactly)")
 
     def _changed(self, recorded: Recorded, kept: Kept, between: str, found: float) -> Refused:
         return Refused(
-            f"the pipeline's {self.networks.serving(recorded.name, kept.step)} was changed {between}: evaluated "
-            f"again, its answer changes by {found:.1e} of its size; take out what changes it (a callback, a hook, a "
+            f"the pipeline's {self.networks.serving(recorded.name, kept.step)} was changed {between}: for the same "
+            f"state its output differs by {found:.1e} of its size; remove what changes it (a callback, a hook, a "
             f"cache), or {REMEDY}"
         )
 
     def _once_more(
         self, recorded: Recorded, kept: Kept, rows: int, place: int, first: bool = False
     ) -> dict[Path, Tensor]:
-        """A kept state's answers in a call of so many states, in this place among others of the run.
+        """The outputs for a kept state in a call of `rows` states, at this place among others of the run.
 
-        They are the loop's latest states, or its first, as far as the same network serves them.
+        The others are the loop's latest states, or its first, as far as the same network serves them.
         """
         self.calls += 1
 
@@ -216,7 +216,7 @@ class AskAgain:
 
 
 def rows_of(output: Any, batch: int) -> dict[Path, Tensor]:
-    """The tensors of a network's answer that have `batch` rows."""
+    """The tensors of a network's output that have `batch` rows."""
     return {p: plain(v) for p, v in tensors(output).items() if v.ndim > 0 and len(v) == batch}
 
 
@@ -226,13 +226,13 @@ def _apart(recorded: Recorded, value: Tensor, frames: int) -> Tensor:
 
 
 def _answers(recorded: Recorded, output: Any, number: int) -> dict[Path, Tensor]:
-    """One state's answers, [copies, 1, …]."""
+    """The outputs for one state, [copies, 1, …]."""
     paths = rows_of(recorded.output, recorded.copies * recorded.images)
     return {p: plain(at(output, p)).unflatten(0, (recorded.copies, -1))[:, [number]] for p in paths}
 
 
 def _largest_change(before: dict[Path, Tensor], now: dict[Path, Tensor]) -> float:
-    """The largest `change` of an answer that was finite; infinite if it is no longer."""
+    """The largest `change` of the outputs that were finite; infinite if one no longer is."""
     pairs = [(answer.float(), now[path].float()) for path, answer in before.items()]
     changes = [change(one, two) for one, two in pairs if one.norm().isfinite()]
     return max((math.inf if math.isnan(found) else found for found in changes), default=0.0)

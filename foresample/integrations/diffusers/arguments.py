@@ -26,13 +26,13 @@ class Recorded:
     """One network call of turn 0, to which those of later turns are compared.
 
     It was given `states` as the first argument, the time and `arguments` (copied), and returned `output`. Its input
-    has `copies` rows for each of the images, as with guidance; where it goes on with something else than latents, that
-    is in dimension `dim`, after `size` channels of latents.
+    has `copies` rows for each of the images, as with guidance. If it holds more than latents, the rest follows `size`
+    channels of latents in dimension `dim`.
     """
 
     name: str
     names: tuple[str, str]
-    """The names of the first argument, and of the one that tells the step."""
+    """The names of the first argument and of the time."""
     states: Tensor
     arguments: dict[str, Any]
     output: Any
@@ -131,7 +131,7 @@ class Recorded:
         value, copies, frames = plain(given), self.copies, self.frames(path, old)
         index, drafted = batch.index(copies, old.device), batch.is_drafted(copies, old.device)
         if frames == 1 and value.ndim == old.ndim and len(value) == copies * len(batch):
-            if not isinstance(given, self.wrap):  # made anew for so many rows
+            if not isinstance(given, self.wrap):  # made again for this many rows
                 alike = torch.equal(value, old[index])
             else:  # made of the states, by way of another network: the same for witnesses in all turns
                 seen = value.unflatten(0, (copies, len(batch)))[:, batch.drafted :]
@@ -162,10 +162,10 @@ class Recorded:
                 self.clock.loop_turn,
             )
 
-    # ------------------------------------------------------------ the answer
+    # ------------------------------------------------------------ the output
 
     def with_witnesses(self, answer: Any, drafted: int) -> Any:
-        """The answer for all rows: evaluated for the drafted states, if there are any, made up for the witnesses."""
+        """The output for all rows: evaluated for the drafted states, if there are any, made up for the witnesses."""
 
         def whole(path: Path, old: Any) -> Any:
             new = None if answer is None else at(answer, path)

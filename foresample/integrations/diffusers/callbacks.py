@@ -20,7 +20,7 @@ TENSORS = "callback_on_step_end_tensor_inputs"
 
 
 def take_callback(bound: inspect.BoundArguments) -> Callable[..., Any] | None:
-    """Remove the callback from a pipeline's arguments; ask for the tensors that it names itself, as pipelines do."""
+    """Remove the callback from a pipeline's arguments; request the tensors that it names, as pipelines do."""
     arguments = bound.arguments
     more = arguments.get("kwargs", {})
     if arguments.pop("callback", None) is not None or more.pop("callback", None) is not None:
@@ -53,7 +53,7 @@ class InOrder:
         self.pipe, self.callback, self.wanted, self.wrap = pipe, callback, wanted, wrap
         self.networks, self.clock = networks, networks.clock
         self.needs_loop = callback is not None and wanted != ["latents"]
-        """Whether the callback wants other tensors than latents, which the loop hands to a callback of its own."""
+        """Whether the callback wants other tensors than latents, which only the loop can hand out."""
         self.calling = False
         """Whether the callback is running."""
         self.overwritten = False
@@ -83,7 +83,7 @@ class InOrder:
             self._call_back()
 
     def end_of_turn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        """The loop's own callback, with its tensors: now the user's can be called for the steps committed."""
+        """Called by the loop with its tensors: call the user's callback for the steps committed."""
         self._tensors = {name: value for name, value in tensors.items() if name != "latents"}
         for name, value in self._tensors.items():
             if isinstance(value, self.wrap):
@@ -129,7 +129,7 @@ class InOrder:
         beyond = (
             f"which an accelerated pipeline has already stepped beyond: leave the callback out, or {REMEDY}"
         )
-        for name in {**given, **answer}:  # what was not handed out may come back, and the loop would take it
+        for name in {**given, **answer}:  # the loop would also take tensors that were not handed out
             value = given.get(name)
             if name not in given or not (same(answer.get(name, value), kept[name]) and same(value, kept[name])):
                 raise Refused(f"{who} changed the {name} after step {step}, {beyond}")

@@ -27,7 +27,7 @@ NEUTRAL: dict[str, Any] = {
 
 
 def signature_of(thing: Any, method: str) -> inspect.Signature:
-    """A method's signature. Where a patch or a subclass takes *args, that of the class below, which names them."""
+    """A method's signature; if a patch or a subclass takes *args, that of the parent class, which names them."""
 
     def signatures() -> Iterator[inspect.Signature]:
         yield inspect.signature(getattr(thing, method))
@@ -107,12 +107,12 @@ def configuration(
 
 
 def copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
-    """The same arguments, of which some may be replaced."""
+    """A copy of the arguments, in which some may be replaced."""
     return inspect.BoundArguments(bound.signature, dict(bound.arguments))
 
 
 def random_state(bound: inspect.BoundArguments) -> Callable[[], None]:
-    """A function that puts torch's random state and that of the given generators back to what it is now."""
+    """A function that restores the present random state of torch and of the given generators."""
     given = bound.arguments.get("generator")
     generators = given if isinstance(given, Sequence) else [given]
     put_back = [kept_random_state(), *(kept_random_state(g) for g in generators if g is not None)]
@@ -126,7 +126,7 @@ def random_state(bound: inspect.BoundArguments) -> Callable[[], None]:
 
 @contextmanager
 def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[None]:
-    """Run the pipeline inside without a progress bar; the generators are afterwards as they were."""
+    """Run the pipeline without a progress bar inside, and restore the generators afterwards."""
     put_back = random_state(bound)
     bars = getattr(pipe, "_progress_bar_config", None)
     pipe._progress_bar_config = {**(bars or {}), "disable": True}
@@ -146,7 +146,7 @@ def as_generator(value: Any) -> torch.Generator:
 
 
 def stream_seeds(generator: Any) -> Callable[[int], Tensor]:
-    """Seeds of so many images' noise streams, drawn from the generators when the first latents have been."""
+    """A function that draws seeds for the images' noise, from the generators after the first latents."""
 
     def drawn(source: torch.Generator | None) -> int:
         return int(

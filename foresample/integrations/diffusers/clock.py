@@ -1,4 +1,4 @@
-"""The clock of a pipeline's loop: its timesteps, its turn, and the time that its networks are given."""
+"""The clock of a pipeline's loop: its timesteps, its turn, and the times given to its networks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Clock:
         self.start = 0
         """Where this part begins in the scheduler's timesteps."""
         self.timesteps = torch.empty(0)
-        self._ways: list[Callable[[Tensor], Tensor]] | None = None  # functions that networks may be given
+        self._functions: list[Callable[[Tensor], Tensor]] | None = None
+        """Functions of the timestep that explain all times received so far."""
 
     def begin(self, timesteps: Tensor, everything: Tensor, first: int = 0, end: int | None = None) -> None:
-        """The loop goes through these of its scheduler's timesteps; this part of it has the turns from `first` to
-        `end`."""
+        """Begin a loop over these of all its scheduler's timesteps; this part has the turns from `first` to `end`."""
         require(self.turn < 0, "the pipeline goes through its timesteps more than once")
         count = len(timesteps)
         starts = range(len(everything) - count + 1)
@@ -62,24 +62,24 @@ class Clock:
         one = value.ndim <= 1 and len(flat) in (1, rows) and bool((flat == flat[0]).all())
         require(
             one,
-            f"the pipeline tells its {name} several timesteps for one state, which foresample does not follow",
+            f"the pipeline gives its {name} several timesteps for one state, which foresample does not follow",
         )
-        if self._ways is None:
-            self._ways = _time_functions(value, now, dtype)
-        self._ways = [way for way in self._ways if torch.equal(way(now[None].to(value.device)), flat[:1])]
+        if self._functions is None:
+            self._functions = _time_functions(value, now, dtype)
+        self._functions = [f for f in self._functions if torch.equal(f(now[None].to(value.device)), flat[:1])]
         require(
-            bool(self._ways),
-            f"at step {self.loop_turn} the pipeline tells its {name} {float(flat[0]):g}, which is no known function of "
-            f"the timestep {float(now):g}",
+            bool(self._functions),
+            f"at step {self.loop_turn} the pipeline gives its {name} the time {float(flat[0]):g}, which is no known "
+            f"function of the timestep {float(now):g}",
         )
 
     def times_for(self, step: Tensor) -> Tensor:
         """The times to give to the networks for states at these steps, on the device of the states.
 
-        A network moves one time for all of them there by itself, but not one for each.
+        A network moves a single time to its device by itself, but not one time for each state.
         """
-        assert self._ways
-        return self._ways[0](self.at(step, step.device))
+        assert self._functions
+        return self._functions[0](self.at(step, step.device))
 
 
 def _scalar(value: Any) -> Tensor:
@@ -89,13 +89,13 @@ def _scalar(value: Any) -> Tensor:
 def _time_functions(value: Tensor, timestep: Tensor, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
     """The functions of the timestep that pipelines give to their networks, in the dtype received."""
     kind = value.dtype
-    ways: list[Callable[[Tensor], Tensor]] = [lambda t: t.to(kind)]
+    functions: list[Callable[[Tensor], Tensor]] = [lambda t: t.to(kind)]
     for half in dict.fromkeys((kind, dtype, torch.float32)):
         if half.is_floating_point:
-            ways.append(lambda t, half=half: (t.to(half) / 1000).to(kind))  # type: ignore[misc]
-            ways.append(lambda t, half=half: (1 - t.to(half) / 1000).to(kind))  # type: ignore[misc]
-            ways.append(lambda t, half=half: ((1000 - t.to(half)) / 1000).to(kind))  # type: ignore[misc]
+            functions.append(lambda t, half=half: (t.to(half) / 1000).to(kind))  # type: ignore[misc]
+            functions.append(lambda t, half=half: (1 - t.to(half) / 1000).to(kind))  # type: ignore[misc]
+            functions.append(lambda t, half=half: ((1000 - t.to(half)) / 1000).to(kind))  # type: ignore[misc]
     if kind.is_floating_point and float(timestep):
         ratio = float(value.flatten()[0]) / float(timestep)
-        ways.append(lambda t: (t * ratio).to(kind))
-    return ways
+        functions.append(lambda t: (t * ratio).to(kind))
+    return functions

@@ -1,12 +1,12 @@
 """A loop that changes at a few of its steps is drawn in parts, one `Session` after the other.
 
-Guidance that ends, a network that is skipped or called with other arguments: drafted states are of many steps at once,
-so all turns of a part must be alike. A part begins where the loop changes, with the images that the part before it has
-finished, and with noise of its own. Since each part is exact, so is the whole.
+Some loops end their guidance early, skip a network or change its arguments. But drafted states belong to many steps at
+once, so all turns of a part must be alike. A part begins where the loop changes, with the images that the part before
+it has finished, and with noise of its own. Since each part is exact, so is the whole.
 
 The steps at which a loop changes are found by a rehearsal: after the first turn of each part the loop is given made-up
-states only, so it costs one call of each network in each part. The loop must then do in the run what it did in the
-rehearsal, whose states were others. A loop that changes by what it sees in its states is refused.
+states only, so it costs one call of each network in each part. The run must then do what the rehearsal did with other
+states: a loop whose changes depend on its states is refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SHORTEST = 2
 
 @dataclass(frozen=True)
 class Parts:
-    """The turns at which the parts of a loop begin, and what the loop did in each when it was rehearsed."""
+    """The turns at which the parts of a loop begin, and a record of each part's rehearsal."""
 
     begins: tuple[int, ...] = (0,)
-    shown: tuple[Any, ...] = ()
+    records: tuple[Any, ...] = ()
 
     def split_at(self, turn: int) -> Parts | None:
         """The parts with one more, which begins at this turn; None where they would be too many or too short."""
@@ -45,18 +45,18 @@ class Parts:
         return None if short or turn in self.begins or len(begins) > MOST else Parts(tuple(begins))
 
     def rehearsed(self, sessions: list[Session]) -> Parts:
-        """The parts with what the loop did in each; a single one where the last is too short."""
+        """The parts with a record of each; a single part if the last is too short."""
         if len(sessions) == 1 or sessions[-1].clock.steps < SHORTEST:
             return Parts()
-        return Parts(self.begins, tuple(session.shown() for session in sessions))
+        return Parts(self.begins, tuple(session.record() for session in sessions))
 
     def require_as_rehearsed(self, sessions: list[Session]) -> None:
         """Refuse a loop that did something else in a run than in the rehearsal."""
-        for session, before in zip(sessions, self.shown, strict=False):
+        for session, before in zip(sessions, self.records, strict=False):
             require(
-                _alike(leaves(session.shown()), leaves(before)),
-                f"what the pipeline's loop does from step {session.clock.first} on depends on the states of earlier "
-                "steps, which are others when they are drafted",
+                _alike(leaves(session.record()), leaves(before)),
+                f"from step {session.clock.first} on the pipeline's loop depends on the states of earlier steps, which "
+                "differ when they are drafted",
             )
 
 
@@ -82,7 +82,7 @@ class Known:
     rounding: dict[str, float] | None = None
     """How far the answers of its networks may differ; None before its first run."""
     replayed: list[Any] | None = None
-    """The scheduler whose `step` was replayed: values, code, and what `step` was given."""
+    """The scheduler whose `step` was replayed: its values, its code, and the arguments of `step`."""
     windows: list[int | None] = field(default_factory=list)
     """The choice of `window="auto"`, if it was made; None: no window is faster than the pipeline itself."""
 
@@ -91,7 +91,7 @@ class Run:
     """One run of a loop: its sessions, one for each part."""
 
     def __init__(self, parts: Parts, make: Callable[[bool], Session]) -> None:
-        """`make(first)` returns a new session, which is the loop's first or not."""
+        """`make(first)` returns a new session; `first` is true for the loop's first."""
         self.parts, self.make = parts, make
         self.sessions = [make(True)]
 
@@ -112,7 +112,7 @@ class Run:
                 return
 
     def close(self) -> None:
-        """The pipeline has returned: refuse a loop that was not whole, or did something else than in its rehearsal."""
+        """After the pipeline returned, refuse a loop that was cut short or differed from its rehearsal."""
         for session in self.sessions:
             session.close()
         require(len(self.sessions) == len(self.parts.begins), "the pipeline left its loop before its end")
@@ -125,7 +125,7 @@ class Run:
 
 
 def joined(reports: list[Report]) -> Report:
-    """The report of a run in parts, of the reports of the parts."""
+    """The report of a run, from the reports of its parts."""
     if len(reports) == 1:
         return reports[0]
     sums = (

@@ -1,18 +1,17 @@
 """diffusers pipelines, drawn speculatively: `foresample.accelerate(pipe)`.
 
-A pipeline's denoising loop is its own affair: guidance, prompts and embeddings are mixed into it in a different
-way in each. So the loop itself is put to work. It keeps running as written, but each turn of it becomes one
-*call* of the speculative sampler:
+Every pipeline mixes guidance, prompts and embeddings into its denoising loop in a way of its own. So the loop itself
+is used: it runs as written, but each of its turns becomes one *call* of the speculative sampler:
 
     for i, t in enumerate(timesteps):        # the pipeline's; turns that are not needed cost no network call
         network(latents, t, prompts)         # ours: each state gets its own timestep and its image's prompt
         guidance                             # the pipeline's
         latents = scheduler.step(...)        # ours: verify, commit, and hand out the next states to evaluate
 
-`latents` is then a batch of drafted states instead of one state an image, which the loop cannot tell as long as all
-it does is row by row and the same in every turn. `session` checks that it is, in every turn, and `watch` watches the
-untouched loop first. Text encoders, initial latents, the decoder and everything else stay as they are.
-No pipeline has a class of its own here. The stand-ins sit on the instances, while the pipeline draws (`stand_ins`).
+`latents` is then a batch of drafted states instead of one state for each image. The loop serves them as well if all it
+does is row by row and the same in every turn. `session` checks that in every turn, and `watch` watches the untouched
+loop first. Text encoders, initial latents, the decoder and everything else stay as they are.
+No pipeline has code of its own here. The stand-ins are put on the instances while the pipeline draws (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ def restore_pipeline(pipe: Any) -> None:
 class AcceleratedPipeline:
     """The handle of an accelerated pipeline; a context manager that returns the pipeline.
 
-    Between calls that is the class of the pipeline, no more. Its networks and its scheduler have stand-ins only while
-    it draws.
+    Between calls only the pipeline's class is replaced. Its networks and its scheduler have stand-ins only while it
+    draws.
     """
 
     def __init__(self, pipe: Any, settings: Settings, trace: bool) -> None:
@@ -111,15 +110,15 @@ class AcceleratedPipeline:
         self.settings, self.trace = settings, trace
         self.session: Session | Watch | Untouched | None = None
         self.known: dict[Any, Known] = {}
-        """By configuration."""
-        self._answered: dict[str, Answered] = {}  # by the networks while they were watched, for the next run
+        """Results of earlier calls, by configuration."""
+        self._answered: dict[str, Answered] = {}  # outputs of the watched networks, for the next run
         self._timesteps_class = timesteps_class(lambda timesteps: self._turns(timesteps))
         self._states_class = states_class(self._among_states)
         self._watched: dict[tuple[str, type], type] = {}
         self._methods: dict[str, Callable[..., Any]] = {}  # the scheduler's own, while stand-ins are in place
         self._code: dict[str, Any] = {}  # the same, and everything else of its class
         self._running: Run
-        self._counts_rows = hasattr(pipe, "pag_applied_layers")  # how many rows guidance makes of an image
+        self._counts_rows = hasattr(pipe, "pag_applied_layers")  # its loop counts the rows of an image
         self._positional = 0  # arguments by position in the loop's call of a network under way
         self._drawing, self._thread, self._guard = threading.Lock(), 0, Guard()
         self.pipeline_class = type(pipe)
@@ -141,7 +140,7 @@ class AcceleratedPipeline:
 
     @contextmanager
     def _serving(self, session: Session | Watch | Untouched) -> Iterator[None]:
-        """Stand-ins are in place for one run of the loop, whatever ends it."""
+        """Keep stand-ins in place for one run of the loop, however it ends."""
         scheduler, self._thread, replaced = self.scheduler, threading.get_ident(), Replaced()
         replacements: dict[str, Callable[..., Any]] = {
             "step": self._step,
@@ -151,7 +150,7 @@ class AcceleratedPipeline:
             "scale_noise": functools.partial(self._add_noise, "scale_noise"),
         }
         originals = {name: getattr(scheduler, name) for name in replacements if hasattr(scheduler, name)}
-        everything = [vars(base) for base in reversed(type(scheduler).__mro__)]  # which somebody may patch
+        everything = [vars(base) for base in reversed(type(scheduler).__mro__)]  # all of these may be patched
         self._code = {**{k: v for names in everything for k, v in names.items()}, **originals}
         self._methods = {name: self._guard.theirs("scheduler", m) for name, m in originals.items()}
         with ExitStack() as stack:
@@ -171,7 +170,7 @@ class AcceleratedPipeline:
                     scheduler.timesteps = scheduler.timesteps.as_subclass(Tensor)
 
     def _watched_class(self, name: str, kind: type) -> type:
-        """A network's class, but for its call; made once, so that a compiled network stays compiled."""
+        """A network's class with another `__call__`; made once, so that a compiled network stays compiled."""
         if (name, kind) not in self._watched:
 
             def evaluate(network: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,15 +193,15 @@ class AcceleratedPipeline:
         return stand_in
 
     def _serves(self) -> bool:
-        """Whether a loop is under way, in this thread: parts may be shared with a pipeline of another one.
+        """Whether a loop is under way in this thread: a pipeline of another thread may share the parts.
 
-        A callback has the parts as they are.
+        Inside a callback the parts work as they do without stand-ins.
         """
         here = self.session is not None and threading.get_ident() == self._thread
         return here and not getattr(self.session, "calling_back", False)
 
     def _require_same_parts(self) -> None:
-        """The parts that were accelerated, or compiled since."""
+        """Refuse other parts than those that were accelerated; they may have been compiled since."""
         replaced = ["scheduler"] if self.pipe.scheduler is not self.scheduler else []
         for name, network in networks_of(self.pipe).items():
             known = self.networks.get(name)
@@ -271,7 +270,7 @@ class AcceleratedPipeline:
         except Changed:
             put_back()
             parts = Parts() if rehearse else self._rehearsed(bound, (0,), watched)
-            if not parts.shown:
+            if not parts.records:
                 raise
         return self._draw_parts(bound, window, callback, known, parts, dict(watched))
 
@@ -286,12 +285,12 @@ class AcceleratedPipeline:
     ) -> Any:
         seeds, settings = stream_seeds(bound.arguments.get("generator")), replace(self.settings, window=window)
         new, rounding = known.rounding is None, dict(known.rounding or {})
-        heard = callback, wanted_tensors(bound)
+        callbacks = callback, wanted_tensors(bound)
 
         def make(first: bool) -> Session:
             first_calls, callers = watched if first else {}, self._callers()
             session = Session(
-                self.pipe, settings, seeds, heard, self._states_class, callers, rounding, new, first_calls
+                self.pipe, settings, seeds, callbacks, self._states_class, callers, rounding, new, first_calls
             )
             if self.trace:
                 session.explain = functools.partial(self._explain, session, known)
@@ -303,13 +302,13 @@ class AcceleratedPipeline:
             bound.arguments[CALLBACK] = lambda *given: run.session.in_order.end_of_turn(*given)
         result = self._looped(run, bound)
         known.rounding, known.begins, known.rehearsed = rounding, parts.begins, True
-        self._tell(run, known)
+        self._set_report(run, known)
         return result
 
     def _rehearsed(
         self, bound: inspect.BoundArguments, begins: tuple[int, ...], watched: dict[str, Answered]
     ) -> Parts:
-        """The parts in which this loop can be drawn; a single one where it does not change, or too often."""
+        """The parts in which this loop can be drawn; a single one if it does not change, or too often."""
         seeds = stream_seeds(bound.arguments.get("generator"))
 
         def make(first: bool) -> Session:
@@ -330,13 +329,13 @@ class AcceleratedPipeline:
             except Refused:
                 if parts.begins != (0,) or run.session.turn == 0:
                     raise
-                break  # the run itself says why
+                break  # the run itself raises the reason
             else:
                 return parts.rehearsed(run.sessions)
         return Parts()
 
     def _looped(self, run: Run, bound: inspect.BoundArguments) -> Any:
-        """The result of the pipeline, whose loop goes through the sessions of a run."""
+        """Run the pipeline, its loop driven by the sessions of a run."""
         self._running = run
         try:
             with self._serving(run.session):
@@ -361,7 +360,7 @@ class AcceleratedPipeline:
         return {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
 
     def _watch(self, bound: inspect.BoundArguments) -> Trace:
-        """Three steps of the untouched loop; the generators are as before afterwards."""
+        """Watch three steps of the untouched loop; the generators are restored."""
         watch = Watch(self.pipe, self.settings.look)
         with undisturbed(self.pipe, bound), suppress(Enough), self._serving(watch):
             self.pipeline_class.__call__(*bound.args, **bound.kwargs)
@@ -380,7 +379,7 @@ class AcceleratedPipeline:
         return result
 
     def _chosen(self, known: Known, bound: inspect.BoundArguments) -> int | None:
-        """The window of a tuning; for "auto" the pipeline is drawn with each window, once for this configuration."""
+        """The window of a tuning; for "auto" the fastest of all windows, measured once for this configuration."""
         setting, trace = self.settings.window, known.trace
         assert trace is not None
         assert not isinstance(setting, int)
@@ -454,7 +453,7 @@ class AcceleratedPipeline:
         return session.evaluate(name, dict(bound.arguments), list(signature.parameters))
 
     def _among_states(self, kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Drafted states meet a tensor with a row for each image: it is given a row for each state."""
+        """An operation on drafted states: tensors with a row for each image get a row for each state."""
         session, kwargs = self.session, kwargs or {}
         if isinstance(session, Session) and session.inside:
             if self._counts_rows and func == _SHAPE:
@@ -463,8 +462,8 @@ class AcceleratedPipeline:
                 args, kwargs = session.aligned((args, kwargs))
         return Tensor.__torch_function__.__func__(kind, func, types, args, kwargs)  # type: ignore[attr-defined]
 
-    def _tell(self, run: Run, known: Known) -> None:
-        """The report of a run: what it checked, and what it took on trust."""
+    def _set_report(self, run: Run, known: Known) -> None:
+        """Set the report of a run, with what was checked and what was trusted."""
         report, trace = run.report, known.trace
         on = {"look=False": self.settings.look, "trace=False": self.trace}
         on["differences of the network's rounding"] = not report.evidence.largest_change > DIFFERS
@@ -478,7 +477,7 @@ class AcceleratedPipeline:
     def _explain(
         self, session: Session, known: Known, chain: Any, x: Tensor, arguments: dict[str, Any]
     ) -> None:
-        """The scheduler's own `step` at all steps, unless this very scheduler was replayed before."""
+        """Replay the scheduler's own `step` at all steps, unless nothing changed since the last replay."""
         kept = {name: value for name, value in arguments.items() if name != "generator"}
         ours = {*self._methods, "__getstate__"}
         values = {name: v for name, v in values_of(self.scheduler).items() if name not in ours}

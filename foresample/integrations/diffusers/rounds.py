@@ -1,4 +1,4 @@
-"""The speculative sampler behind a pipeline's loop: what it drafts, and what becomes of the loop's answers."""
+"""The speculative sampler behind a pipeline's loop: drafting, and verification with the loop's outputs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Rounds:
         chain, last = self.chain, torch.full((1,), len(self.chain.std) - 1, device=x.device)
         if any(w is not None and w[-1] != 0 for w in (chain.previous_weight, chain.older_weight)):
             raise Refused(
-                f"the scheduler's last step looks back, which a known region does not allow; {REMEDY}"
+                f"the scheduler's last step uses earlier predictions, which a known region does not allow; {REMEDY}"
             )
         x = x.clone()
         for image, (state, prediction) in self._ends.items():

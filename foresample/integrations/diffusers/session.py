@@ -1,9 +1,9 @@
-"""A pipeline's denoising loop, put to work: each turn of it is one call of the speculative sampler.
+"""The speculative sampler in a pipeline's denoising loop: each turn of the loop is one call.
 
 The loop takes all its N turns, with its own counter and timesteps. The images are usually finished after a few of
-them; in the turns left over no network runs. So the loop does everything it does at a step where it can be checked:
+them; no network runs in the remaining turns. So everything that the loop does at any step can be checked:
 
-    turn 0      the pipeline's own states: what it calls, with which arguments, is recorded
+    turn 0      the pipeline's own states: its calls and their arguments are recorded
     turn 1 …    drafted states, of many steps at once, and `witnesses`, rows that are never evaluated
     the last    the finished images are handed out
 
@@ -13,9 +13,9 @@ on the turn. That is checked in every turn, and nothing is taken on trust:
     latents        come back bit by bit as they were handed out, except coordinates that are overwritten with
                    values of the image and the state's own step (a known region)
     the networks   are called in the same order, with the states and the `arguments` of turn 0
-    guidance       makes the same of the witnesses' outputs in all turns
-    modules        and the scheduler are changed by nobody but the networks' own calls (`unchanged`)
-    answers        are the same when a state of the turn before is evaluated again (`again`)
+    guidance       gives the same results for the witnesses in all turns
+    modules        and the scheduler are changed by nothing but the networks' own calls (`unchanged`)
+    outputs        are the same when a state of the turn before is evaluated again (`again`)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 from foresample.chains import Chain, scheduler_chain
 from foresample.core import noise as streams
 from foresample.core.report import Report
-from foresample.integrations.diffusers.again import Answered, AskAgain
+from foresample.integrations.diffusers.again import Answered, Reevaluation
 from foresample.integrations.diffusers.arguments import Recorded
 from foresample.integrations.diffusers.callbacks import InOrder
 from foresample.integrations.diffusers.clock import Clock
@@ -72,13 +72,13 @@ class Session:
         watched: dict[str, Answered],
         rehearsed: bool = False,
     ) -> None:
-        """`callback`: the user's, and the tensors it wants. `rounding`, `new`, `watched`: see `AskAgain`. `rehearsed`:
-        nothing is drawn, and the loop gets made-up states after its first turn (`parts`)."""
+        """`callback`: the user's, and the tensors it wants. `rounding`, `new`, `watched`: see `Reevaluation`.
+        `rehearsed`: nothing is drawn, and the loop gets made-up states after its first turn (`parts`)."""
         self.rehearsed = rehearsed
         self.scheduler, self.settings, self.seeds, self.wrap = pipe.scheduler, settings, seeds, wrap
         self.clock = Clock()
         self.networks = Networks(pipe, callers, self.clock, counters=not settings.look)
-        self.again = AskAgain(self.networks, rounding, new, watched) if settings.look else None
+        self.again = Reevaluation(self.networks, rounding, new, watched) if settings.look else None
         self.in_order = InOrder(pipe, *callback, self.networks, wrap)
         self.explain: Callable[[Chain, Tensor, dict[str, Any]], None] | None = None
         self.over = self.answered = False
@@ -87,7 +87,7 @@ class Session:
         self.step_arguments: dict[str, Any] = {}
         self.step_names: set[str] = set()
         self.batch: Batch | None = None
-        """The rows in the loop's hands, from turn 1 on."""
+        """The rows given to the loop, from turn 1 on."""
         self.chain: Chain
         self.witnesses: Witnesses
         self.rounds: Rounds | Unevaluated
@@ -111,7 +111,7 @@ class Session:
 
     @property
     def inside(self) -> bool:
-        """Whether the loop is under way, and in the pipeline's own hands."""
+        """Whether the loop is under way, outside of networks and callbacks."""
         return self.turn >= 0 and not self.over and not self.networks.evaluating and not self.calling_back
 
     @property
@@ -228,8 +228,8 @@ class Session:
             )
         return chain.since(first) if first else chain
 
-    def shown(self) -> tuple[Any, ...]:
-        """The loop's own part in its calls, which does not depend on the states: the same in all runs."""
+    def record(self) -> tuple[Any, ...]:
+        """The loop's calls and arguments, as far as they do not depend on the states: the same in all runs."""
         calls = [
             (
                 recorded.name,
@@ -239,7 +239,7 @@ class Session:
             for recorded in self._recorded
         ]
         arguments = {k: v for k, v in self.step_arguments.items() if k != "generator"}
-        return calls, self.copies, arguments, self.witnesses.shown()
+        return calls, self.copies, arguments, self.witnesses.results()
 
     def _next(self, output: Tensor, sample: Tensor) -> None:
         batch = self.batch
@@ -339,7 +339,7 @@ class Session:
             own.update(index)
 
     def evaluate(self, called: str, bound: dict[str, Any], parameters: list[str]) -> Any:
-        """A network of the pipeline is called by the loop."""
+        """Stand in for a network that the loop calls."""
         bound = transposed(bound)
         first, time = parameters[0], next((n for n in TIMES if n in parameters), None)
         states = bound.get(first)
@@ -373,7 +373,7 @@ class Session:
         return self._answered(self._recorded[number], plain(states), rest)
 
     def _answered(self, recorded: Recorded, states: Tensor, rest: dict[str, Any]) -> Any:
-        """The answer to a call of drafted states and witnesses; the network is called with the drafted ones."""
+        """The output for drafted states and witnesses; the network is called with the drafted states only."""
         batch, copies, output = self.batch, recorded.copies, None
         assert batch is not None
         recorded.require_states(batch, states)
@@ -388,7 +388,7 @@ class Session:
 
 
 def read_chain(scheduler: Any, arguments: dict[str, Any], start: int) -> Chain:
-    """The chain of a scheduler and of the arguments of its `step`; one that has none is refused by its own sentence."""
+    """The chain of a scheduler and of the arguments of its `step`; a scheduler without a chain is refused."""
     eta, clipped = arguments.get("eta") or 0.0, bool(arguments.get("use_clipped_model_output"))
     try:
         return scheduler_chain(scheduler, eta=eta, use_clipped=clipped, start=start)
@@ -397,16 +397,16 @@ def read_chain(scheduler: Any, arguments: dict[str, Any], start: int) -> Chain:
 
 
 def copies_of_each(answers: list[Tensor], output: Tensor, sample: Tensor) -> int:
-    """2 if the pipeline keeps each image twice, for guidance: two answers, and one output made of both. Otherwise 1.
+    """2 if the pipeline keeps each image twice, for guidance: two outputs, and one guided output of both. Otherwise 1.
 
-    Images that are alike (generators of one seed, the same `latents`) have the same answers instead.
+    Images that are alike (generators of one seed, the same `latents`) have the same outputs instead.
     """
     apart = any(v.ndim and len(v) == len(sample) and not twins(v) for v in answers)
     return 2 if apart and twins(sample) and twins(output) else 1
 
 
 def require_shape(chain: Chain, output: Tensor, sample: Tensor) -> None:
-    """Refuse what is no output for the chain: the channels of the latents, and as many again for a learned variance."""
+    """Require the channels of the latents, and as many again for a learned variance."""
     twice = 1 if chain.low_variance is None else 2
     if output.shape != (len(sample), twice * sample.shape[1], *sample.shape[2:]):
         raise Refused(

@@ -1,6 +1,6 @@
 """Stand-ins that replace a pipeline's parts while it draws, and are put back afterwards.
 
-Everything here lasts for one run of the loop, whatever ends it. Between calls a pipeline's networks and its scheduler
+Everything here lasts for one run of the loop, however it ends. Between calls a pipeline's networks and its scheduler
 are the untouched objects: they can be copied, pickled, saved and shared with other pipelines.
 """
 
@@ -21,7 +21,7 @@ from foresample.integrations.diffusers.watch import Enough
 from foresample.integrations.refusal import REMEDY, Refused
 
 SENTENCES = (Refused, FloatingPointError, torch.OutOfMemoryError, Enough)
-"""Exceptions that already say what they mean."""
+"""Exceptions that already name their cause."""
 _taken: dict[int, int] = {}  # id of a pipeline's part: the thread that draws with it
 _taking = threading.Lock()
 
@@ -59,8 +59,8 @@ def disguised(kind: Any, call: Callable[..., Any], hidden: Collection[str] = ())
 
 
 def timesteps_class(turns: Callable[[Tensor], Iterator[Tensor]]) -> type[Tensor]:
-    """Timesteps whose iteration drives the loop. A part of them does too; a copy, or what is made of them and other
-    tensors, is a plain tensor."""
+    """Timesteps whose iteration drives the loop, as does that of a part of them. Copies, and results of operations with
+    other tensors, are plain tensors."""
 
     def __torch_function__(kind: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         others = False
@@ -90,7 +90,7 @@ def timesteps_class(turns: Callable[[Tensor], Iterator[Tensor]]) -> type[Tensor]
 
 
 def states_class(among_states: Callable[..., Any]) -> type[Tensor]:
-    """Drafted states, which the operations of the loop recognise."""
+    """The class of drafted states, by which the loop's operations recognise them."""
     own = {
         "__torch_function__": classmethod(among_states),
         "__deepcopy__": lambda states, memo: states.clone(),
@@ -115,10 +115,10 @@ def reclassed(thing: Any, kind: type) -> Iterator[None]:
 
 @contextmanager
 def settings_kept(networks: Iterable[nn.Module]) -> Iterator[None]:
-    """Put back what a loop that is cut short leaves changed in its networks: attention processors and switches.
+    """Restore the networks' attention processors and switches if the loop is cut short.
 
-    A pipeline that sets them for its loop puts them back behind it, which an exception keeps it from. Private
-    attributes stay as they are: transformers notes there which hooks it has installed.
+    A pipeline that sets them for its loop restores them afterwards, but not after an exception. Private attributes stay
+    as they are: transformers records there which hooks it has installed.
     """
 
     def public(held: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Guard:
     foreign: BaseException | None = None
     """The last exception that came out of foreign code."""
     whose = ""
-    """Which part raised it."""
+    """The part that raised it."""
 
     def theirs(self, whose: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, with its exceptions marked as foreign."""
@@ -198,5 +198,5 @@ class Guard:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what an exception says."""
+    """The first line of an exception's message."""
     return next(iter(str(error).splitlines()), "")

@@ -41,7 +41,7 @@ class Change:
 
     @property
     def counts(self) -> bool:
-        """Whether a number became another."""
+        """Whether a number changed."""
         return type(self.before) in (int, float) and type(self.after) in (int, float)
 
     def __str__(self) -> str:
@@ -133,8 +133,8 @@ class Unchanged:
             found = None if name == "scheduler" else snapshot.accept(sizes)
             if found is not None and not self.counters:
                 raise Refused(
-                    f"the pipeline's {name} keeps a number between calls ({found}), on which its answers may depend; "
-                    f"take it out of the network, or {REMEDY} (look=False draws with it all the same)"
+                    f"the pipeline's {name} keeps a number between calls ({found}), on which its output may depend; "
+                    f"take it out of the network, or {REMEDY} (look=False draws with it nevertheless)"
                 )
 
 
@@ -186,9 +186,7 @@ def _flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield from ((str(k) if name in _OWN else f"{name}.{k}", v) for k, v in value.items())
-        elif (
-            name != "_diffusers_hook"
-        ):  # a registry decides nothing by itself: its hooks act by way of `forward`
+        elif name != "_diffusers_hook":  # a registry has no effect by itself: its hooks act through `forward`
             yield name, value
 
 
@@ -212,7 +210,7 @@ def _edition(tensor: Tensor) -> tuple[int, int]:
 
 
 def _short(value: Any) -> str:
-    """A number or a word as it is; of anything else its kind."""
+    """A number or a word as it is, and anything else as its type."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if type(value) in (list, tuple) and len(value) <= 4:

@@ -1,9 +1,9 @@
-"""The untouched pipeline, watched: three steps of its own loop, and its scheduler's `step` at all steps.
+"""Watching an untouched pipeline: three steps of its own loop, and its scheduler's `step` at all steps.
 
 Before a configuration is drawn speculatively for the first time, the untouched loop is watched for three steps: the
-latents, what the networks are given, what is given to `step`, and the noise it draws. The chain must explain every
-state seen to rounding (`explain`). Then the scheduler's own `step` is replayed once over the whole chain, on made-up
-outputs, which takes no network. What is not explained is refused, with the step and the size.
+latents, the arguments of the networks and of `step`, and the noise that it draws. The chain must explain every state up
+to rounding (`explain`). Then the scheduler's own `step` is replayed once over the whole chain, on made-up outputs,
+which takes no network. A difference is refused, with its step and its size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Trace:
     error: float
     """The largest difference from the chain, relative to the states."""
     loop_seconds: float
-    """Duration of the untouched loop, estimated from its second and third step."""
+    """Seconds of the untouched loop, estimated from its second and third step."""
     loop_steps: int
     images: int
     copies: int
@@ -56,7 +56,7 @@ class Trace:
 
 
 class Untouched:
-    """Stands where a `Session` does, lets everything pass and counts the steps."""
+    """Takes the place of a `Session`, changes nothing and counts the steps."""
 
     def __init__(self) -> None:
         self.turn = self.rows = 0
@@ -82,11 +82,11 @@ class Untouched:
 
 
 class Enough(Exception):
-    """Leaves the pipeline when all has been seen."""
+    """Raised to leave the pipeline when nothing more is needed."""
 
 
 class Seen(NamedTuple):
-    """One step."""
+    """One step of the untouched loop."""
 
     sample: Tensor
     output: Tensor
@@ -96,7 +96,7 @@ class Seen(NamedTuple):
 
 
 class Watch:
-    """Stands where a `Session` does, and lets everything pass."""
+    """Takes the place of a `Session`, changes nothing and records three steps."""
 
     def __init__(self, pipe: Any, look: bool = True) -> None:
         self.pipe, self.unchanged = pipe, Unchanged(pipe, counters=not look)
@@ -139,7 +139,7 @@ class Watch:
         self.clock.append(perf_counter())
 
     def evaluate(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A network of the pipeline is called by the loop, which must not have changed one since the last call."""
+        """Call a network for the loop, which must not have changed one since the last call."""
         self.calls += 1
         self.unchanged.require(self.turn)
         self.unchanged.watch(name)
@@ -221,7 +221,7 @@ def replay_scheduler(
 
 
 def following(scheduler: Any, k: int, old: Tensor | None) -> dict[str, Any]:
-    """Arguments of `step` at step k that follow the loop, for the schedulers whose `step` asks for them."""
+    """Arguments of `step` at step k that follow the loop, for schedulers whose `step` takes them."""
     names, times = signature_of(scheduler, "step").parameters, scheduler.timesteps.as_subclass(Tensor)
     arguments = {
         "prev_timestep": times[k + 1] if k + 1 < len(times) else None,
@@ -232,7 +232,7 @@ def following(scheduler: Any, k: int, old: Tensor | None) -> dict[str, Any]:
 
 
 def last_draw(noise: list[Tensor], sample: Tensor) -> Tensor | None:
-    """The noise of a step, [R, *shape], of all that was drawn in it: some draw twice, and use the last."""
+    """The noise that a step used, [R, *shape]: its last draw, since some schedulers draw twice."""
     rows = [draw for draw in noise if draw.shape[1:] == sample.shape[1:]]
     return torch.cat(rows)[-len(sample) :] if rows else None
 

@@ -1,8 +1,8 @@
-"""Witnesses: rows in the loop's hands that are never evaluated, and are the same in every turn.
+"""Witnesses: rows given to the loop that are never evaluated, and are the same in every turn.
 
 They are the first image's first state and two made-up states for each image. Their network outputs are made up as well,
-so whatever the loop makes of them must be the same in all turns: it shows what the loop does at its own step. Made-up
-numbers are heavy-tailed, so that a clamp or a blend shows at any size.
+so what the loop computes from them must be the same in all turns; a difference shows that the loop depends on its own
+step. Made-up numbers are heavy-tailed, so that a clamp or a blend shows at any size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foresample.integrations.refusal import REMEDY, Changed, Refused, require
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows in the loop's hands, [rows, *shape]: drafted states, then the witnesses."""
+    """The rows given to the loop, [rows, *shape]: drafted states, then the witnesses."""
 
     states: Tensor
     row: Tensor
@@ -41,7 +41,7 @@ class Batch:
         return self.row.to(device).repeat(copies) + self.images * number
 
     def is_drafted(self, copies: int, device: torch.device) -> Tensor:
-        """Which of `copies` × these rows are drafted states, not witnesses."""
+        """True for those of `copies` × these rows that are drafted states, not witnesses."""
         return (torch.arange(len(self), device=device) < self.drafted).repeat(copies)
 
     def scaled(self, chain: Chain, sample: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Batch:
 
 
 class Witnesses:
-    """Checks in every turn what came back of the rows that were handed to the loop."""
+    """Checks, in every turn, of the rows that the loop gives back."""
 
     def __init__(self, first: Tensor, output: Tensor, chain: Chain, clock: Clock) -> None:
         """`first`, `output`: the latents of turn 0 and the guided output, [images, *shape]."""
@@ -78,8 +78,8 @@ class Witnesses:
         self._made_up = heavy_tailed((2 * images, *first.shape[1:]), 0).to(first)
         self._row = torch.cat([number[:1], number, number])
         self._step = torch.ones_like(self._row).clamp(max=len(chain.std) - 1)
-        self._given: Tensor | None = None  # the made-up latents, as they first came back
-        self._made: Tensor | None = None  # and what guidance made of their outputs
+        self._given: Tensor | None = None  # the made-up latents, as the loop first gave them back
+        self._made: Tensor | None = None  # and their outputs after guidance
 
     def beside(self, call: Call | None) -> Batch:
         """The states of a call, and the witnesses."""
@@ -140,12 +140,12 @@ class Witnesses:
             self._made = seen[1:].clone()
         if not (close(seen[:1], self.output[:1]) and close(seen[1:], self._made)):
             raise Changed(
-                "what the pipeline makes of its network's output (guidance) is another at step "
-                f"{self.clock.loop_turn} than before, while the states are of other steps",
+                f"at step {self.clock.loop_turn} the pipeline's guidance differs from earlier steps, while the states "
+                "are of other steps",
                 self.clock.loop_turn,
             )
 
-    def shown(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The results of the loop on the made-up rows, which do not depend on the other rows."""
         return self._made, self.known, None if self.known is None else self._given
 
@@ -159,6 +159,6 @@ def latents_changed(turn: int, size: float) -> Refused:
 
 
 def heavy_tailed(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Numbers of many sizes, 0.03 to 30: no clamp and no blend leaves them all alone."""
+    """Numbers of many sizes, 0.03 to 30: every clamp and every blend changes some of them."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator) * 10 ** (3 * torch.rand(shape, generator=generator) - 1.5)

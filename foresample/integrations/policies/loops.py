@@ -184,7 +184,7 @@ class Walk:
         if not self._is_state(sample):
             self._refuse(f"at step {k} it changes the plan between its scheduler and its network")
         if not self._same(call):
-            self._refuse(f"at step {k} it shows its network other conditions")
+            self._refuse(f"at step {k} it passes its network other conditions")
         self.calls += 1
         self.times.append(torch.as_tensor(timestep))
         self.answer = self.answers[k].clone()
@@ -287,7 +287,7 @@ class Walk:
         wrong = (times != known.repeat_interleave(sizes)).nonzero()
         if len(wrong):
             k = int((sizes.cumsum(0) <= wrong[0]).sum()) // 2
-            self._refuse(f"at step {k} it is at another timestep than its scheduler")
+            self._refuse(f"at step {k} its timestep is not the scheduler's")
 
     def _require_conditioned(self, result: Any) -> None:
         """The method overwrote the conditioned coordinates of what it returns."""
