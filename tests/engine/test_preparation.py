@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from time import sleep
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -49,28 +49,44 @@ def test_any_number_of_states_is_compiled_at_most_twice() -> None:
     assert counter.frame_count == 2
 
 
-def slowly(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    sleep(0.2)
-    return graph.forward
+class Clock:
+    """A clock that only compiling and calls move: 100 seconds a graph, and one a call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        for module in ("core.preparation", "core.report", "engine.engine", "baseline"):
+            monkeypatch.setattr(f"foresample.{module}.perf_counter", lambda: self.now)
+
+    def compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.now += 100
+        return graph.forward
+
+    def target(self) -> ChainTarget:
+        base = compiled(self.compile)
+
+        def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+            self.now += 1
+            return base.network(x, time, row)
+
+        return replace(base, network=network)
 
 
-def test_compiling_counts_as_preparation_and_not_as_sampling() -> None:
-    engine = fs.Engine(compiled(slowly), window=3)
+def test_compiling_counts_as_preparation_and_not_as_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fs.Engine(Clock(monkeypatch).target(), window=3, look=False)
     first, second = engine.sample([1]).report, engine.sample([2]).report
-    assert first.preparation_seconds > 0.4
-    assert second.preparation_seconds < 0.1
-    assert first.target_seconds <= first.seconds < 0.4
+    assert (first.preparation_seconds, second.preparation_seconds) == (200, 0)
+    assert first.target_seconds == first.seconds == first.rounds
     assert "seconds to prepare" in str(first)
     assert "seconds to prepare" not in str(second)
     assert json.loads(first.to_json())["preparation_seconds"] == first.preparation_seconds
 
 
-def test_the_sequential_sampler_counts_compiling_apart() -> None:
-    report = fs.sequential(compiled(slowly), 2).report
-    assert report.preparation_seconds > 0.2
-    assert report.target_seconds <= report.seconds < 0.2
+def test_the_sequential_sampler_counts_compiling_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = fs.sequential(Clock(monkeypatch).target(), 2).report
+    assert report.preparation_seconds == 100
+    assert report.target_seconds == report.seconds == report.steps
 
 
-def test_measuring_windows_counts_as_preparation() -> None:
-    engine = fs.Engine(compiled(slowly), window="auto")
-    assert engine.sample([1]).report.preparation_seconds > 0.4
+def test_measuring_windows_counts_as_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fs.Engine(Clock(monkeypatch).target(), window="auto")
+    assert engine.sample([1]).report.preparation_seconds >= 200
