@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.core.noise import seeds_of
+from tests.support.small_chains import Turned
 
 Record = dict[str, Any]
 Draw = Callable[..., Record]
@@ -119,31 +120,6 @@ def target_of(chain: str, dtype: torch.dtype = f64, make: Any = lambda network: 
     return fs.targets.from_chain(make(network), maker(), (3,), dtype=dtype, **more)
 
 
-@dataclass(frozen=True)
-class Turned:
-    """A chain shifted by extra noise of another shape before every step."""
-
-    base: Any
-    extra: torch.Size = torch.Size([1])  # noqa: RUF009
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.base.shape
-
-    @property
-    def std(self) -> Tensor:
-        return self.base.std
-
-    def start(self, noise: Tensor, row: Tensor) -> Tensor:
-        return self.base.start(noise, row)
-
-    def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor) -> Tensor:
-        return self.base.predict(x + 0.1 * extra, step, row)
-
-    def mean(self, x: Tensor, prediction: Tensor, step: Tensor, extra: Tensor) -> Tensor:
-        return self.base.mean(x + 0.1 * extra, prediction, step)
-
-
 def conditioned(**more: Any) -> Any:
     """A target whose network looks up a condition by the row."""
     table = torch.linspace(-0.5, 0.5, COUNT, dtype=f64)
@@ -171,7 +147,7 @@ def picture() -> Any:
 
 
 TARGETS: dict[str, Callable[[], Any]] = {
-    "extra noise": lambda: Turned(target_of("vp eps")),
+    "extra noise": lambda: Turned(target_of("vp eps"), by=lambda x, extra: x + 0.1 * extra),
     "conditions": conditioned,
     "conditions and starts": lambda: conditioned(
         start=torch.linspace(-2, 2, 3 * COUNT, dtype=f64).view(COUNT, 3)

@@ -115,12 +115,18 @@ def two_noises() -> ChainTarget:
     return fs.targets.from_chain(denoise, chain, (2,), dtype=torch.float64)
 
 
+def turn(x: Tensor, angle: Tensor) -> Tensor:
+    sine, cosine = angle.sin(), angle.cos()
+    return torch.cat([cosine * x[:, :1] - sine * x[:, 1:], sine * x[:, :1] + cosine * x[:, 1:]], 1)
+
+
 @dataclass(frozen=True)
 class Turned:
-    """A chain turned by a random angle before every step: extra noise of another shape, in predictions and means."""
+    """A chain whose predictions and means take extra noise of another shape: by default, the angle of a rotation."""
 
     base: ChainTarget
     extra: torch.Size = torch.Size([1])  # noqa: RUF009
+    by: Callable[[Tensor, Tensor], Tensor] = turn
 
     @property
     def shape(self) -> torch.Size:
@@ -134,15 +140,10 @@ class Turned:
         return self.base.start(noise, row)
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor) -> Tensor:
-        return self.base.predict(turn(x, extra), step, row)
+        return self.base.predict(self.by(x, extra), step, row)
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor, extra: Tensor) -> Tensor:
-        return self.base.mean(turn(x, extra), prediction, step)
-
-
-def turn(x: Tensor, angle: Tensor) -> Tensor:
-    sine, cosine = angle.sin(), angle.cos()
-    return torch.cat([cosine * x[:, :1] - sine * x[:, 1:], sine * x[:, :1] + cosine * x[:, 1:]], 1)
+        return self.base.mean(self.by(x, extra), prediction, step)
 
 
 def turned() -> Any:  # not a Target to a type checker, since it demands its extra noise
