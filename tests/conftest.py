@@ -33,5 +33,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
-    """torch's own generator returns the same numbers in every run, whatever the order of the tests."""
+    """torch's own generator returns the same numbers in every run and in any order of the tests."""
     torch.manual_seed(0)

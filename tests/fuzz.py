@@ -44,11 +44,11 @@ from tests.support.saved import save as save_results
 from tests.support.tiny_model import save_tiny_model
 
 SECONDS = 60
-"""Of one case, after which it hangs: a case takes a fraction of one."""
+"""Seconds after which a case counts as hanging; usually it takes a fraction of one."""
 
 
 class Hangs(BaseException):
-    """Nobody catches it by accident."""
+    """No reader catches it by accident."""
 
 
 # ------------------------------------------------------------------ damage
@@ -149,7 +149,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 @contextmanager
 def guarded(inside: Path, outside: Path, *, writes: bool) -> Iterator[None]:
-    """One sentence or none, in time, and nothing touched that must not be."""
+    """The reader accepts the file or refuses it in one sentence, in time, and changes no other file."""
 
     def hangs(*_: object) -> None:
         raise Hangs(f"no answer in {SECONDS} s")

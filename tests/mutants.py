@@ -98,7 +98,7 @@ TESTS = {
     ],
     "datasets": ["tests/datasets"],
 }
-"""Of a file, or of all others in its room: the quickest to notice first."""
+"""The tests of a file, or of all other files in its room: the quickest to notice first."""
 
 
 def files_of(room: str) -> list[str]:
@@ -228,7 +228,7 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ),
     ("datasets/generation.py", "if law and not run.unfinished() else", "if law else"),
 )
-"""(file, what it says, what the mutant says instead): mistakes that somebody could make, and some that were made."""
+"""(file, text, the mutant's text): mistakes that are easy to make, and some that were made."""
 
 
 LEFT_OUT = {

@@ -152,7 +152,7 @@ def use_targets() -> list[fs.Target]:
 
 
 def use_everything(folder: Path) -> None:
-    """From one sample to a dataset."""
+    """Draw one sample, several, a stream and a dataset."""
     target: fs.Target = Walk(12)
     drafters: list[fs.Drafter] = [
         Lazy(),

@@ -113,7 +113,7 @@ class StartCounts(Broken):
 
 
 class PeeksSometimes(LooksAhead):
-    """Looks ahead where `peeks` says so, by round, rows of the batch and step."""
+    """Looks ahead where `peeks(round, rows in the batch, step)` is true."""
 
     def __init__(self, peeks: Callable[[Tensor, int, Tensor], Tensor | bool]) -> None:
         super().__init__()

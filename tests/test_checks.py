@@ -286,7 +286,7 @@ def test_check_and_sample_refuse_a_prior_of_another_chain_alike() -> None:
 
 
 class Held:
-    """A drafter of one's own that holds another, and fits it to its target as the contract says."""
+    """A custom drafter that holds another and fits it to the target, as the contract demands."""
 
     def __init__(self, replay: fs.Replay) -> None:
         self.replay = replay

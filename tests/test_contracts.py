@@ -288,7 +288,7 @@ def test_only_a_chain_s_own_mean_is_trusted():
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3, 8, 8), (3, 224, 224)])
 def test_a_mean_is_compared_in_parts_that_bound_the_memory(shape):
-    """Means are compared at every step, whatever the size of a state."""
+    """Means are compared at every step, for states of any size."""
     target, steps, most = Long(lambda mean, step: mean, torch.float32), set(), 0
     target.shape = torch.Size(shape)
 

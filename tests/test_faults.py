@@ -37,7 +37,7 @@ def at(*positions: int) -> Tensor:
 
 
 @given(first=st.integers(0, 10**6), position=st.integers(0, WIDTH - 1), state=st.booleans())
-def test_the_error_of_a_code_names_what_was_noted(first: int, position: int, state: bool) -> None:
+def test_the_error_of_a_fault_code_names_the_fault(first: int, position: int, state: bool) -> None:
     code = noted(at() if state else at(position), at(position) if state else at(), first)
     assert code != NO_FAULT
     assert fault_step(code) == first + position

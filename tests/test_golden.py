@@ -1,4 +1,4 @@
-"""The golden comparison sees what it is for: a sample that changed in its last bit."""
+"""The golden comparison notices a sample that changed in its last bit."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_type_checkers_see_the_names_that_are_imported_late() -> None:
 
 @pytest.mark.slow
 def test_it_samples_without_any_extra() -> None:
-    """As if none were installed: `None` in sys.modules refuses an import."""
+    """Pretend that no optional package is installed: `None` in sys.modules refuses an import."""
     speedup = fresh(
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({EXTRAS!r}))\n"

@@ -30,9 +30,9 @@ TRAITS: dict[str, Any] = {
     "chain": None,  # another one for each target: see `Full`
     "fault_hint": "; look at its variance",
 }
-"""What a target may have beside the contract, and a value that nobody has by default."""
+"""Optional attributes of a target, each with a value that no target has by default."""
 OWN = {"unrecorded"}
-"""What belongs to one wrapper: whom to ask when nothing is to be recorded."""
+"""Attributes of one wrapper: the target to call when nothing is to be recorded."""
 
 
 class Full:

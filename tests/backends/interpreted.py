@@ -73,7 +73,7 @@ LIBDEVICE = SimpleNamespace(
     cospi=_lifted(lambda x: np.cos(np.pi * x)),
     sinpi=_lifted(lambda x: np.sin(np.pi * x)),
 )
-"""CUDA's functions that the kernels use; the interpreter has none of its own."""
+"""Replacements for the CUDA functions that the kernels use and the interpreter lacks."""
 
 
 def load() -> None:

@@ -21,7 +21,7 @@ MEMORY = {
     "tt.atomic_rmw": slice(1, 2),
     "ttg.async_copy_global_to_local": slice(1, 2),
 }
-"""Which of an operation's values are neither address nor mask: what it stores, or takes for what it does not load."""
+"""The operands that are neither address nor mask: values stored, or taken where nothing is loaded."""
 ROUNDS = ("tt.dot", "ttng.warp_group_dot")
 VALUE = re.compile(r"%[\w.$#-]+")
 
@@ -44,7 +44,7 @@ class _Region:
     carried: list[str] = field(default_factory=list)
     """Names inside a loop for what one turn hands to the next."""
     leaving: list[str] = field(default_factory=list)
-    """Of a `while`: what its condition hands to the body and to the results."""
+    """The values that the condition of a `while` passes to its body and results."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class _Flow:
     """The dependences between the values of a kernel, read line by line."""
 
     edges: list[tuple[str, str]] = field(default_factory=list)
-    """From a value to one made of it."""
+    """Edges from a value to the values computed from it."""
     differ: set[str] = field(default_factory=set)
     """Values whose copies may differ."""
     decides: list[tuple[str, str]] = field(default_factory=list)
@@ -143,7 +143,7 @@ class _Flow:
                 self.jumps.append((to, VALUE.findall(given)))
 
     def _carry(self, loop: _Region, pairs: list[str]) -> None:
-        """A loop's names, each beside what it starts with."""
+        """The variables of a loop, each with its initial value."""
         loop.carried = pairs[::2]
         self.edges += zip(pairs[1::2], pairs[::2], strict=True)
 

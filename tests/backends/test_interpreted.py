@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def run(*arguments: str, **environment: str) -> None:
-    """pytest in a process of its own, whose environment says what to do before Triton is imported."""
+    """Run pytest in a new process, whose environment is set before Triton is imported."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

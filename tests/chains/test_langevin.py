@@ -1,4 +1,4 @@
-"""Unadjusted Langevin, and what it does to a Gaussian."""
+"""Unadjusted Langevin chains, and their stationary distribution for a Gaussian."""
 
 from __future__ import annotations
 

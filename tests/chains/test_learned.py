@@ -1,4 +1,4 @@
-"""A learned variance as extra noise: the law of a chain whose variance is known, and what must be caught."""
+"""A learned variance as extra noise: samples of a chain with a known variance, and broken twins that must be caught."""
 
 from __future__ import annotations
 

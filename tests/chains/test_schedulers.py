@@ -134,7 +134,7 @@ def test_replaying_step_with_the_same_noise(name: str, config: dict, arguments: 
 
 
 def test_a_chain_that_starts_late_has_no_history_there() -> None:
-    """As image-to-image does: the first step taken is of first order."""
+    """Image-to-image starts late; the first step taken is of first order."""
     scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")
     scheduler.set_timesteps(20)
     chain = scheduler_chain(scheduler, start=8)
@@ -257,7 +257,7 @@ def test_speculation_on_a_scheduler_s_chain_is_exact(name: str) -> None:
 
 @pytest.mark.parametrize("multistep", [False, True])
 def test_a_chain_that_is_affine_offers_its_weights(multistep: bool) -> None:
-    """On a GPU rounds are fused from them, so they must make the mean."""
+    """Fused rounds on a GPU use these weights, so they must give the mean."""
     if multistep:
         scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=2)
     else:

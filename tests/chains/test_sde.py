@@ -135,7 +135,7 @@ def sbi_euler_maruyama(
 @pytest.mark.parametrize("last", ["noisy", "noiseless", "denoised"])
 @pytest.mark.parametrize(("name", "eta"), [("VPSDE", 1.0), ("SubVPSDE", 0.6), ("VESDE", 1.3)])
 def test_any_grid_of_times_with_the_same_noise(name: str, eta: float, last: Any, known: bool) -> None:
-    """From a start with a mean and a std for each element, as sbi's have."""
+    """The start has a mean and a std for each element, as in sbi."""
     if last == "denoised" and not known:
         return
     process: Any = PROCESSES[name]

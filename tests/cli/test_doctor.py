@@ -1,4 +1,4 @@
-"""`foresample doctor`: it says what serves, and its self-test can fail."""
+"""`foresample doctor`: it describes the machine, and its self-test can fail."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_without_the_test_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_rounds_that_are_not_exact_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: whatever was drafted is kept."""
+    """A broken twin that accepts every draft."""
     verify = plain.verify
 
     def trusting(*given: Any, **speculation: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The program itself: how it is started, what it says of itself, and of what it lacks."""
+"""The program itself: starting it, its help and version, missing packages, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_version_is_printed() -> None:
 
 
 def test_completion_scripts_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever shell the tests are run from."""
+    """The shell is named, so the test does not depend on the one it runs in."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "true")
     assert "complet" in succeeds("--show-completion", "bash")
 
@@ -89,7 +89,7 @@ main()
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_help_and_refusals_do_not_wait_for_torch(arguments: list[str], sentence: str) -> None:
+def test_help_and_usage_errors_do_not_import_torch(arguments: list[str], sentence: str) -> None:
     done = started(*arguments)
     assert sentence in " ".join((done.stdout + done.stderr).replace("│", " ").split()) + "\n"
     assert done.stdout.endswith("[]\n")

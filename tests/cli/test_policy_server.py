@@ -25,7 +25,7 @@ def test_without_lerobot_or_its_server_it_names_what_to_install(
 
 
 def test_without_lerobot_s_dependencies_it_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where LeRobot was installed with --no-deps: its server imports `datasets`, which nothing here needs."""
+    """LeRobot installed with --no-deps: its server imports `datasets`, which our server does not need."""
 
     class Finder:
         @staticmethod

@@ -1,4 +1,4 @@
-"""`foresample sample`: what it draws, writes and says."""
+"""`foresample sample`: its samples, files and output."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_network_that_breaks(mine: str) -> None:
 def test_an_interrupted_run_keeps_samples_begun_at_least_as_many_rounds_ago_as_the_chain_has_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunes: Tunes, window: object
 ) -> None:
-    """Whether a sample is among those is decided before it is drawn; whoever finishes first would not be fair."""
+    """Which samples are kept is decided before they are drawn; the first to finish would be a biased selection."""
     tunes(None)
     how = [
         "sample",
@@ -258,6 +258,7 @@ def test_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
         succeeds("sample", "--target", "flow", "--count", "2", "--out", tmp_path)
     finally:
         os.umask(before)
+    assert "samples.safetensors" in files(tmp_path)
     for name in files(tmp_path):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o640, name
 
@@ -284,7 +285,7 @@ def make():
 
 @pytest.mark.slow
 def test_control_c_stops_a_real_process(tmp_path: Path) -> None:
-    """On a terminal, where bars are drawn; the network holds the process in its fourth call."""
+    """The process has a terminal, so it draws bars; the network holds it in its fourth call."""
     (tmp_path / "held.py").write_text(HELD)
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))

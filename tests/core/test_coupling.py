@@ -104,7 +104,7 @@ def tilted_cdf(s, delta, log_p):
 
 
 def reachable(delta, log_p):
-    """Whether a block can end here at all: elsewhere S and the residual are never used."""
+    """True if a block can end here: elsewhere S and the residual are never used."""
     _, _, surplus, deficit = oracle(delta, log_p)
     return surplus > UNREACHABLE * deficit
 

@@ -350,7 +350,7 @@ def refusal(target: fs.Target, x: Tensor, step: int = 0) -> str:
 
 
 def test_the_reported_effect_has_its_true_size() -> None:
-    """The network adds what it is given on average: half of the mate, another first state of the same sample."""
+    """The network adds the batch mean: half of the other row, another first state of the same sample."""
     base = walk(lambda x, step, row: x + x.mean(0))
     mates = iter([0.0, 1.0, 0.0])
 
@@ -454,7 +454,7 @@ def test_a_network_that_changes_during_a_run_is_refused(at: int) -> None:
 
 
 def test_a_cache_that_replaces_every_other_call_is_refused() -> None:
-    """As caches of diffusers do: the first calls are computed, later ones return parts of earlier answers."""
+    """Like the caches of diffusers: the first calls are computed, later ones return parts of earlier outputs."""
     net, calls, last = perceptron(), [0], [torch.zeros(SIZE)]
 
     def cached(x: Tensor, step: Tensor, row: Tensor) -> Tensor:

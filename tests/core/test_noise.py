@@ -1,4 +1,4 @@
-"""Noise is a pure function of (seed, what it is for), with the right law."""
+"""Noise is a pure function of its seed and its purpose, with the right distribution."""
 
 import itertools
 

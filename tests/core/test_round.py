@@ -49,7 +49,7 @@ def test_memory_is_bounded_by_the_window() -> None:
 
 
 def test_the_first_call_drafts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It evaluates where the rows stand, and a round is a step of the sequential sampler."""
+    """The call evaluates each row's own state, and the round is a step of the sequential sampler."""
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     target, seeds = flow(), seeds_of(2, 4)
     speculation = settings_of(target, 5)

@@ -128,7 +128,7 @@ def test_each_level_is_the_probability_of_getting_at_least_that_far() -> None:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), width=st.integers(1, 6), block=blocks)
 def test_a_row_is_verified_by_itself(seed: int, width: int, block: int | None) -> None:
-    """The same bits alone and in a batch, whatever lies in positions past the row's own length."""
+    """A row gives the same bits alone and in a batch, for any values beyond its own length."""
     case = window(seed, 12, width)
     whole = verify(**case, block=block)
     for r in range(12):
@@ -164,7 +164,7 @@ def test_recycling_leaves_the_orthogonal_part_alone() -> None:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), width=st.integers(1, 6), block=blocks)
 def test_a_window_ends_before_the_first_hopeless_transition(seed: int, width: int, block: int | None) -> None:
-    """As if no more had been drafted: later drafts are not examined, and their noise stays."""
+    """Later drafts are not examined and keep their noise, as if they had not been drafted."""
     case = torn(window(seed, 60, width), seed)
     verdict = verify(**case, block=block)
     assert (verdict.length <= case["length"]).all()

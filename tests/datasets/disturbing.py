@@ -31,7 +31,7 @@ def command(out: Path, **settings: object) -> list[str]:
 def run(
     out: Path, settings: dict[str, object] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A process that nobody disturbs."""
+    """Start a process without a gate."""
     return subprocess.run(
         command(out, **settings or {}),
         cwd=ROOT,

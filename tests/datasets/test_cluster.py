@@ -151,7 +151,7 @@ def test_a_run_survives_a_lost_machine_and_resumes_after_all_are_lost(
 
 @contextmanager
 def started_cluster(cpus: int) -> Iterator[dict[str, str]]:
-    """`ray start --head` by somebody else, found by whoever has this environment."""
+    """A cluster started by `ray start --head`, and the environment that finds it."""
     with tempfile.TemporaryDirectory(
         prefix="ray-", ignore_cleanup_errors=True
     ) as folder:  # sockets want short paths
@@ -188,7 +188,7 @@ def started_cluster(cpus: int) -> Iterator[dict[str, str]]:
 def test_two_drivers_join_a_running_cluster(
     undisturbed: Path, tmp_path: Path, gate: Gate, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first takes all places and the second waits for one, and says so; the cluster outlives the first."""
+    """The first takes all workers, the second reports that it waits for one; the cluster outlives the first."""
     first, second = tmp_path / "first", tmp_path / "second"
     with started_cluster(2) as environment:
         monkeypatch.setattr("tests.datasets.disturbing.ENVIRONMENT", environment)

@@ -38,7 +38,7 @@ def renamed_and_made_anew(out: Path) -> None:
 
 
 def renamed_and_copied_back(out: Path) -> None:
-    """The copy has the same lock, token and all, but nobody has locked it."""
+    """The copy has the same lock file with the same token, but no process has locked it."""
     out.rename(out.with_name("elsewhere"))
     shutil.copytree(out.with_name("elsewhere"), out, ignore=shutil.ignore_patterns("*.tmp"))
 

@@ -1,4 +1,4 @@
-"""Datasets: whatever happens to the processes that draw one, it ends up bit-identical to an undisturbed one."""
+"""Datasets: whatever happens to the processes that draw one, it ends bit-identical to an undisturbed one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_dataset_holds_what_sample_draws(undisturbed: Path) -> None:
 
 
 def test_files_left_by_a_killed_worker_are_removed(undisturbed: Path, tmp_path: Path) -> None:
-    """Half a shard, written by somebody else as this run goes on."""
+    """A killed worker has left half a shard, which appears during this run."""
     left = tmp_path / f".shard-00000.safetensors.{'0' * 32}.tmp"
     draw(tmp_path, progress=lambda status: left.write_bytes(b"half a shard"))
     assert_identical(tmp_path, undisturbed)
@@ -142,7 +142,7 @@ def test_control_c_keeps_every_finished_sample(
 
 
 class Asked:
-    """Says stop when asked the nth time."""
+    """Returns True from the nth call on."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -187,7 +187,7 @@ def test_a_run_stopped_before_it_begins_leaves_no_shard(tmp_path: Path) -> None:
 
 
 def test_a_run_that_resumes_after_an_interrupted_one_is_fair_only_when_complete(tmp_path: Path) -> None:
-    """Which samples the first has left is a matter of how quick they were, whatever the second does."""
+    """The samples of the first run are a selection of quick ones, whatever the second run does."""
 
     class Cut(Exception):
         pass
@@ -534,7 +534,7 @@ def test_a_target_can_be_given_instead_of_a_function(undisturbed: Path, tmp_path
 def test_about_must_not_replace_settings_of_generate(
     tmp_path: Path, about: dict[str, object], sentence: str
 ) -> None:
-    """about={"count": 5} drew five samples, and said that the dataset was complete."""
+    """about={"count": 5} used to draw five samples and report a complete dataset."""
     with pytest.raises((TypeError, ValueError), match=sentence):
         fs.generate(flow(), 10, out=tmp_path / "new", window=4, about=about)
     assert not (tmp_path / "new").exists()

@@ -133,7 +133,7 @@ def test_states_too_large_to_hold_for_all_rows_are_tested_in_parts() -> None:
 
 @dataclass(frozen=True)
 class Reaches(fs.Replay):
-    """Drafts two transitions where what it remembers of some position of the window is large, else one."""
+    """Drafts two transitions where its memory of one position of the window is large, else one."""
 
     at: int = 0
 
@@ -143,7 +143,7 @@ class Reaches(fs.Replay):
 
 
 def test_reach_may_depend_on_what_is_known_at_its_step_and_on_nothing_later() -> None:
-    """Whether the transition at position 1 is drafted is known there: its prediction knows no noise of that step."""
+    """At position 1 it is known whether the transition is drafted: its prediction uses no noise of that step."""
     for at in range(5):
         found = drafter_is_adapted(Reaches(at=at), flow(), 6)
         assert found.passed == (at <= 1)

@@ -1,4 +1,4 @@
-"""Priors: fewer calls from the first window on, the same law (tests/law), refused where they do not fit."""
+"""Priors: fewer calls from the first window on, and refusals (tests/law tests the distribution)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_prior_saves_calls() -> None:
 
 
 def test_pilots_are_never_among_the_samples() -> None:
-    """A prior that knows how its own sample ends would break the law (tests/law/test_warm_starts.py)."""
+    """A prior fitted on the sample itself would break its distribution (tests/law/test_warm_starts.py)."""
     base, starts = mixture().flow(4, 0.1), []
 
     def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def test_slopes_are_not_measured_against_the_prior() -> None:
 
 @pytest.mark.parametrize("matrix", [True, False])
 def test_the_slopes_of_a_linear_network_are_found(matrix: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix a step where states have as many elements as that is for, else a number; none before the first noise."""
+    """One matrix a step for states of few elements, else one number; zero before the first noise."""
     monkeypatch.setattr("foresample.engine.priors.MATRIX_ELEMENTS", 2 if matrix else 1)
     one = torch.ones(6, dtype=torch.float64)
     true = (
@@ -140,7 +140,7 @@ def answering(target: fs.Target, answer: Tensor, noise: Tensor, seeds: Tensor) -
 
 @pytest.mark.parametrize("chain", ["ddpm", "multistep", "third order", "two noises", "turned"])
 def test_the_noise_of_a_step_is_separated_from_the_rest_of_it(chain: str) -> None:
-    """From earlier predictions and extra noise; of fewer pilots than states have elements a multiple of it is found."""
+    """Earlier predictions and extra noise are not part of the slope."""
     target = (CHAINS | NOISIER)[chain]()
     generator = torch.Generator().manual_seed(6)
     shape = 1, len(target.std) - 1, *target.shape
@@ -293,7 +293,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", UNFIT)
 def test_an_invalid_prior_is_refused_when_made_and_when_read(name: str, tmp_path: Path) -> None:
-    """Made, or read from a damaged file."""
+    """The prior is constructed, or read from a damaged file."""
     fields, sentence = UNFIT[name]
     tensors: dict[str, Tensor] = {"states": TABLE, "predictions": TABLE, **fields}
     with pytest.raises((ValueError, TypeError), match=sentence):

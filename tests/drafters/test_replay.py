@@ -1,4 +1,4 @@
-"""Replay: what it learns, what it forgets, and what it must not look at."""
+"""Replay: what it learns, what it forgets, and what it must not use."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_replay_forgets_where_sweeps_diverge() -> None:
 
 
 def test_a_wider_window_does_not_mislead_replay() -> None:
-    """Where the force is steep, far drafts run away; what they met must not come back in the next window."""
+    """Where the force is steep, far drafts diverge; their predictions must not be used in the next window."""
     from benchmarks.curves import wells
 
     target = wells(100, "cpu", half=False).targets["force"]
@@ -182,7 +182,7 @@ def test_replay_drafts_on_where_there_is_little_noise(churn: float) -> None:
 
 @dataclass(frozen=True)
 class Careful(fs.Replay):
-    """Looks at what it is given to learn from, and counts the drafts it is spared."""
+    """Checks what it is given to learn from, and counts the rejected drafts that it is not given."""
 
     spared: list[int] = field(default_factory=list)
 
@@ -225,7 +225,7 @@ class Scaled(fs.Replay):
 
 
 def subclass_with(method: str) -> type[fs.Replay]:
-    """A subclass whose method does what Replay's does: nobody can know that."""
+    """A subclass with its own method that happens to do the same as Replay's."""
 
     def same(self: fs.Replay, *given: Any) -> Any:
         return getattr(fs.Replay, method)(self, *given)
@@ -250,7 +250,7 @@ OWN: dict[str, Callable[[], fs.Drafter]] = {
 
 
 def takes_its_place(drafter: Any) -> dict[str, bool]:
-    """Which kernels would draft in the place of this drafter."""
+    """The kernels, each with True if it would replace this drafter."""
     target = flow()
     speculation = Speculation(drafter, 4, None, True, last_draftable(target.std), Packed())
     found = {"rule": is_replay(drafter)}
@@ -267,7 +267,7 @@ def takes_its_place(drafter: Any) -> dict[str, bool]:
 
 @pytest.mark.parametrize("name", OWN)
 def test_no_kernel_replaces_a_drafter_with_its_own_method(name: str) -> None:
-    """The same answer for every kernel: else a subclass is asked on one device and replaced on another."""
+    """All kernels must agree, or a subclass would be used on one device and replaced on another."""
     assert set(takes_its_place(OWN[name]()).values()) == {False}
 
 

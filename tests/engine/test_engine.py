@@ -48,7 +48,7 @@ class WatchedEngine(Engine):
 
 
 def engine(target: fs.Target, kind: str, **arguments: Any) -> WatchedEngine:
-    """An engine that keeps its slots in one of the two ways, whatever the device."""
+    """An engine with one of the two kinds of slots, on any device."""
     made = WatchedEngine(target, **arguments)
     made.speculation = replace(made.speculation, layout=Padded() if kind == "fixed" else Packed())
     return made
@@ -280,7 +280,7 @@ def test_a_broken_sample_is_named(kind: str) -> None:
 
 @kinds
 def test_any_rows_of_the_target_can_be_sampled(kind: str) -> None:
-    """Their number is what the target is told of them: the class of an image, say."""
+    """The target gets the row of a sample, for example to choose the class of an image."""
     base = flow()
     target = replace(base, network=lambda x, time, row: base.network(x, time, row) + row.unsqueeze(1))
     seeds, made = seeds_of(0, 5), engine(target, kind, window=5, slots=2)
@@ -451,7 +451,7 @@ def test_streams_of_one_engine_may_be_interleaved(kind: str) -> None:
 
 @kinds
 def test_a_run_during_a_stream_changes_neither(kind: str) -> None:
-    """Nor its report: in an observer of the run, and between two samples of a stream."""
+    """Samples and reports stay the same, in an observer of the run and between two samples of a stream."""
     alone = fs.sample(flow(), 8, window=5, slots=3)
     made = engine(flow(), kind, window=5, slots=3)
     lone = engine(flow(), kind, window=5, slots=3).sample(seeds_of(0, 8))

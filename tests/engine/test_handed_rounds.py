@@ -1,4 +1,4 @@
-"""Rounds whose calls somebody else answers are the engine's rounds."""
+"""Rounds whose calls the caller answers are the engine's rounds."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.support.small_chains import flow
 @pytest.mark.parametrize("slots", [2, 8], ids=["others wait for its slot", "nobody waits"])
 @pytest.mark.parametrize("window", [5, 15])
 def test_a_broken_sample_leaves_in_the_round_that_broke_it(kind: str, window: int, slots: int) -> None:
-    """Its fault would be told in the end all the same; until then it would take a slot and states of every call."""
+    """The fault would be reported in the end; until then the sample would take a slot and states of every call."""
     commits: list[fs.Commit] = []
     parts = list(engine(broken(7, 3), kind, window=window, slots=slots).draw(seeds_of(0, 8), commits.append))
     steps = [
@@ -33,7 +33,7 @@ def test_a_broken_sample_leaves_in_the_round_that_broke_it(kind: str, window: in
 
 @kinds
 def test_a_broken_sample_makes_room_for_the_next(kind: str) -> None:
-    """With one slot and a window as wide as the chain, samples take turns; none waits for a broken one to end."""
+    """With one slot and a window as wide as the chain, samples take turns; the next begins as soon as one breaks."""
     made = engine(broken(2, 0), kind, window=15, slots=1)
     parts = list(made.draw(seeds_of(0, 3)))
     assert [part.index.tolist() for part in parts] == [[0], [1], [2]]
@@ -43,7 +43,7 @@ def test_a_broken_sample_makes_room_for_the_next(kind: str) -> None:
 
 @kinds
 def test_samples_under_way_are_finished_when_no_more_are_begun(kind: str) -> None:
-    """They are the first of all, and each is what it would have been."""
+    """They are the first samples of the run, unchanged."""
     target, seeds = flow(), seeds_of(0, 40)
     whole = engine(target, kind, window=5, slots=40).sample(seeds)
     begun: set[int] = set()

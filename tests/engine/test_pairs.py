@@ -49,7 +49,7 @@ CASES = [
 
 
 PAIRS = [case for number, case in enumerate(CASES) if (number // 8 + number // 4 + number) % 2]
-"""Half of them, in which every two settings meet."""
+"""Half of the cases, in which every pair of settings occurs."""
 
 
 class Halved(fs.Replay):
@@ -61,7 +61,7 @@ class Halved(fs.Replay):
 
 @cache
 def target_of(conditions: str, start: str) -> ChainTarget:
-    """As many rows as there are samples, and no more."""
+    """A condition for each sample, and no more."""
     base = mixture().flow(STEPS, 1.0)
     labels = torch.linspace(-0.5, 0.5, COUNT, dtype=torch.float64)
     starts = torch.randn(COUNT, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -20,7 +20,7 @@ ROWS = 4
 
 
 class Rows:
-    """Notes every row that is asked for, and has labels or start states for four of them."""
+    """Records every row it is called for; it has labels or start states for four rows."""
 
     def __init__(self, kind: str) -> None:
         self.asked: set[int] = set()

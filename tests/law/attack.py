@@ -177,7 +177,7 @@ CHAINS: dict[str, Callable[[], Walk]] = {
 
 @dataclass(frozen=True)
 class Off:
-    """Guesses what the target would say, and adds `by` std: a constant mismatch."""
+    """Guesses the target's prediction and adds `by` std: a constant mismatch."""
 
     target: Walk
     by: float
@@ -432,7 +432,7 @@ def given(level: np.ndarray, z: np.ndarray, bins: int = 8) -> float:
 
 
 def same_table(a: np.ndarray, b: np.ndarray, a_ref: np.ndarray, b_ref: np.ndarray, bins: int = 8) -> float:
-    """χ²: have (a, b) the joint law of the reference's? In bins of the reference's quantiles."""
+    """χ² test that (a, b) has the reference's joint distribution, in bins of the reference's quantiles."""
     grid = np.arange(1, bins) / bins
     tables = [
         np.bincount(

@@ -49,7 +49,7 @@ def test_broken_verification_is_found(
 
 
 def test_noise_of_the_round_before_instead_of_fresh_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a first window, which only a drafter that needs no warm-up has, that is the very noise examined."""
+    """In a first window, which only a drafter without warm-up has, that is the noise being examined."""
     monkeypatch.setattr(rounds, "_redrawn", redrawn_before)
     assert attack(Case("pulled", "1 std off", recycle=False), 50_000)[0] < BAR
 

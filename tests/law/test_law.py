@@ -224,7 +224,7 @@ def _fresh_in_every_round(target: fs.Target, seed: Tensor, step: Tensor, _: nois
 
 @pytest.mark.parametrize("bug", [_peeks_at_the_noise, _fresh_in_every_round])
 def test_extra_noise_that_is_not_drawn_ahead_is_caught(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In rounds alone: the sequential sampler and the test itself ask for the right one."""
+    """Only rounds get the wrong noise: the sequential sampler and the test itself use the right one."""
     monkeypatch.setattr(rounds, "streams", SimpleNamespace(**{**vars(noise), "extra_noise": bug}))
     assert smallest_p_value(two_noises(), 5_000, 21, every=3, window=6) < SUITE_LEVEL / SHARES
 

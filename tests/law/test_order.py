@@ -1,4 +1,4 @@
-"""Any prefix of a stream in order has the law of the chain; the first that finish have not (theory, "Finishing …")."""
+"""A prefix of a stream in order has the chain's distribution; the first to finish have not (theory, "Finishing …")."""
 
 from __future__ import annotations
 

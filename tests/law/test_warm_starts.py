@@ -184,7 +184,7 @@ def test_a_prior_fitted_on_its_own_speculative_samples_is_caught() -> None:
 
 
 def test_a_draft_of_the_sample_s_own_sequential_path_does_no_harm() -> None:
-    """Adapted: what it says of a step knows the noise before that step only. So it is drafted, and kept, whole."""
+    """It is adapted: its prediction for a step depends only on noise before that step. So all of it is accepted."""
     assert smallest_with("sequential path", own=True, samples=20_000) > LEVEL
 
 

@@ -103,7 +103,7 @@ def test_a_compiled_network_is_compiled_at_most_twice(folder: Path, monkeypatch:
 
 
 def test_a_cpu_evaluates_a_few_states_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts of like size, each state with its own time and class, and nothing but rounding comes of it."""
+    """Parts have like sizes, each state keeps its time and class, and results differ by rounding only."""
     model = pretrained.load(folder)
     target, sizes = model.target(20, [2, 0, 1]), list[int]()
     x = torch.randn(23, 1, 8, 8, generator=torch.Generator().manual_seed(1))

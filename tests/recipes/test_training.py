@@ -51,7 +51,7 @@ CPU = torch.device("cpu")
 
 
 def tiny_split(count: int = 70, size: int = 8) -> data.Split:
-    """Pictures whose brightness tells their class, with a little noise."""
+    """Pictures whose brightness depends on their class, with a little noise."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % 10
     noise = torch.randint(0, 20, (count, 1, size, size), generator=generator)
@@ -93,7 +93,7 @@ def test_the_seed_matters_and_the_loss_falls(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_length_set_by_minutes_is_kept_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of our own, on which a step takes a second: 30 are 26 steps, and a reserve for the export."""
+    """On a simulated clock a step takes one second: 30 seconds are 26 steps and a reserve for the export."""
     now, honest = 0.0, training.draws
 
     def draws(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -239,7 +239,7 @@ def test_plans_are_compared_observation_by_observation(tmp_path: Path, monkeypat
 
 
 def test_costs_of_the_same_settings_are_one_and_drawn_as_one(tmp_path: Path) -> None:
-    """The tight tolerances were run later: they stand with their method, and in its line of the picture."""
+    """The tight tolerances were measured later: they are listed with their method, and drawn in its line."""
     loose, tight, policy = (
         load(QualityCost, f"quality-cost-{name}") for name in ("cifar10", "cifar10-tight", "policy")
     )

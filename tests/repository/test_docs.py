@@ -59,7 +59,7 @@ SMALLER = {
 
 
 def of_packages(folder: Path) -> dict[str, Any]:
-    """Real objects of the packages, small; of OpenAI's class, which is in no registry, the stand-in."""
+    """Small objects of the real packages, and the stand-in for OpenAI's class, which is in no registry."""
     from tests.integrations import test_packages as packages
     from tests.support import deepinv, openai, posteriors
 
@@ -166,7 +166,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_at_most_two_blocks_are_not_run() -> None:
-    """`<!-- not run: why -->` before one says why."""
+    """`<!-- not run: why -->` before a block excludes it and gives the reason."""
     left_out = [match["why"] for page in PAGES for match in BLOCK.finditer(page.read_text()) if match["why"]]
     fences = sum(page.read_text().count("```python") for page in PAGES)
     assert len(left_out) <= 2
@@ -174,7 +174,7 @@ def test_at_most_two_blocks_are_not_run() -> None:
 
 
 def after_extending(names: dict[str, Any]) -> None:
-    """The classes that the page defines do what it says of them."""
+    """The classes defined on the page do what the page claims."""
     chain = names["OrnsteinUhlenbeck"]()
     result = fs.check(chain, window=5, drafter=names["Damped"](), samples=300)
     assert result.passed, str(result)
@@ -381,8 +381,12 @@ def build_site(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
 def test_tables_of_what_is_supported_are_made_by_the_tests(page: Path) -> None:
     """`python -m tests.supported` writes them."""
     text = page.read_text()
-    if "<!-- table: " in text:
-        assert supported.filled(text) == text
+    assert supported.filled(text) == text
+
+
+def test_every_table_is_on_a_page() -> None:
+    used = {name for page in PAGES for name in re.findall(r"<!-- table: (\w+) -->", page.read_text())}
+    assert used == set(supported.TABLES)
 
 
 def test_a_package_of_the_table_has_its_test() -> None:
@@ -408,7 +412,7 @@ def test_figures_come_from_the_result_files(page: Path) -> None:
 # ------------------------------------------------------------------ no number is typed by hand
 
 NUMBER = re.compile(r"[×±] ?\d[\d.]*|(?<![\w.])\d[\d ]*\.\d+(?: ?[×%])?|(?<![\w.])\d+ ?[×%]")
-"""What reads like a measurement: a decimal point, or a number with ×, ± or %."""
+"""Text that reads like a measurement: a decimal point, or a number with ×, ± or %."""
 
 ALLOWED: dict[str, dict[str, str]] = {
     "README.md": {"2.0": "version of the licence"},

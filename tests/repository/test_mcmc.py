@@ -1,4 +1,4 @@
-"""Effective samples a second: the count is right, and both samplers are asked for whole paths."""
+"""Effective samples a second: the count is right, and whole paths of both samplers are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mutants by hand say what the source says: else `make mutants` stops before it has tried one."""
+"""The text that each mutant replaces is in the source; otherwise `make mutants` stops before the first one."""
 
 from __future__ import annotations
 

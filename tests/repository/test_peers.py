@@ -81,7 +81,7 @@ mp.dps = 40
 
 
 def watching(recorder: Recorder) -> Callable[[Committed], None]:
-    """A recorder's observer looks at these four names only."""
+    """The four attributes that a recorder's observer reads."""
     return recorder.from_sample(0)  # type: ignore[return-value]
 
 
@@ -115,7 +115,7 @@ def test_exact_peers_have_the_law_of_the_chain(name: str, chain: str) -> None:
 
 
 def kept_as_it_is(s: Tensor, delta: Tensor, length: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """No reflection: the rejected draft stands in for the corrected state."""
+    """No reflection: the rejected draft is used as the corrected state."""
     kept, mirrored = chains.reflect(s, delta, length, uniforms)
     return kept, chains.at(delta, kept) - mirrored
 

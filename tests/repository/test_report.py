@@ -1,4 +1,4 @@
-"""The page about this repository's evidence: what it says, and what it does in a real browser."""
+"""The page about this repository's evidence: its contents, and its behaviour in a real browser."""
 
 from __future__ import annotations
 
@@ -223,7 +223,9 @@ def test_the_recording_is_a_run_of_the_library() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_recorded_test_decides_as_the_sampler_did(seed: int) -> None:
-    for r in recording.record(seed=seed).rounds:
+    rounds = recording.record(seed=seed).rounds
+    assert any(r.length for r in rounds)
+    for r in rounds:
         passed = [i + 1 for i in range(r.length) if r.uniform[i] < r.bar[i]]
         assert r.accepted == max(passed, default=0)
 
@@ -239,7 +241,7 @@ def test_the_recording_shows_every_kind_of_event() -> None:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something stands in a result; of lists the first two."""
+    """Paths to the values in a result; lists contribute their first two."""
     if at:
         yield at
     inner = (

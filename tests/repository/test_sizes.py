@@ -78,7 +78,7 @@ def test_a_function_that_is_too_long_or_takes_too_much_is_found() -> None:
 
 
 def rooms() -> list[tuple[set[str], str, int]]:
-    """Each row of the map: the files of the room, what the row says, and the lines it gives."""
+    """Each row of the map: the files of the room, the text of the row, and its number of lines."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     found = []
     names = [re.findall(r"`([^`]+)`", match["paths"]) for match in ROW.finditer(text)]

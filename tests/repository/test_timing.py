@@ -11,7 +11,7 @@ from benchmarks.timing import Timing, take_turns
 
 
 class Clock:
-    """A clock that stands still until a side works."""
+    """A clock that moves only while a side works."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -46,7 +46,7 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def in_code(text: str, speaking: bool = True) -> list[str]:
-    """Findings in a module; `speaking` says whether a user reads its messages."""
+    """Findings in a module; `speaking` is true if users read its messages."""
     tree = ast.parse(text)
     found = [
         f"{line}: a docstring begins {match[0]!r}: {docstring.splitlines()[0]}"

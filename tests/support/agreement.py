@@ -36,7 +36,7 @@ assert SLOPES in ReplayMemory._fields
 
 @dataclass(frozen=True)
 class Settled:
-    """A round that is over, and what it saw."""
+    """A finished round and its inputs."""
 
     rows: Rows
     """Before it."""
@@ -75,7 +75,7 @@ def plain_round(target: fs.Target, rows: Rows, speculation: Speculation) -> Sett
 
 
 def fused_round(target: fs.Target, rows: Rows, speculation: Speculation) -> Settled:
-    """On a GPU; the rows given stay as they are."""
+    """Run the round on a GPU, on a copy of the rows."""
     from foresample.backends.triton import round as fused
 
     mine = rows.map(lambda value: value.clone())
@@ -90,7 +90,7 @@ def fused_round(target: fs.Target, rows: Rows, speculation: Speculation) -> Sett
 
 
 def compiled_round(target: fs.Target, rows: Rows, speculation: Speculation) -> Settled:
-    """On a CPU; the rows given stay as they are."""
+    """Run the round on a CPU, on a copy of the rows."""
     from foresample.backends.numba import round as compiled
 
     mine = rows.map(lambda value: value.clone())

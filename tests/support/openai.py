@@ -37,7 +37,7 @@ class ModelMeanType(Enum):
 
 
 class ModelVarType(Enum):
-    """Where the variance comes from."""
+    """The kinds of variance."""
 
     LEARNED = auto()
     FIXED_SMALL = auto()
@@ -215,7 +215,7 @@ class Copy:
         return self.name
 
     def takes(self, argument: str) -> bool:
-        """Whether p_sample_loop has this argument."""
+        """True if p_sample_loop has this argument."""
         return argument in signature(self.plain.GaussianDiffusion.p_sample_loop).parameters
 
     def make(

@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Placeholder(ModuleType):
-    """A module that has every name; what it gives is a class that does nothing."""
+    """A module that has every name; each is a class that does nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -519,7 +519,7 @@ def wan(two: bool = False, scheduler: Any = None, **more: Any) -> Any:
 
 
 def _quiet(pipe: Any) -> Any:
-    """As from_pretrained gives them, in evaluation mode; and no progress bar."""
+    """In evaluation mode, as from_pretrained returns them, and without a progress bar."""
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval()
@@ -565,7 +565,7 @@ class Case:
     """For so many images."""
     note: str = ""
     refused: str | None = None
-    """What the sentence says, if it is refused."""
+    """Part of the error message, if the pipeline is refused."""
     steps: int = 6
     """Enough that drafts are kept, for the two-sample tests."""
     draws: int = 400
@@ -1008,7 +1008,7 @@ EXACT = [
         parts=2,
     ),
 ]
-"""Tested for their law against the sequential pipeline."""
+"""Pipelines whose samples are compared with those of the sequential pipeline."""
 
 REFUSED = [
     Case(

@@ -163,7 +163,7 @@ CHAINS = {
 
 
 NOISIER: dict[str, Callable[[], Any]] = {"third order": third_order, "two noises": two_noises, "turned": turned}
-"""What the contract offers beyond one prediction and one noise a step."""
+"""Chains with more than one prediction or one noise a step."""
 
 
 def worse(target: ChainTarget) -> ChainTarget:

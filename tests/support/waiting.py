@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 GUARD = 1200.0
-"""Seconds after which whoever waits gives up: something hangs. No test depends on how long anything takes."""
+"""Seconds after which a wait fails because something hangs. No result of a test depends on how long anything takes."""
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

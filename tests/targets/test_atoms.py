@@ -1,4 +1,4 @@
-"""Samplers of atom positions: frames, alignment, the law. Boltz's loop is replayed in integrations/test_packages."""
+"""Samplers of atom positions: frames, alignment, distribution. integrations/test_packages replays Boltz's loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chain and a network: what the network is told, and a diffusers scheduler around one's own network."""
+"""A chain and a network: the arguments of the network, and a diffusers scheduler around your own network."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ MAKERS: dict[str, Callable[..., ChainTarget]] = {
     ),
 }
 WHOLE = ("langevin", "DDPM")
-"""Those that tell the network whole numbers: the step, or a timestep."""
+"""Targets whose network gets whole numbers: the step, or a timestep."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, f64])

@@ -1,4 +1,4 @@
-"""Pictures by their frequencies: the same law, turned back; and a prior that knows how a network answers to each."""
+"""Pictures by their frequencies: the same distribution when turned back, and priors with a response for each band."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_basis_that_is_not_orthonormal_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_response_of_a_filter_is_found_by_bands() -> None:
-    """A network that weighs frequencies: the fit is exact, and every pilot says the same."""
+    """A network that weighs frequencies: the fit is exact and every pilot gives the same result."""
     shape, one = torch.Size([2, 4, 4]), torch.ones(5, dtype=torch.float64)
     weights = 1 + bands(shape).double() / 10
     turn = torch.kron(torch.kron(cosines(2), cosines(4)), cosines(4))

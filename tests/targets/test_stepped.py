@@ -176,7 +176,7 @@ def test_any_target_can_be_compared_with_a_step() -> None:
 
 
 def with_noise(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """A step whose noise is changed as the function of (prediction, x, noise) says."""
+    """A step whose noise is replaced by a function of (prediction, x, noise)."""
     return lambda p, x, k, z: step(p, x, k, change(p, x, z))
 
 
