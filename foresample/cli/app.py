@@ -1,4 +1,4 @@
-"""The commands by their names. Torch is imported after a command's options have been checked."""
+"""The commands and their names. Torch is imported only after a command's options have been checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer(
 
 
 def _add(name: str, options_of: type[options.Options]) -> None:
-    """Add a command whose options are the fields of a dataclass; the module of its name does the work."""
+    """Add a command whose options are the fields of a dataclass; the module of the same name runs it."""
 
     def command(**given: Any) -> None:
         chosen = options_of(**given)
@@ -52,7 +52,8 @@ def about(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Print the whole traceback of an error; also after a command.")
+        bool,
+        typer.Option("--traceback", help="Print the whole traceback of an error; may also follow the command."),
     ] = False,
 ) -> None:
     """Exact speculative sampling for diffusion models."""

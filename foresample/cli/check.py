@@ -1,4 +1,4 @@
-"""`foresample check`: is speculative sampling of this target exact?"""
+"""`foresample check`: tests that speculative sampling of a target is exact."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Output of the commands: refusals in one sentence, tables, bars. Nothing else in `cli` prints.
+"""Output of the commands: errors in one sentence, tables, bars. Nothing else in `cli` prints.
 
-Texts from elsewhere (a shard's error, a class's name, a path) go through `printable` here: a terminal obeys none.
+Text from elsewhere (a shard's error, a class's name, a path) goes through `printable` here, so that a terminal executes
+no control character in it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # the kind
 
 
 class Commands(TyperGroup):
-    """Commands that refuse what they cannot do in one sentence, with exit status 2, and 3 if the network breaks.
+    """Commands that report an error in one sentence, with exit status 2, or 3 if the network returns NaN.
 
-    Status 1 is an answer ("not exact"), so no exception may end with it.
+    Status 1 is an answer ("not exact"), so no error may end with it.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -66,7 +67,7 @@ def _report(error: Exception, *, in_full: bool) -> typer.Exit:
     own = user_frame(error)
     if isinstance(error, ModuleNotFoundError) and error.name in OPTIONAL and own is None:
         return fail(missing(error.name))
-    if in_full or (own is None and not isinstance(error, _REFUSALS)):  # the latter is a fault of the package
+    if in_full or (own is None and not isinstance(error, _REFUSALS)):  # the latter is a bug of the package
         echo("".join(format_exception(error)).rstrip("\n"), error=True)
         return typer.Exit(status)
     sentence = _out_of_memory(error) or with_place(error)
@@ -74,7 +75,7 @@ def _report(error: Exception, *, in_full: bool) -> typer.Exit:
 
 
 def echo(text: object, *, error: bool = False) -> None:
-    """Print a text, line by line made printable."""
+    """Print a text, with control characters escaped."""
     lines = str(text).split("\n")
     print("\n".join(map(printable, lines)), file=sys.stderr if error else sys.stdout, flush=True)
 
@@ -85,7 +86,7 @@ def show(*tables: Table) -> None:
 
 
 class _Printing(Console):
-    """A console that gives the terminal no control characters but its own: styles are apart from the text here."""
+    """A console that escapes control characters in text; its own styles are separate segments."""
 
     def render(self, *given: Any, **named: Any) -> Iterator[Segment]:
         for segment in super().render(*given, **named):
@@ -96,14 +97,14 @@ class _Printing(Console):
 
 
 def fail(sentence: str, status: int = 2) -> typer.Exit:
-    """Print a sentence on stderr, in one line; the exit it returns is to be raised."""
+    """Print an error on stderr, in one line, and return the exit to raise."""
     line = f"[red]error:[/] {escape(printable(sentence))}"
     _Printing(stderr=True, highlight=False).print(line, soft_wrap=True)
     return typer.Exit(status)
 
 
 def _out_of_memory(error: Exception) -> str | None:
-    """The sentence for what no estimate foresaw."""
+    """The sentence for running out of memory, None for other errors."""
     text = str(error).strip() or "none is left"
     if not isinstance(error, MemoryError) and "allocate" not in text and "out of memory" not in text:
         return None
@@ -112,7 +113,7 @@ def _out_of_memory(error: Exception) -> str | None:
 
 
 def require_modules(*names: str) -> None:
-    """Refuse before the work what would fail after it."""
+    """Refuse a command before its work if a module that it needs is not installed."""
     lacking = [name for name in names if find_spec(name) is None]
     if lacking:
         raise ImportError(missing(*lacking))
@@ -125,7 +126,7 @@ def missing(*names: str) -> str:
 
 
 def require_folder(out: Path) -> None:
-    """Make the folder and see that it can be written, before any work."""
+    """Make the folder and check that it can be written, before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
@@ -134,14 +135,14 @@ def require_folder(out: Path) -> None:
 
 
 def require_file(out: Path) -> None:
-    """Make the folder of a file and see that the file can be written, before any work."""
+    """Make the folder of a file and check that the file can be written, before any work."""
     require_folder(out.parent)
     if out.is_dir() or (out.exists() and not os.access(out, os.W_OK)):
         raise OSError(f"cannot write {out}: name another file with --out")
 
 
 def plain_table(*columns: str, left: int = 0, **options: Any) -> Table:
-    """A table with the first `left` columns flush left and, where room is short, wrapped; the others flush right."""
+    """A table whose first `left` columns are flush left and may wrap; the others are flush right."""
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -157,6 +158,6 @@ def plain_table(*columns: str, left: int = 0, **options: Any) -> Table:
 
 @contextmanager
 def wait_line(*, quiet: bool) -> Iterator[Any]:
-    """A line with the current task and its duration, which goes away; call it with the name of each task."""
+    """A temporary line with the current task and its duration; call its value with the name of each task."""
     with tqdm(disable=quiet or None, leave=False, bar_format="{desc} {elapsed}") as bar:
         yield bar.set_description

@@ -1,8 +1,8 @@
-"""`foresample doctor`: the installed packages, the rounds that run here, and a test that they are exact.
+"""`foresample doctor`: shows the installed packages and the rounds that run here, and tests that these are exact.
 
-The engine itself chooses the round, as in any run; nothing is inferred from installed packages. Every kind of round
-that runs here is tested, on each device: `check` on a small chain whose denoiser is known. Captured rounds cannot
-be watched from within, so their finished samples are compared with sequential ones.
+The engine itself chooses the round, as in any run; nothing is inferred from installed packages. On each device every
+kind of round is tested by `check`, on a small chain whose denoiser is known. Captured rounds call no observer, so their
+finished samples are compared with sequential ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from foresample.targets.mixture import GaussianMixture
 from foresample.text import duration
 
 WINDOW = 6
-NOT_ASKED_FOR = ("test", "docs", "all")  # extras that add nothing to what the package can do
+NOT_ASKED_FOR = ("test", "docs", "all")  # extras without optional features
 ROUNDS = {
     "foresample.core.round": "plain",
     "foresample.backends.triton.round": "Triton",
@@ -91,7 +91,7 @@ def _show(versions: dict[str, str], devices: list[Row], optional: list[Row]) -> 
 
 
 def packages() -> list[Row]:
-    """The packages of the extras, by the installed package's metadata; none if it is not installed.
+    """The packages of the extras, from the metadata of foresample; none if foresample itself is not installed.
 
     Each with its name, its extra, the versions wanted and the version installed here.
     """
@@ -112,7 +112,7 @@ def packages() -> list[Row]:
 
 
 def look_at(name: str) -> Row:
-    """A device: its round (plain, Numba or Triton; broken if none can be made), and why if it is a slower one."""
+    """A device: its round (plain, Numba, Triton or broken), and the reason if it is not a fast one."""
     on_gpu = name != "cpu"
     about = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     if on_gpu:
@@ -124,8 +124,8 @@ def look_at(name: str) -> Row:
         serving = ROUNDS[
             round_for(target, Engine(target, window=WINDOW, slots=1).speculation).propose.__module__
         ]
-    except Exception as error:  # of a compiler, of any kind; the test below says it, too
-        serving, remedy = "broken", f"no round can be made here: {type(error).__name__}: {error}"
+    except Exception as error:  # a compiler may raise anything; the test below reports it, too
+        serving, remedy = "broken", f"no round works here: {type(error).__name__}: {error}"
     if serving == "plain":
         why = f"Numba is not installed: {install('numba')}"
         if on_gpu:
@@ -137,7 +137,7 @@ def look_at(name: str) -> Row:
 
 
 def small_chain(device: str) -> Target:
-    """DDPM of a mixture in two dimensions, whose denoiser is known: 16 steps, in the dtype of networks."""
+    """DDPM of a mixture in two dimensions, whose denoiser is known: 16 steps, in float32."""
     parts = vars(GaussianMixture.of_draft_trees(2)).values()
     mixture = GaussianMixture(*(value.to(device, torch.float32) for value in parts))
 
@@ -149,7 +149,7 @@ def small_chain(device: str) -> Target:
 
 
 def self_test(device: Row, samples: int) -> list[Row]:
-    """Every kind of round that serves on a device, tested; what breaks is a failure with its sentence."""
+    """The test of every kind of round on a device; an exception is a failure with its message."""
     target, slots = small_chain(device["name"]), min(500, samples)
 
     def watched() -> Finding:
@@ -171,7 +171,7 @@ def self_test(device: Row, samples: int) -> list[Row]:
         try:
             finding = test()
             passed, detail = finding.passed, f"{finding.question}: {finding.detail}"
-        except Exception as error:  # whatever does not run here is what this command is to find
+        except Exception as error:  # any exception is a finding
             passed, detail = False, f"{type(error).__name__}: {error}"
         seconds = perf_counter() - began
         tests.append(

@@ -1,4 +1,4 @@
-"""Where an error comes from: the frame in the user's own code, for the sentence that reports it."""
+"""Error sentences that name the place in the user's own code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = tuple(os.path.join(folder, "") for folder in _INSTALLED)
 def with_place(error: BaseException) -> str:
     """The error's text, with the place in the user's code that it passed through, if there is one.
 
-    The error's type is named unless foresample raised it: its own sentences need no type.
+    The error's type is named unless foresample raised the error, because its own messages need no type.
     """
     if (sentence := _refused_call(error)) is not None:
         return sentence
@@ -44,7 +44,10 @@ def _refused_call(error: BaseException) -> str | None:
             frame.f_globals.get("__name__") == "foresample.targets.chained"
             and frame.f_code.co_name == "_answer"
         ):
-            from foresample.contracts import accepts, defined  # which import torch, as the network did
+            from foresample.contracts import (
+                accepts,
+                defined,
+            )  # imports torch, which the network has imported already
 
             network = frame.f_locals["self"].network
             if not accepts(network, "x", "time", "row"):
@@ -70,6 +73,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _shown(filename: str) -> str:
-    """A path below the working directory as seen from there; others in full."""
+    """The path relative to the working directory if it lies below it, else in full."""
     shown = os.path.relpath(filename)
     return filename if shown.startswith(os.pardir) else shown

@@ -1,4 +1,4 @@
-"""`foresample generate`: a dataset in shards, by one process or many; run the same command again to go on."""
+"""`foresample generate`: draws a dataset into shards, in one process or many, or resumes one."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def run(options: Generate) -> None:
             )
     except KeyboardInterrupt:
         echo(
-            f"interrupted: run the same command again to go on; what is finished is in {options.out}, and until it is "
-            "complete it is not a fair selection: the quick ones were done in time",
+            f"interrupted: run the same command again to resume; finished samples are in {options.out}, but until the "
+            "dataset is complete they are a biased selection: those that needed few rounds finished first",
             error=True,
         )
         raise typer.Exit(130) from None
     show_dataset(dataset, as_json=quiet)
     if stop.requested and not dataset.complete:
-        echo("interrupted: run the same command again to go on", error=True)
+        echo("interrupted: run the same command again to resume", error=True)
         raise typer.Exit(130)
     if dataset.failures:
         raise typer.Exit(3)
@@ -61,10 +61,10 @@ def run(options: Generate) -> None:
 
 
 class Finishing:
-    """Handles Ctrl-C while samples are drawn: the first begins no more samples, the second stops at once.
+    """Handles Ctrl-C while samples are drawn: after the first no more are begun, the second stops at once.
 
-    What is finished then was chosen before it was drawn, and is a fair sample. Before and after, and on Ray, where
-    nobody asks, the first stops at once.
+    The finished samples were chosen before they were drawn, so they are a fair sample. Before and after drawing, and on
+    Ray, which never calls this object, the first Ctrl-C stops at once.
     """
 
     def __init__(self, bar: DatasetBar) -> None:
@@ -86,14 +86,16 @@ class Finishing:
         if not self.drawing or self.bar.full:
             raise KeyboardInterrupt
         self.requested = True
-        line = "\nno more samples are begun; those under way are finished (Ctrl-C again stops at once)\n"
+        line = (
+            "\nno more samples are begun; those under way are finished (press Ctrl-C again to stop at once)\n"
+        )
         os.write(2, line.encode())  # print is not for signal handlers
 
 
 class DatasetBar:
-    """Samples, their rate and what is left of the time; calls a sample and drafts kept a round.
+    """A progress bar of samples, with calls per sample and drafts kept per round.
 
-    Before that, what is measured, on a line that goes away, and how the samples are drawn.
+    Before the bar, a temporary line names the measurement under way, and a lasting one the choice of the window.
     """
 
     def __init__(self, count: int, *, quiet: bool) -> None:

@@ -1,4 +1,4 @@
-"""`foresample inspect`: what a dataset's folder holds."""
+"""`foresample inspect`: verifies a dataset and shows its contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foresample.datasets import Dataset, inspect_dataset
 from foresample.datasets.folder import write_atomically
 from foresample.text import printable
 
-_MOST = 10  # broken samples, and shards that do not count, that are named
+_MOST = 10  # broken samples, and shards that do not count, to list
 
 
 def run(options: Inspect) -> None:
@@ -44,7 +44,7 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     shape = "×".join(map(str, settings["shape"]))
     table.add_row("samples", f"{costs['samples']} of {settings['count']}, {shape}, {settings['dtype']}")
     if not dataset.complete:
-        fair = f"{dataset.fair} are known to be fair; the others were quick to draw, a biased selection"
+        fair = f"{dataset.fair} are known to be fair; the others finished early, a biased selection"
         table.add_row("in order", f"the first {dataset.in_order}, of which {fair}")
     table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, each with its checksum")
     drawn = f"window {settings['window']}" if settings["window"] else "drawn sequentially"
@@ -63,9 +63,9 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     table.add_row("runs", f"{len(manifest['runs'])}, {sum(seconds):.1f} s")
     if law is not None:
         verdict = "passed" if law.passed else "FAILED"
-        table.add_row("law", f"{verdict}: {law.tests} tests, smallest p-value {law.smallest_p:.2g}")
+        table.add_row("distribution", f"{verdict}: {law.tests} tests, smallest p-value {law.smallest_p:.2g}")
     elif not dataset.complete:
-        table.add_row("law", "not checked: samples are missing")
+        table.add_row("distribution", "not checked: samples are missing")
     show(table)
     for name, why in list(dataset.unsound.items())[:_MOST]:
         echo(f"{name} does not count, {printable(why)}: the same command draws it again", error=True)

@@ -1,7 +1,7 @@
-"""Ctrl-C. While modules are imported it ends the process at once, since an import may swallow or print an exception.
+"""Handles Ctrl-C. During imports it ends the process at once, since an import may swallow or print an exception.
 
-Once a command works, the first Ctrl-C raises KeyboardInterrupt, so that what is finished is saved; a second one ends
-the process at once. So does the first one while a module is imported or Numba compiles: LLVM's callbacks swallow it.
+Once a command runs, the first Ctrl-C raises KeyboardInterrupt, so that finished samples are saved; a second one ends
+the process at once. So does the first one during a later import or while Numba compiles: LLVM's callbacks swallow it.
 """
 
 from __future__ import annotations

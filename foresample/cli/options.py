@@ -1,7 +1,8 @@
 """The options of every command: one dataclass each, whose fields are the options and whose docstring is the help.
 
-`check` refuses what is wrong whatever the machine and the target; the rest is refused where it is used. Nothing here
-imports torch, so that wrong input is refused at once; tests hold the copied constants to the library's.
+`check` refuses options that are wrong on any machine and for any target; other errors are found where an option is
+used. Nothing here imports torch, so that wrong input is refused at once; tests compare the copied constants with the
+library's.
 """
 
 import sys  # and no annotations from __future__: typer reads those below
@@ -50,7 +51,7 @@ Window = Annotated[
     _of_execution(
         metavar="N|auto|FILE",
         callback=_require_window,
-        help="Transitions drafted in a round; auto measures which is fastest here, a file of tune --out has it.",
+        help="Transitions drafted in a round: a number, auto (measures the fastest) or a file that tune --out wrote.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Fixes every random number.")]
@@ -62,7 +63,7 @@ class Options:
     """The options of one command."""
 
     def check(self) -> None:
-        """Refuse what is wrong whatever the machine."""
+        """Refuse options that are wrong on any machine."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +80,7 @@ class TargetOptions(Options):
         str | None,
         _of_target(
             "--target",
-            help="Instead of a model your own target, an object or a function that makes it: 'package.module:name'. "
+            help="Your own target instead of a model: 'package.module:name' of it or of a function that makes it. "
             "Or a built-in one: flow, vp, langevin (mixtures in 2-D), embedded.",
         ),
     ] = None
@@ -89,7 +90,7 @@ class TargetOptions(Options):
     ] = None
     reuse: Annotated[
         str | None,
-        _of_target(help="Prediction of the model that is reused: x0, v or eps.", show_default="x0"),
+        _of_target(help="Quantity that drafts reuse: x0, v or eps.", show_default="x0"),
     ] = None
     device: Annotated[str | None, _of_execution(help="cpu, cuda or cuda:N.", show_default="cpu")] = None
     half: Annotated[bool, _of_execution("--half", help="Run the model's network in bfloat16.")] = False
@@ -148,14 +149,14 @@ def require_kind(reuse: str) -> Kind:
 
 @dataclass(kw_only=True)
 class Sample(TargetOptions):
-    """Draw samples from a diffusion model, exactly, in a few calls."""
+    """Draw exact samples from a diffusion model, in few network calls."""
 
     count: Annotated[int, typer.Option(min=1, help="Samples to draw.")] = 64
     window: Window = WINDOW
     slots: Annotated[int | None, _slots(shown="all")] = None
     seed: Seed = 0
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also run the sequential sampler, and show both.")
+        bool, typer.Option("--compare", help="Also run the sequential sampler, and compare costs and times.")
     ] = False
     out: Annotated[Path, typer.Option(help="Folder for samples, pictures and report.")] = Path("out")
 
@@ -167,35 +168,39 @@ class Sample(TargetOptions):
 
 @dataclass(kw_only=True)
 class Generate(TargetOptions):
-    """Draw a dataset into shards; resumes. Exit status 3 if samples broke, 1 if the distribution test failed."""
+    """Draw a dataset into shards, or resume one. Exit status 3 if samples broke, 1 if the distribution test failed."""
 
     default_steps: ClassVar[int] = 250
 
-    count: Annotated[int, typer.Option(min=1, help="Samples of the dataset.")]
-    out: Annotated[Path, typer.Option(help="Its folder; run the same command again to go on.")]
+    count: Annotated[int, typer.Option(min=1, help="Samples in the dataset.")]
+    out: Annotated[Path, typer.Option(help="The dataset's folder; run the same command again to resume.")]
     steps: Annotated[int | None, _steps(250)] = None
     window: Window = "auto"
     slots: Annotated[int, _slots(", in each worker")] = 64
-    shard: Annotated[int, typer.Option(min=1, help="Samples of a file.")] = 1000
+    shard: Annotated[int, typer.Option(min=1, help="Samples in each file.")] = 1000
     seed: Seed = 0
-    law: Annotated[int, typer.Option(min=0, help="Compare with so many sequential samples at the end.")] = 0
+    law: Annotated[
+        int, typer.Option(min=0, help="Sequential samples to compare the finished dataset with.")
+    ] = 0
     ray: Annotated[str | None, typer.Option(help="Run on Ray: auto, or a cluster's address.")] = None
-    cpus: Annotated[int | None, typer.Option(min=1, help="On Ray, CPUs of a worker without a GPU.")] = None
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="On Ray, CPUs for each worker, which then uses no GPU.")
+    ] = None
 
     def check(self) -> None:
         super().check()
         require_modules("safetensors", *(["ray"] if self.ray is not None else []))
         if self.cpus is not None and self.ray is None:
-            raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
+            raise ValueError("--cpus applies to workers on Ray only: add --ray auto, or leave --cpus out")
         require_folder(self.out)
 
 
 @dataclass(kw_only=True)
 class Inspect(Options):
-    """Verify a dataset, say what is in it, and paint a contact sheet. Exit status 1 if it is not complete."""
+    """Verify a dataset, show its contents, and paint a contact sheet. Exit status 1 if it is not complete."""
 
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What foresample generate wrote.")]
-    pictures: Annotated[int, typer.Option(min=1, help="On the contact sheet, at most.")] = 100
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that foresample generate wrote.")]
+    pictures: Annotated[int, typer.Option(min=1, help="Most pictures on the contact sheet.")] = 100
     as_json: AsJson = False
 
     def check(self) -> None:
@@ -207,14 +212,14 @@ class Inspect(Options):
                 f"{self.folder} holds no manifest.json: not a folder of foresample generate"
             ) from None
         except OSError:
-            pass  # whoever reads the file says why it cannot be read
+            pass  # reading the file raises the error that explains it
 
 
 @dataclass(kw_only=True)
 class Tune(TargetOptions):
-    """Measure which window is fastest here, and whether speculation pays at all.
+    """Measure which window is fastest here, and whether speculation is faster at all.
 
-    With several --slots, how many samples to have under way: throughput against latency.
+    With several --slots it also measures throughput and latency for each.
     """
 
     window: Annotated[
@@ -222,16 +227,18 @@ class Tune(TargetOptions):
         _of_execution(
             metavar="N|auto",
             callback=_require_window,
-            help="Window to try; may be given several times.",
+            help="Window to try; give the option several times for several.",
             show_default="auto: 2, 4, 8 … 64",
         ),
     ] = ("auto",)  # type: ignore[assignment]  # dataclasses refuse a list
     slots: Annotated[
-        list[int], _slots("; 1 asks for latency; several for throughput against latency", shown="1")
+        list[int], _slots("; 1 measures latency; give several to compare throughput and latency", shown="1")
     ] = (1,)  # type: ignore[assignment]
     within: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Milliseconds that 95 in 100 samples may take, with several --slots."),
+        typer.Option(
+            min=0.0, help="With several --slots, milliseconds within which 95 in 100 samples must finish."
+        ),
     ] = None
     out: OutFile = None
 
@@ -257,8 +264,10 @@ class Check(TargetOptions):
     slots: Annotated[int, _slots()] = 1000
     drafter: Annotated[str, typer.Option(help=", ".join(DRAFTERS))] = "replay"
     block: Annotated[int | None, typer.Option(min=1, help="Block length; the whole window by default.")] = None
-    recycle: Annotated[bool, typer.Option(help="Recycle rejected noise, or draw fresh noise.")] = True
-    samples: Annotated[int, typer.Option(min=10, help="Speculative ones, and as many sequential ones.")] = 5000
+    recycle: Annotated[bool, typer.Option(help="Recycle rejected noise, or draw fresh noise instead.")] = True
+    samples: Annotated[
+        int, typer.Option(min=10, help="Speculative samples to draw, and as many sequential ones.")
+    ] = 5000
     level: Annotated[float, typer.Option(help="False-alarm probability of the tests.")] = LEVEL
     seed: Seed = 0
     out: OutFile = None
@@ -270,8 +279,8 @@ class Check(TargetOptions):
             raise ValueError(f"--level is a probability between 0 and 1, not {self.level}")
         if self.graph:
             raise ValueError(
-                "--graph cannot apply to check, which looks at every round: leave it out, or compare the samples of "
-                "captured rounds with 'foresample generate --graph --law 1000'"
+                "--graph cannot apply to check, which examines every round: leave it out, or test samples of captured "
+                "rounds with 'foresample generate --graph --law 1000'"
             )
         if self.name is not None and self.target is not None:
             raise ValueError(
@@ -285,16 +294,16 @@ class Check(TargetOptions):
 
 @dataclass(kw_only=True)
 class PolicyServer(Options):
-    """Start LeRobot's policy server, its diffusion policies accelerated; what follows -- goes to LeRobot."""
+    """Start LeRobot's policy server with accelerated diffusion policies; options after -- go to LeRobot."""
 
     lerobot: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="Options of LeRobot's server.")
     ] = None
     window: Window = WINDOW
-    warm: Annotated[bool, typer.Option(help="Draft a plan's first window from the last plan.")] = True
+    warm: Annotated[bool, typer.Option(help="Draft the first window of a plan from the plan before it.")] = True
     graph: Annotated[bool, typer.Option("--graph", help="On a GPU, replay rounds as CUDA graphs.")] = False
-    prior: Annotated[Path | None, typer.Option(help="A prior saved by Prior.save.")] = None
-    pilots: Annotated[int | None, typer.Option(min=2, help="Fit a prior on so many first plans.")] = None
+    prior: Annotated[Path | None, typer.Option(help="File of a prior, written by its save method.")] = None
+    pilots: Annotated[int | None, typer.Option(min=2, help="Number of first plans to fit a prior on.")] = None
 
     def check(self) -> None:
         for name in ("lerobot", "grpc"):
@@ -303,7 +312,7 @@ class PolicyServer(Options):
 
 
 def no_server(name: str | None) -> ImportError:
-    """LeRobot imports everything it may need, so all of its dependencies must be there."""
+    """The error for a missing module: LeRobot imports all of its dependencies, used or not."""
     return ImportError(
         f"the policy server needs {name}, which is not installed: pip install 'lerobot[async]' brings LeRobot, its "
         "server and everything they import (docs/robots.md)"
@@ -312,18 +321,18 @@ def no_server(name: str | None) -> ImportError:
 
 @dataclass(kw_only=True)
 class Doctor(Options):
-    """Say what this installation has and which rounds serve, and test them. Exit status 1 if the test fails."""
+    """Show the packages, devices and fast paths of this installation, and test them. Exit status 1 if a test fails."""
 
     test: Annotated[bool, typer.Option("--test/--no-test", help="Also test that sampling here is exact.")] = (
         True
     )
-    samples: Annotated[int, typer.Option(min=100, help="Of the self-test, on each device.")] = 2000
+    samples: Annotated[int, typer.Option(min=100, help="Samples of the self-test on each device.")] = 2000
     as_json: AsJson = False
 
 
 @dataclass(kw_only=True)
 class Demo(Options):
-    """Draw with a robot's pen and draw a picture, sequentially and speculatively, and write one page that shows both.
+    """Plan a robot's pen strokes and draw a picture, each sequentially and speculatively, and show both on one page.
 
     Needs no GPU and takes less than a minute. Exit status 1 if the exactness check fails.
     """

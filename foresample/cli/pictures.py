@@ -1,4 +1,4 @@
-"""Pictures: a grid of samples, and what a run did round by round."""
+"""Pictures: a grid of samples, and the rounds of a run."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def grid(samples: Tensor, columns: int | None = None, scale: int = 3) -> Any:
 
 
 def contact_sheet(dataset: Dataset, most: int) -> Any | None:
-    """Samples spread evenly over a dataset; None if they are no pictures, or there are none.
+    """A grid of samples spread evenly over a dataset; None if it has no samples or they are not pictures.
 
-    Of one that is not complete, over those it hands out.
+    In a dataset that is not complete, only samples before the first missing one are shown.
     """
     shape, count = dataset.manifest["settings"]["shape"], dataset.in_order
     if not are_pictures(shape) or not count:
         return None
     chosen = torch.linspace(0, count - 1, min(most, count)).long()
-    with warnings.catch_warnings(action="ignore"):  # the command says it in its own words
+    with warnings.catch_warnings(action="ignore"):  # the command prints its own warning
         parts = dataset.samples()
     first, found = 0, []
     for part in parts:
@@ -73,7 +73,7 @@ def side_by_side(left: tuple[str, Any], right: tuple[str, Any]) -> Any:
 
 
 class History:
-    """Remembers the rounds of the first sample of a run: an observer."""
+    """An observer that records the rounds of a run's first sample."""
 
     def __init__(self) -> None:
         self.rounds: list[tuple[int, int, int]] = []
@@ -119,7 +119,7 @@ def run_picture(path: Path, report: Report, history: History) -> None:
     mismatch.plot(range(report.steps), report.mismatch, color="crimson", linewidth=1.4)
     mismatch.set_title("mismatch of draft and target, in std", loc="left")
     mismatch.set(xlabel="step of the chain", ylabel="mean δ", xlim=(0, report.steps))
-    if any(value > 0 for value in report.mismatch):  # not where nothing was drafted, or every draft was exact
+    if any(value > 0 for value in report.mismatch):  # all 0 if nothing was drafted or every draft was exact
         mismatch.set_yscale("log")
     for axes in (main, lengths, mismatch):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

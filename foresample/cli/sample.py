@@ -1,11 +1,11 @@
-"""`foresample sample`: draw samples and keep everything about the run.
+"""`foresample sample`: draws samples and saves them with the report of the run.
 
-Into the output folder go the raw samples (`samples.safetensors`, with seeds and labels), the report (`report.json`), a
-picture of the run (`run.png`) and, if the samples are pictures, these (`samples.png`).
+The output folder receives the raw samples (`samples.safetensors`, with seeds and labels), the report (`report.json`), a
+picture of the run (`run.png`) and, if the samples are pictures, a grid of them (`samples.png`).
 
-If the run is interrupted, those samples are written that were begun as many rounds before as the chain has steps.
-Whoever finishes first is not a fair sample; whether a sample was begun by then is decided before it is drawn, and a
-round commits a transition or more, so all of these are finished (theory, "Finishing first is not fair").
+If a run of a chain of N steps is interrupted, it writes the samples begun at least N rounds ago. Those that finish
+first are not a fair sample; but when a sample is begun is decided before it is drawn, and a round commits at least one
+transition, so all of these are finished (theory, "Finishing first is not fair").
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from foresample.engine.tuning import call_seconds
 from foresample.provenance import make_result, result_json, write_result
 from foresample.text import duration
 
-_TURNS, _ENOUGH_SECONDS = 7, 10.0  # of a comparison; turns of long runs are fewer, but at least two
+_TURNS, _ENOUGH_SECONDS = 7, 10.0  # turns of a comparison, and the time after which no more than two are begun
 
 
 def run(options: Sample) -> None:
@@ -61,7 +61,7 @@ def run(options: Sample) -> None:
             history(commit)
             bars.update("speculative" if window else "sequential", commit)
 
-        try:  # captured rounds are replayed, and nothing can watch them
+        try:  # replayed rounds call no observer
             drawn = sampler.sample(seeds, None if graph and window else observe)
         except KeyboardInterrupt:
             kept = finished.fair().nonzero().flatten()
@@ -107,7 +107,7 @@ def run(options: Sample) -> None:
     else:
         show(_table(drawn.report, compared))
         if compared is None:
-            echo(f"Drawn in {took}. With --compare both samplers are timed, in turns.")
+            echo(f"Drawn in {took}. Add --compare to time both samplers in turns.")
     echo("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
 
 
@@ -128,7 +128,7 @@ def _compare(
         at_least=2,
         seconds=_ENOUGH_SECONDS,
     )
-    if ours.target.std.is_cuda:  # a run's own clock stops when a call is launched: time calls alone
+    if ours.target.std.is_cuda:  # a run times only the launch of a call: time calls separately
         for report, times in ((last["plain"], found.plain), (last["ours"], found.ours)):
             call = call_seconds(ours.target, report.slots * (report.window + 1), graph=graph)
             times.network = [call * report.rounds / (report.occupancy * report.slots)] * len(times.seconds)
@@ -162,7 +162,7 @@ def _table(report: Report, compared: Comparison | None) -> Table:
 
 
 class Finished:
-    """Holds finished samples as they come: an observer."""
+    """An observer that keeps finished samples."""
 
     def __init__(self, count: int, target: Target) -> None:
         self.steps, self.rounds = len(target.std), 0
@@ -171,7 +171,7 @@ class Finished:
         self.begun = torch.zeros(count, dtype=torch.int64)  # the round of each, from 1 on
 
     def fair(self) -> Tensor:
-        """The samples begun as many rounds ago as the chain has steps, [count]."""
+        """Whether each sample was begun at least as many rounds ago as the chain has steps, [count]."""
         return (self.begun > 0) & (self.begun <= self.rounds + 1 - self.steps)
 
     def __call__(self, commit: Commit) -> None:
@@ -189,7 +189,7 @@ def write_samples(out: Path, samples: Tensor, more: dict[str, Tensor]) -> list[P
     if not len(samples):
         return []
     tensors = {"samples": samples.contiguous(), **more}
-    (out / "samples.safetensors").write_bytes(save(tensors))  # with the rights of the umask
+    (out / "samples.safetensors").write_bytes(save(tensors))  # with the umask's permissions
     if not are_pictures(samples.shape[1:]):
         return [out / "samples.safetensors"]
     grid(samples).save(out / "samples.png")
@@ -210,7 +210,7 @@ def paint(out: Path, run: Run, history: History, plain: Run | None) -> list[Path
 
 
 class RunBars:
-    """A live bar per sampler: transitions committed, calls, drafts kept a round."""
+    """A live bar per sampler: transitions committed, calls, and drafts kept per round."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
         self.total, self.disable, self.name = total, quiet or None, ""

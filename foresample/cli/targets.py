@@ -1,7 +1,7 @@
-"""The target that a command's options ask for, and its window: one way to make them for every command.
+"""Makes the target and the window from a command's options, in the same way for every command.
 
-The target comes from a model folder (`--model`, the embedded one by default) or goes by a name (`--target`). Either way
-the options become a source first, a function without arguments that makes the target here or in a worker elsewhere.
+The target comes from a model folder (`--model`, the embedded one by default) or from a name (`--target`). Either way
+the options first become a source, a function without arguments that makes the target in this process or in a worker.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class NamedTarget:
     steps: int | None
     device: str | None
     folder: Path
-    """Where modules are looked for first, as `python -m` does."""
+    """The folder searched for modules first, as `python -m` does."""
 
     def __call__(self) -> Target:
         target = self._mixture(self.steps or 16) if self.name in MIXTURES else self._own()
         device = target.std.device
         if self.device is not None and torch.device(self.device).type != device.type:
             raise ValueError(
-                f"{self.name} is on {device}, and --device {self.device} moves only models: have it made there"
+                f"{self.name} is on {device}, and --device {self.device} moves only models: make it there"
             )
         return target
 
@@ -72,7 +72,7 @@ class NamedTarget:
             made = isinstance(found, Target) and not isinstance(found, type)
             target = found() if callable(found) and not made else found
             require_target(target)
-        except (Exception, SystemExit) as error:  # of any kind: it is somebody else's module
+        except (Exception, SystemExit) as error:  # the user's module may raise anything
             raise ValueError(f"cannot load {self.name!r}: {type(error).__name__}: {error}") from error
         return cast(Target, target)
 
@@ -81,9 +81,9 @@ Source = Recipe | NamedTarget
 
 
 def make_source(options: TargetOptions, *, elsewhere: bool = False) -> Source:
-    """The source of the target that checked options ask for.
+    """The source of the target, from checked options.
 
-    `elsewhere`: the target is made by workers, whose devices cannot be seen from here.
+    `elsewhere`: workers on other machines make the target, so its device cannot be checked here.
     """
     device = torch.device(options.device or "cpu")
     if device.type == "cuda" and not elsewhere and (device.index or 0) >= torch.cuda.device_count():
@@ -117,7 +117,7 @@ def described(options: TargetOptions, source: Source, chain: Target) -> dict[str
 
 
 def require_room(target: Target, *, samples: int, slots: int = 0, window: int = 0) -> None:
-    """Refuse numbers that this machine cannot hold, before any of the work."""
+    """Refuse numbers of samples that do not fit this machine's memory, before any work."""
     std = target.std
     state = state_bytes(target.shape, std.dtype)
     require_memory(samples * (state + 16), f"{samples} samples", "ask for fewer", std.device)
@@ -137,10 +137,10 @@ def read_window(window: str) -> int | Literal["auto"] | Tuning:
 
 
 def choose_window(options: Sample | Check, target: Target, *, samples: int, slots: int) -> tuple[int, bool]:
-    """The window to draft with, and whether it is faster than the sequential sampler, as far as is known.
+    """The window to draft with, and False if measurements found the sequential sampler faster.
 
-    It is the option's number, cut to the chain; for auto the fastest window here, measured now; or the window in a file
-    of `foresample tune`. Numbers that this machine cannot hold are refused.
+    The window is the option's number, cut to the chain; for auto the fastest window here, measured now; or the window
+    in a file of `foresample tune`. Numbers that do not fit this machine's memory are refused.
     """
     named, steps, gains = read_window(options.window), len(target.std), True
     require_room(target, samples=samples, slots=slots)

@@ -1,4 +1,4 @@
-"""`foresample tune`: which window is fastest here, whether speculation pays at all, and how many samples at a time."""
+"""`foresample tune`: measures which window, if any, is fastest here, and throughput and latency by slots."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _table(tuning: Tuning) -> Table:
     table = plain_table(
         *("window", "states", "a call", "a round", "calls", "gain"),
         title=f"{tuning.steps} steps, {tuning.slots} at a time",
-        caption="states: in a call, at most\ngain: on the clock, predicted",
+        caption="states: most in a call\ngain: predicted speed-up in time",
     )
     table.add_row("–", str(tuning.slots), "", duration(tuning.step_seconds), str(tuning.steps), "1.00×")
     for trial in tuning.trials:

@@ -86,5 +86,5 @@ def test_a_compiler_that_breaks_is_a_finding_and_no_traceback(monkeypatch: pytes
     monkeypatch.setattr("foresample.engine.engine.round_for", breaks)
     result = invoke("doctor", *SMALL)
     assert result.exit_code == 1
-    assert "no round can be made here: ImportError: numba needs another numpy" in result.output
+    assert "no round works here: ImportError: numba needs another numpy" in result.output
     assert "FAIL  broken rounds on cpu: ImportError: numba needs another numpy" in result.output

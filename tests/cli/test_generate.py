@@ -205,7 +205,7 @@ def test_an_interrupted_command_exits_with_130(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("foresample.cli.generate.generate", interrupt)
     result = invoke(*mixture(tmp_path))
     assert result.exit_code == 130
-    assert "run the same command again to go on" in result.stderr
+    assert "run the same command again to resume" in result.stderr
 
 
 HELD = """
@@ -265,14 +265,14 @@ def test_control_c_finishes_begun_samples_and_a_second_one_stops_at_once(tmp_pat
         return fs.inspect_dataset(tmp_path / out), log.read_text()
 
     cut, told = interrupted("cut", times=2)
-    assert "the quick ones were done in time" in told
+    assert "those that needed few rounds finished first" in told
     assert cut.fair == 0 < cut.in_order
     with pytest.warns(UserWarning, match="the first 0 are known to be fair"):
         cut.samples()
     (tmp_path / "held").unlink()
 
     ended, told = interrupted("ended", times=1)
-    assert "interrupted: run the same command again to go on" in told
+    assert "interrupted: run the same command again to resume" in told
     assert 30 < ended.fair == ended.in_order == ended.manifest["costs"]["samples"] <= 30 + 8
     first = torch.cat(list(ended.samples()))  # without a warning, which would be an error here
 
@@ -332,8 +332,8 @@ def test_inspect_shows_how_many_samples_of_an_interrupted_dataset_are_fair(
     result = invoke("inspect", tmp_path)
     assert result.exit_code == 1
     told = " ".join(result.output.split())
-    assert "the first 3, of which 3 are known to be fair; the others were quick to draw" in told
-    assert "law not checked: samples are missing" in told
+    assert "the first 3, of which 3 are known to be fair; the others finished early" in told
+    assert "distribution not checked: samples are missing" in told
     assert "shard-00001.safetensors does not count, it is torn or corrupt" in result.stderr
     assert "passed" not in told
 

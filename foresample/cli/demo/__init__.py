@@ -1,7 +1,7 @@
 """`foresample demo`: draws a plan and a picture both ways, and writes one page that shows them.
 
-drawing    the robot, the picture and the check: draws both ways in turns, and takes the times
-page.html  the page; everything it needs is put inside, so it opens from disk and fetches nothing
+drawing    the robot, the picture and the check: draws both ways in turns, and times them
+page.html  the page, which contains everything it needs: it opens from disk and fetches nothing
 """
 
 from __future__ import annotations
