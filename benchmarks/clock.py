@@ -19,11 +19,12 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import perf_counter, thread_time
+from statistics import fmean
+from time import thread_time
 from typing import Annotated, Any
 
 import torch
@@ -31,6 +32,7 @@ import typer
 from torch import Tensor
 
 import foresample as fs
+from benchmarks.curves import PILOT_SEED
 from benchmarks.result_files import FrontierResult
 from benchmarks.results import (
     RESULTS,
@@ -53,6 +55,7 @@ from benchmarks.results import (
     save,
 )
 from benchmarks.start import start
+from benchmarks.timing import Timing, take_turns
 from foresample import pretrained
 from foresample.backends.graphs import capture
 from foresample.baseline import Sequential
@@ -65,18 +68,12 @@ app = typer.Typer(add_completion=False, help=__doc__)
 app.command()(start)
 Model = Annotated[Path, typer.Argument(help="A diffusers DDPM folder.")]
 Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
+PILOT_TURNS = 6
 _SLOTS = 64  # samples under way at a time, where nothing is timed
 
 
 def _load(model: Path, *, compiled: bool) -> Pretrained:
     return pretrained.load(model, "cuda", torch.bfloat16, compiled=compiled)
-
-
-def _each(draws: Sequence[Callable[[], fs.Run]]) -> tuple[list[float], float]:
-    """Seconds of every sample, each drawn alone after one warm-up; and mean calls."""
-    draws[0]()
-    drawn = [_clocked(draw) for draw in draws]
-    return [seconds for _, seconds in drawn], sum(run.report.calls_mean for run, _ in drawn) / len(drawn)
 
 
 def _mean(values: list[float]) -> tuple[float, float]:
@@ -103,7 +100,6 @@ def latency(
     """One sample at a time: milliseconds a sample, and where a round's time goes."""
     torch.backends.cudnn.benchmark = benchmarked
     source = _load(model, compiled=not eager)
-    seeds = seeds_of(seed, samples)
     rows: list[LatencyRow] = []
     rounds: list[RoundShare] = []
     mode = "eager" if eager else "graph"
@@ -122,28 +118,22 @@ def latency(
     as_is = source if eager else _load(model, compiled=False)
     for length in sorted(steps):
         target = source.target(length)
-        ours, drafter = _in_basis(target, settings.bands), None
+        ours, prior = _in_basis(target, settings.bands), None
         if pilots:
-            pilot = _in_basis(as_is.target(length), settings.bands)
-            drafter = fs.Replay(prior=_prior(as_is, pilot, max(window), pilots))
-        few = seeds[: max(2, samples // 4)]
+            prior = _prior(as_is, _in_basis(as_is.target(length), settings.bands), max(window), pilots)
         plain = Sequential(target, 1, graph=not eager)
-        base, _ = _each([partial(plain.sample, seed.view(1)) for seed in few])  # each takes the same time
-        for size in (0, *sorted(window)):
-            if size == 0:
-                seconds, calls = base, float(length)
-            else:
-                engine = fs.Engine(ours, window=size, slots=1, graph=not eager, drafter=drafter)
-                # Classes in turn: a sample's number says which.
-                alone = [partial(_picture, engine, seed.view(1), i) for i, seed in enumerate(seeds)]
-                seconds, calls = _each(alone)
-            (ms, error), (base_ms, _) = _mean([1e3 * s for s in seconds]), _mean([1e3 * s for s in base])
-            gain = base_ms / ms
-            rows.append(LatencyRow(steps=length, window=size, calls=calls, ms=ms, ms_error=error, gain=gain))
-            print(f"{length:5d} window {size:3d}: {calls:7.1f} calls {ms:8.2f} ms {gain:6.2f}x")
-            save(path, "latency", settings, rows=rows, rounds=rounds)
+        engines = {
+            size: fs.Engine(ours, window=size, slots=1, graph=not eager, drafter=fs.Replay(prior=prior))
+            for size in window
+        }
+        for row in (found := _latencies(plain, engines, seed, samples)):
+            print(
+                f"{length:5d} window {row.window:3d}: {row.calls:7.1f} calls {row.ms:8.2f} ms {row.gain:6.2f}x"
+            )
+        rows += found
+        save(path, "latency", settings, rows=rows, rounds=rounds)
     if not eager:  # rounds of the longest chain and the widest window, which are the last
-        with engine._lease(1) as slots:
+        with engines[max(window)]._lease(1) as slots:
             assert isinstance(slots, FixedSlots)
             for drafts in (0, *slots.widths):
                 rounds.append(share := _round_share(target, slots, drafts))
@@ -152,12 +142,36 @@ def latency(
                 save(path, "latency", settings, rows=rows, rounds=rounds)
 
 
-def _picture(engine: fs.Engine, seed: Tensor, number: int) -> fs.Run:
-    """One sample, turned back into a picture if it is by frequencies."""
-    run = engine.sample(seed, rows=torch.tensor([number]))
-    if isinstance(engine.target, fs.targets.FrequencyTarget):
-        run = replace(run, samples=engine.target.pictures(run.samples))
-    return run
+def _latencies(
+    plain: Sequential, engines: Mapping[int, fs.Engine], seed: int, samples: int
+) -> list[LatencyRow]:
+    """Both samplers in turns, a new sample in every turn; the window that counts is chosen on pilot samples."""
+    calls: dict[int, list[float]] = {size: [] for size in (0, *sorted(engines))}
+
+    def picture(size: int, seed: int, turn: int) -> None:
+        number = torch.tensor([turn + 1])  # classes in turn: a sample's number says which
+        sampler = engines[size] if size else plain
+        run = sampler.sample(seeds_of(seed, 1, turn + 1), rows=number)
+        if isinstance(sampler.target, fs.targets.FrequencyTarget):
+            sampler.target.pictures(run.samples)
+        calls[size].append(run.report.calls_mean)
+
+    pilots = {f"{size}": partial(picture, size, PILOT_SEED) for size in calls if size}
+    chosen = int(min(pilots, key=take_turns(pilots, least=PILOT_TURNS, most=PILOT_TURNS).median))
+    timing = take_turns({f"{size}": partial(picture, size, seed) for size in calls}, most=samples)
+    return [
+        LatencyRow(
+            steps=len(plain.target.std),
+            window=size,
+            calls=fmean(counts[-timing.turns :]),
+            ms=1e3 * timing.median(f"{size}"),
+            ms_error=1e3 * timing.median_error(f"{size}"),
+            gain=timing.ratio(f"{size}").ratio,
+            faster=timing.ratio(f"{size}") if size else None,
+            chosen=size == chosen,
+        )
+        for size, counts in calls.items()
+    ]
 
 
 def _in_basis(target: ChainTarget, bands: bool) -> fs.Target:
@@ -266,12 +280,12 @@ def throughput(
     window: int = 20,
     slots: int = 64,
     samples: int = 1024,
+    turns: Annotated[int, typer.Option(help="At most.")] = 16,
     seed: int = 2,
     out: Out = RESULTS,
 ) -> None:
     """Many samples through few slots, against fixed batches of as many."""
     source = _load(model, compiled=True)
-    seeds = seeds_of(seed, samples)
     settings = ThroughputSettings(
         model=model.name, network="bfloat16", window=window, slots=slots, samples=samples
     )
@@ -281,39 +295,41 @@ def throughput(
         target = source.target(length)
         plain = Sequential(target, slots, graph=True)
         engine = fs.Engine(target, window=window, slots=slots, graph=True)
-        for sampler in (plain, engine):
-            sampler.sample(seeds[:slots])
-        _, sequential = _clocked(plain.sample, seeds[:slots])
-        run, flowing = _clocked(engine.sample, seeds)
-        batches, fixed = _clocked(_one_by_one, engine, seeds.split(slots))
-        row = ThroughputRow(
-            steps=length,
-            calls=run.report.calls_mean,
-            occupancy=run.report.occupancy,
-            fixed_occupancy=sum(batch.report.occupancy for batch in batches) / len(batches),
-            samples_per_second=samples / flowing,
-            fixed_samples_per_second=samples / fixed,
-            sequential_samples_per_second=slots / sequential,
-            gain_over_fixed=fixed / flowing,
-        )
-        rows.append(row)
+        rows.append(row := _throughput(plain, engine, seed, samples, turns))
         print(row, flush=True)
         tunings.append(_tuning(target, slots, [window]))
         path = out / f"{model.resolve().name}-throughput.json"
         save(path, "throughput", settings, rows=rows, tunings=tunings)
 
 
-def _one_by_one(engine: fs.Engine, batches: Sequence[Tensor]) -> list[fs.Run]:
-    return [engine.sample(batch) for batch in batches]
+def _throughput(plain: Sequential, engine: fs.Engine, seed: int, samples: int, turns: int) -> ThroughputRow:
+    """As many samples in fixed batches, sequentially and not, and through slots, in turns."""
+    drawn: dict[str, list[fs.Run]] = {"sequential": [], "fixed": [], "flowing": []}
 
+    def draw(name: str, turn: int) -> None:
+        seeds = seeds_of(seed, samples, (turn + 1) * samples)
+        sampler, size = (
+            (plain if name == "sequential" else engine),
+            samples if name == "flowing" else plain.slots,
+        )
+        drawn[name] = [sampler.sample(batch) for batch in seeds.split(size)]
 
-def _clocked(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """The result of the work, and its seconds."""
-    torch.cuda.synchronize()
-    started = perf_counter()
-    result = work(*arguments)
-    torch.cuda.synchronize()
-    return result, perf_counter() - started
+    timing = take_turns({name: partial(draw, name) for name in drawn}, least=min(turns, 8), most=turns)
+    fixed = Timing({name: timing.seconds[name] for name in ("fixed", "flowing")}).ratio("flowing")
+    a_second = {name: samples / timing.median(name) for name in drawn}
+    (run,) = drawn["flowing"]
+    return ThroughputRow(
+        steps=len(plain.target.std),
+        calls=run.report.calls_mean,
+        occupancy=run.report.occupancy,
+        fixed_occupancy=fmean(batch.report.occupancy for batch in drawn["fixed"]),
+        samples_per_second=a_second["flowing"],
+        fixed_samples_per_second=a_second["fixed"],
+        sequential_samples_per_second=a_second["sequential"],
+        gain_over_fixed=fixed.ratio,
+        faster_than_fixed=fixed,
+        faster=timing.ratio("flowing"),
+    )
 
 
 @app.command()

@@ -19,7 +19,7 @@ def pays() -> str:
     _, _, handwriting = _pens()
     small, *on_cpu = quickest("robot-clock-cpu")
     large, *on_gpu = quickest("robot-clock")
-    best = max(load(Latency, "cifar10-latency-graph").rows, key=lambda row: row.gain)
+    best = max(load(Latency, "cifar10-latency-graph").rows, key=lambda row: (row.chosen, row.gain))
     full = load(Throughput, "cifar10-throughput")
     losses = sorted(row.sequential_samples_per_second / row.samples_per_second for row in full.rows)
     lines = [

@@ -26,14 +26,18 @@ def _pictures() -> list[list[str]]:
     saved, lines = load(Latency, "cifar10-latency-graph"), []
     for steps in sorted({row.steps for row in saved.rows}):
         (base,) = (row for row in saved.rows if row.steps == steps and not row.window)
-        best = max((row for row in saved.rows if row.steps == steps), key=lambda row: row.gain)
+        mine = [row for row in saved.rows if row.steps == steps]
+        best = max(mine, key=lambda row: (row.chosen, row.gain))
         error = best.gain * math.hypot(base.ms_error / base.ms, best.ms_error / best.ms)
+        timed = f"{max(2, saved.settings.samples // 4)}, {saved.settings.samples} pictures"
+        if best.faster:
+            error, timed = best.faster.error, f"{best.faster.turns} pictures each, in turns"
         lines.append(
             [
                 f"one CIFAR-10 picture, {steps} steps, H200",
                 f"{best.gain:.2f} ± {error:.2f}×",
                 f"compiled, CUDA graph, {saved.settings.network}",
-                f"{max(2, saved.settings.samples // 4)}, {saved.settings.samples} pictures",
+                timed,
                 f"compiled and captured as ours is; {UNTRIED}",
             ]
         )

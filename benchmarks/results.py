@@ -198,6 +198,10 @@ class LatencyRow:
     ms: Positive
     ms_error: NotNegative
     gain: Positive
+    faster: Ratio | None = None
+    """Than the sequential sampler, in turns."""
+    chosen: bool = False
+    """Whether the window was the fastest on pilot samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,6 +362,9 @@ class ThroughputRow:
     fixed_samples_per_second: Positive
     sequential_samples_per_second: Positive
     gain_over_fixed: NotNegative
+    faster: Ratio | None = None
+    """Than the sequential sampler in fixed batches, in turns."""
+    faster_than_fixed: Ratio | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -346,10 +346,11 @@ def latency() -> str:
     for steps in sorted({row.steps for row in rows}):
         base = _row(rows, steps=steps, window=0).ms
         ours = [row for row in rows if row.steps == steps and row.window]
-        best = max(row.gain for row in ours)
+        best = max(ours, key=lambda row: (row.chosen, row.gain))
         for row in ours:
-            gain, ms = f"{row.gain:.2f}×", f"{row.ms:.1f} ± {row.ms_error:.1f}"
-            faster = f"**{gain}**" if row.gain == best else gain
+            error = "" if row.faster is None else f" ± {row.faster.error:.2f}"
+            gain, ms = f"{row.gain:.2f}{error}×", f"{row.ms:.1f} ± {row.ms_error:.1f}"
+            faster = f"**{gain}**" if row is best else gain
             cells.append([f"{steps}", f"{base:.0f} ms", f"{row.window}", f"{row.calls:.1f}", ms, faster])
     return table(["steps", "sequential", "window", "calls", "ms a sample", "faster"], cells)
 
