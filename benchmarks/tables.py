@@ -147,7 +147,7 @@ def agreement() -> str:
     )
     shown = (
         f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{table(heads, cells)}\n\n"
-        f"Speculative less sequential, with its standard error: {apart}. That this is 0 has the p-value "
+        f"Speculative minus sequential, with its standard error: {apart}. The p-value of no difference is "
         f"{saved.p_value:.2f}."
     )
     if not saved.calls:
@@ -163,8 +163,8 @@ def agreement() -> str:
         for row in saved.calls
     ]
     return (
-        f"{shown}\n\nThe network's answers, of root mean square {saved.calls[0].answer:.2f}, to the same "
-        f"{max(row.states for row in saved.calls)} states, against those in calls of one state:\n\n"
+        f"{shown}\n\nThe network's outputs, of root mean square {saved.calls[0].answer:.2f}, for the same "
+        f"{max(row.states for row in saved.calls)} states, compared with those of calls with one state:\n\n"
         + table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
     )
 
@@ -702,7 +702,7 @@ def _curves(saved: Curves) -> str:
         shown = [f"{bold}{mine[n]}{bold}" if n in mine else "" for n in sizes]
         cells.append([f"{bold}{label(method)}{bold}", *shown])
     whole = batches(rows)
-    cells.append(["default over the best peer", *(_lead(rows, n) if n in whole else "" for n in sizes)])
+    cells.append(["lead over the best rival", *(_lead(rows, n) if n in whole else "" for n in sizes)])
     for method in TREES:
         chosen = {row.states: _tree(row.shape) for row in rows if row.method == method and row.shape}
         if chosen:
@@ -756,8 +756,8 @@ def curves_cost() -> str:
                     label(peer.method),
                 ]
             )
-    heads = ["chain", "states a call", "calls: default, best peer", "evaluations: default, best peer"]
-    return table([*heads, "best peer"], cells)
+    heads = ["chain", "states a call", "calls: default, best rival", "evaluations: default, best rival"]
+    return table([*heads, "best rival"], cells)
 
 
 def curves_missing() -> str:
@@ -766,7 +766,9 @@ def curves_missing() -> str:
     for saved in curve_files():
         there = batches(saved.rows)
         if missing := [str(n) for n in BATCHES if n not in there]:
-            lines.append(f"* {_title(saved)}: not with every peer at {' and '.join(missing)} states a call.")
+            lines.append(
+                f"* {_title(saved)}: not measured with every rival at {' and '.join(missing)} states a call."
+            )
     return "\n".join(lines) or "Everything above was run at every number of states a call."
 
 
