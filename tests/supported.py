@@ -1,7 +1,7 @@
 """Tables of what is supported, made by the tests: `python -m tests.supported` writes them into the pages.
 
-A row is there because a test is: pipelines come from the cases of `tests.support.pipelines`, policies from the families
-of `tests.support.policies`, packages name the test that replays them, commands give their help.
+Every row has a test: pipelines come from the cases of `tests.support.pipelines`, policies from the families
+of `tests.support.policies`, packages name the test that replays them; commands give their help texts.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ PACKAGES = {
         "tests/test_samplers.py::test_samples_have_the_distribution_of_theirs",
     ),
 }
-"""Packages whose sampler a test replays step by step: what is served, how, and the test."""
+"""Packages whose sampler a test replays step by step: what is supported, the call, and the test."""
 
-_LOOPS = "tests/integrations/test_loops.py::test_the_law_is_the_sequential_policy_s_with_fewer_calls"
-_FAMILIES = "tests/integrations/test_policies.py::test_the_law_is_the_sequential_policy_s_with_fewer_calls"
+_LOOPS = "tests/integrations/test_loops.py::test_plans_have_the_sequential_distribution_with_fewer_calls"
+_FAMILIES = "tests/integrations/test_policies.py::test_plans_have_the_sequential_distribution_with_fewer_calls"
 POLICIES = {
     "LeRobot's `DiffusionPolicy`": (
         "the installed class",
-        "tests/integrations/test_lerobot.py::test_the_law_is_lerobot_s_with_fewer_calls",
+        "tests/integrations/test_lerobot.py::test_plans_have_lerobot_s_distribution_with_fewer_calls",
     ),
     "`diffusion_policy`: U-Net and transformer policies": ("its interface and loop", _FAMILIES),
     "robomimic's diffusion policy, and its `RolloutPolicy`": ("its interface and loop", _LOOPS),
     "ManiSkill's diffusion policy": ("its interface and loop", _LOOPS),
     "LeRobot's multi-task DiT, diffusion objective": ("its interface and loop", _LOOPS),
 }
-"""Robot policies, the stand-in in the test of its distribution, and that test."""
+"""Robot policies: what the test of the distribution uses, and that test."""
 
 
 def pipelines() -> str:
-    """Pipelines with their schedulers: exact, or how they are refused."""
+    """Pipelines with their schedulers: exact, or the message of the refusal."""
     order = list(dict.fromkeys(case.pipeline for case in EXACT))
     rows = [
         [
@@ -111,8 +111,8 @@ def schedulers() -> str:
             for cases in (EXACT, REFUSED)
         )
         rows.append([name, exact or "none", refused])
-    told = f"{len(EXACT)} exact and {len(REFUSED)} refused configurations, with diffusers `{diffusers.__version__}`:"
-    return f"{told}\n\n{table(['scheduler', 'exact in', 'refused in some configuration'], rows)}"
+    counts = f"{len(EXACT)} exact and {len(REFUSED)} refused configurations, with diffusers `{diffusers.__version__}`:"
+    return f"{counts}\n\n{table(['scheduler', 'exact in', 'refused in some configuration'], rows)}"
 
 
 def packages() -> str:
@@ -120,19 +120,19 @@ def packages() -> str:
     pinned = "\n".join((ROOT / name).read_text() for name in ("constraints.txt", "tests/packages.txt"))
     versions = {name: f"`{version}`" for name, version in re.findall(r"^([\w-]+)==(\S+)", pinned, re.MULTILINE)}
     rows = [
-        [name, versions.get(name, "copies, below"), what, how, f"[test](../{test.partition('::')[0]})"]
-        for name, (what, how, test) in PACKAGES.items()
+        [name, versions.get(name, "copies, below"), what, call, f"[test](../{test.partition('::')[0]})"]
+        for name, (what, call, test) in PACKAGES.items()
     ]
-    return table(["package", "version", "what", "how", "replayed by"], rows)
+    return table(["package", "version", "supported", "call", "replayed by"], rows)
 
 
 def copies() -> str:
-    """Copies of OpenAI's class, as they were tested."""
+    """Copies of OpenAI's class, and the outcome of their tests."""
     rows = [
         [row.repository, f"`{row.commit[:10]}`", f"{row.passed}", f"{row.skipped}"]
         for row in tables.load(Copies, "openai").rows
     ]
-    return table(["repository", "commit", "tests passed", "skipped, for what it does not have"], rows)
+    return table(["repository", "commit", "tests passed", "skipped, for missing features"], rows)
 
 
 def policies() -> str:
@@ -160,15 +160,15 @@ def _command(name: str, command: Any) -> str:
         if parameter.name == "help":
             continue
         option = parameter.param_type_name == "option"
-        shown = (
+        names = (
             parameter.opts + parameter.secondary_opts
             if option
             else [parameter.metavar or parameter.name.upper()]
         )
         default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
         flag = default is None or default is False or callable(default)
-        told = "required" if parameter.required else "" if flag else f"`{default}`"
-        rows.append([", ".join(f"`{text}`" for text in shown), parameter.help or "", told])
+        default_text = "required" if parameter.required else "" if flag else f"`{default}`"
+        rows.append([", ".join(f"`{text}`" for text in names), parameter.help or "", default_text])
     return f"## {name}\n\n{command.help}\n\n{table(['option', 'meaning', 'default'], rows)}"
 
 
@@ -183,7 +183,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """A page with these tables as they are now."""
+    """The page with its tables made again."""
     return tables.filled(text, "table", TABLES)
 
 

@@ -1,4 +1,4 @@
-"""Is an accelerated pipeline exact? A sharp test: its own path, walked again by the untouched pipeline.
+"""A sharp test that an accelerated pipeline is exact: the untouched pipeline walks its path again.
 
 The states committed in an accelerated run are given to the untouched pipeline, step after step, whatever its scheduler
 would have made. So its loop, guidance and network say what the mean of each transition is, and the innovations
@@ -33,15 +33,15 @@ from foresample.integrations.diffusers.session import Step
 
 @dataclass(frozen=True)
 class Walk:
-    """An accelerated run, and what the untouched pipeline says of it."""
+    """An accelerated run, compared with the untouched pipeline."""
 
     innovations: list[Tensor]
-    """Of each step with noise, [images, …]; of coordinates that are not overwritten."""
+    """The innovations of each step with noise, [images, …], without overwritten coordinates."""
     deterministic: float
     """The largest relative error of the steps without noise."""
     ours: Tensor
     theirs: Tensor
-    """What the two return."""
+    """The results of both."""
     calls: float
 
     def p_values(self) -> list[float]:

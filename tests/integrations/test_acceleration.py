@@ -1,4 +1,4 @@
-"""One `accelerate` and one `restore`: each finds the right way, or says what it knows."""
+"""One `accelerate` and one `restore` for all kinds of objects, and their refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_kind_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thing", [None, object(), torch.nn.Linear(1, 1)], ids=["None", "object", "module"])
-def test_what_is_unknown_is_told_what_is_known(thing: Any) -> None:
+def test_the_refusal_of_an_unknown_object_names_the_known_kinds(thing: Any) -> None:
     for act in (fs.accelerate, fs.restore):
         with pytest.raises(TypeError, match=f"cannot be accelerated: {KNOWN}"):
             act(thing)
@@ -147,13 +147,13 @@ def test_an_option_of_another_kind_is_refused_by_its_name(kind: str, name: str, 
 
 
 class Vague(lasa.DiffusionModel):
-    """Hands its arguments on, whatever they are."""
+    """Passes all arguments on."""
 
     def conditional_sample(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return super().conditional_sample(*args, **kwargs)
 
 
-def test_a_policy_whose_arguments_are_not_understood_is_told_so() -> None:
+def test_a_policy_with_unknown_arguments_is_refused_with_the_known_ones() -> None:
     policy = lerobot()
     policy.diffusion.__class__ = Vague
     for act in (fs.accelerate, fs.restore):

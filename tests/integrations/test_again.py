@@ -1,6 +1,6 @@
-"""The same state, asked again, gets the same answer: caches; modules changed by loops, callbacks and between images.
+"""A network must return the same output for the same state: caches, and modules changed by loops or callbacks.
 
-Each of these drew other distributions than the sequential pipeline without a word.
+Each of these pipelines once drew from another distribution than the sequential one, silently.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def casting(net: Any) -> None:
 
 
 class Moving(hooks.ModelHook):
-    """As offloading does: the weights are elsewhere after each call."""
+    """Moves the weights at each call, as offloading does."""
 
     def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         for value in module.parameters():
@@ -226,7 +226,7 @@ def test_the_ip_adapter_s_own_callback_is_refused(ratio: float, pipe: Any) -> No
         draw(pipe, callback_on_step_end=callback)
 
 
-def test_a_callback_that_only_looks_is_served(pipe: Any) -> None:
+def test_a_callback_that_only_reads_is_served(pipe: Any) -> None:
     seen: list[float] = []
     with fs.accelerate(pipe, window=4):
         draw(pipe, callback_on_step_end=at(3, lambda pipe: seen.append(float(pipe.unet.conv_in.weight.sum()))))
@@ -238,7 +238,7 @@ def test_a_callback_that_only_looks_is_served(pipe: Any) -> None:
 
 @pytest.mark.parametrize("beta", [0.3, 0.9, 1.0])
 def test_gligen_switches_its_fuser_off_in_its_loop(beta: float, tmp_path: Path) -> None:
-    """At 30 % of the loop's own turns, or when all images are done; with 1.0 never, and that is served."""
+    """The switch comes at 30 % of the loop, or after all images are done; with 1.0 it never comes, and is served."""
     pipe = sd("StableDiffusionGLIGENPipeline", unet={"attention_type": "gated"})(tmp_path)
     for module in pipe.unet.modules():
         if type(module).__name__ == "GatedSelfAttentionDense":
@@ -299,7 +299,7 @@ def test_a_scheduler_whose_scaling_was_patched_is_refused(change: Any, sentence:
 
 
 class Counting(AttnProcessor2_0):
-    """Answers otherwise from a certain call on."""
+    """Returns other outputs from a certain call on."""
 
     def __init__(self, start: int) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ def test_dropout_that_is_switched_on_after_the_first_image_is_refused(pipe: Any)
 
 @pytest.mark.parametrize("start", [0, 5, 60])
 def test_a_processor_that_counts_is_refused_in_any_image(start: int, pipe: Any) -> None:
-    """Also where no call of this image would have been the one that is answered otherwise."""
+    """Refused also where none of this image's calls would have had another output."""
     with fs.accelerate(pipe, window=4):
         draw(pipe)
         pipe.unet.set_attn_processor(Counting(start))
@@ -339,8 +339,8 @@ def test_a_processor_that_counts_is_refused_in_any_image(start: int, pipe: Any) 
 
 
 @pytest.mark.parametrize("start", range(1, 6))
-def test_a_counter_that_nobody_sees_is_noticed_by_the_answers(start: int, pipe: Any) -> None:
-    """In a closure: at every call of the second image."""
+def test_a_hidden_counter_is_noticed_by_the_outputs(start: int, pipe: Any) -> None:
+    """A counter in a closure changes the output from some call of the second image on."""
     calls, forward = [-(10**6)], pipe.unet.forward
 
     @functools.wraps(forward)
@@ -360,7 +360,7 @@ def test_a_counter_that_nobody_sees_is_noticed_by_the_answers(start: int, pipe: 
 
 
 def test_a_network_that_changes_between_images_is_served(pipe: Any) -> None:
-    """Each image has the distribution of the network as it is then."""
+    """Each image has the distribution of the network at the time of its call."""
     with fs.accelerate(pipe, window=4):
         one = draw(pipe)
         pipe.enable_freeu(0.9, 0.2, 1.2, 1.4)
@@ -369,7 +369,7 @@ def test_a_network_that_changes_between_images_is_served(pipe: Any) -> None:
 
 
 def test_the_scheduler_is_replayed_for_every_image(pipe: Any) -> None:
-    """One that was changed by hand is not the one that was replayed for the first image."""
+    """A scheduler that was changed by hand is not the one that was replayed for the first image."""
     with fs.accelerate(pipe, window=4):
         draw(pipe)
         pipe.scheduler._get_variance = lambda *args, **kwargs: torch.tensor(0.3)
@@ -377,8 +377,8 @@ def test_the_scheduler_is_replayed_for_every_image(pipe: Any) -> None:
             draw(pipe)
 
 
-def test_what_a_refused_run_saw_is_not_held_against_the_next(pipe: Any) -> None:
-    """The untouched loop was watched, and refused; then the network was changed, as anyone may between images."""
+def test_a_refused_run_leaves_nothing_behind_for_the_next(pipe: Any) -> None:
+    """The first run was refused after its loop was watched; then the network was changed, which is allowed."""
     with fs.accelerate(pipe, window=4):
         draw(pipe)
         pipe.scheduler.step = halved(pipe.scheduler.step)
@@ -446,7 +446,7 @@ def test_patches_that_do_not_name_their_arguments_are_served(method: str, pipe: 
 
 
 def test_a_scheduler_that_scales_otherwise_is_named(tmp_path: Path) -> None:
-    """Not the network, which is given what it scaled."""
+    """The refusal names the scheduler, not the network that gets the scaled states."""
     pipe = stable_diffusion(tmp_path, diffusers.EulerAncestralDiscreteScheduler())
     scale = pipe.scheduler.scale_model_input
     with fs.accelerate(pipe, window=4):
@@ -488,7 +488,7 @@ def test_rounding_is_learned_for_each_precision(pipe: Any) -> None:
 
 @pytest.mark.parametrize("name", ["transformer", "transformer_2"])
 @pytest.mark.parametrize("step", [2, 4, 8])
-def test_each_of_two_networks_is_asked_again(step: int, name: str) -> None:
+def test_each_of_two_networks_is_evaluated_again(step: int, name: str) -> None:
     """In place and without a version; after states of a later step than the callback's were evaluated with it."""
     pipe = wan(two=True)
     change = at(step, lambda pipe: getattr(pipe, name).proj_out.weight.data.mul_(1.5))
@@ -518,7 +518,7 @@ def test_a_report_carries_its_evidence(pipe: Any) -> None:
     assert "15 steps replayed" in str(found[0])
 
 
-def test_what_is_left_out_is_taken_on_trust(pipe: Any) -> None:
+def test_checks_that_are_switched_off_are_listed_as_trusted(pipe: Any) -> None:
     with fs.accelerate(pipe, window=4, trace=False, look=False):
         draw(pipe)
         evidence = pipe.foresample_report.evidence
@@ -528,7 +528,7 @@ def test_what_is_left_out_is_taken_on_trust(pipe: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in EXACT if case.draws == 400], ids=str)
-def test_every_pipeline_asks_again_in_every_run(case: Any, tmp_path: Path) -> None:
+def test_every_run_of_every_pipeline_evaluates_states_again(case: Any, tmp_path: Path) -> None:
     pipe = case.build(tmp_path)
     with fs.accelerate(pipe, window=4, trace=False):
         for _ in range(2):

@@ -55,7 +55,7 @@ def test_a_callback_is_called_once_for_each_step_of_a_loop_that_changes(tmp_path
     assert steps == list(range(12))
 
 
-def test_a_solver_that_looks_back_is_refused_where_the_loop_changes(tmp_path: Path) -> None:
+def test_a_multistep_solver_is_refused_where_the_loop_changes(tmp_path: Path) -> None:
     kind = "StableDiffusionControlNetPipeline"
     pipe = ENDING.build(tmp_path)
     assert type(pipe).__name__ == kind
@@ -72,8 +72,8 @@ DEPENDENT = (
 
 
 @pytest.mark.parametrize("ago", [3, "(i - 2)"])
-def test_a_change_by_what_the_loop_sees_is_refused(ago: Any, tmp_path: Path) -> None:
-    """The number would be another with drafted states."""
+def test_a_change_that_depends_on_the_states_is_refused(ago: Any, tmp_path: Path) -> None:
+    """With drafted states the number would differ."""
     pipe = sd()(tmp_path)
     pipe.__class__ = changed(BEFORE_STEP, DEPENDENT.format(ago=ago), "True")
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_a_change_to_a_fixed_value_is_served(when: str, tmp_path: Path) -> None:
 def test_without_the_rehearsal_another_distribution_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken twin: a change by what the loop sees gets through."""
+    """A broken twin: without the check, a change that depends on the states gets through."""
     monkeypatch.setattr(Parts, "require_as_rehearsed", lambda *told: None)
     pipe = sd()(tmp_path)
     pipe.__class__ = changed(BEFORE_STEP, DEPENDENT.format(ago="(i - 2)"), "True")

@@ -21,7 +21,7 @@ SIZE = 2
 
 
 class Net(nn.Module):
-    """A network of pixels that estimates softly, told the log SNR, a class, or EDM's level."""
+    """A network that estimates each pixel softly, given the log SNR, a class, or EDM's level."""
 
     random_or_learned_sinusoidal_cond = True
     self_condition = False

@@ -40,7 +40,7 @@ def test_the_untouched_pipeline_agrees_with_every_step(case: Case, tmp_path: Pat
 
 
 def two_sample(case: Case, folder: Path) -> list[float]:
-    """P-values, of as many latents from the untouched pipeline and from the accelerated one."""
+    """P-values of equal numbers of latents from the untouched pipeline and the accelerated one."""
     pipe, count = case.build(folder), case.draws
     arguments = case.arguments(count) | {"num_inference_steps": case.steps}
 
@@ -66,7 +66,7 @@ def two_sample(case: Case, folder: Path) -> list[float]:
 @pytest.mark.law
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EXACT, ids=str)
-def test_the_law_of_the_latents_is_the_pipeline_s_own(case: Case, tmp_path: Path) -> None:
+def test_latents_have_the_pipeline_s_own_distribution(case: Case, tmp_path: Path) -> None:
     """Two-sample tests on projections, norms and single coordinates. False alarm 1e-4."""
     p_values = two_sample(case, tmp_path)
     assert min(p_values) > 1e-4 / len(EXACT) / len(p_values)
@@ -98,10 +98,10 @@ def test_what_cannot_be_exact_is_refused_before_an_image_comes_out(case: Case, t
         ),
     ],
 )
-def test_without_a_check_another_law_is_noticed(
+def test_without_a_check_another_distribution_is_noticed(
     kind: type, check: str, build: Any, arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken twins: a guard that is switched off, and the step that the loop does otherwise."""
+    """Broken twins: a guard that is switched off, and a loop that differs at one step."""
     pipe = build()
     pipe = pipe(tmp_path) if not hasattr(pipe, "scheduler") else pipe
     original = getattr(kind, check)
@@ -164,7 +164,7 @@ def known_error(case: Case, pipe: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", KNOWN, ids=str)
 def test_the_known_region_comes_out_as_it_does_without(case: Case, tmp_path: Path) -> None:
-    """Its error is the picture's own, whose latents are drawn."""
+    """The error of the known region is that of the picture's own latents, which are drawn."""
     pipe = case.build(tmp_path)
     theirs = known_error(case, pipe)
     with fs.accelerate(pipe, window=4):

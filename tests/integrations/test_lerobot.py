@@ -1,4 +1,4 @@
-"""LeRobot's real `DiffusionPolicy` (0.4.4): its law, its own methods, and what is refused with the policy untouched."""
+"""LeRobot's real `DiffusionPolicy` (0.4.4): its distribution, its own methods, and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plans(policy: Any, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.law
-def test_the_law_is_lerobot_s_with_fewer_calls(policy: Any) -> None:
+def test_plans_have_lerobot_s_distribution_with_fewer_calls(policy: Any) -> None:
     """Cold, then warm with a prior fitted on the plans before; every plan after the first depends on the last."""
     sequential = plans(policy, 1)
     fs.accelerate(policy, window=8, warm=True, pilots=PLANS)
@@ -56,8 +56,8 @@ def test_the_law_is_lerobot_s_with_fewer_calls(policy: Any) -> None:
 
 
 @pytest.mark.law
-def test_these_law_tests_can_fail(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler's larger variance is another law."""
+def test_these_distribution_tests_can_fail(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's larger variance gives another distribution."""
     sequential, model = plans(policy, 1), policy.diffusion
     other = diffusers.DDPMScheduler.from_config(model.noise_scheduler.config, variance_type="fixed_large")
     monkeypatch.setattr(model, "noise_scheduler", other)
@@ -112,7 +112,7 @@ def test_lerobot_s_own_loop_is_watched_once_and_then_trusted(policy: Any) -> Non
 
 
 def test_a_subclass_that_guides_at_some_observations_is_refused_at_those(policy: Any) -> None:
-    """It was accelerated silently: the loop of its first plan was watched, and no other."""
+    """It was once accelerated silently, because only the loop of its first plan was watched."""
     own = type(policy.diffusion)
 
     class Guided(own):  # type: ignore[misc, valid-type]

@@ -135,7 +135,7 @@ def family(request: pytest.FixtureRequest) -> tuple[Any, Callable[[Any, int], Te
 
 
 @pytest.mark.law
-def test_the_law_is_the_sequential_policy_s_with_fewer_calls(family: Any) -> None:
+def test_plans_have_the_sequential_distribution_with_fewer_calls(family: Any) -> None:
     policy, plan = family
     sequential = plan(policy, PLANS)
     fs.accelerate(policy, window=6, warm=True)
@@ -170,7 +170,7 @@ def test_restore_leaves_no_trace(family: Any) -> None:
     assert "step" not in vars(owner.noise_scheduler)
 
 
-def test_another_thread_s_call_of_the_network_or_the_scheduler_is_answered_by_themselves() -> None:
+def test_another_thread_calls_the_network_and_the_scheduler_as_they_are() -> None:
     agent = Agent().eval()
     network, step, answers = agent.noise_pred_net, agent.noise_scheduler.step, list[tuple[Tensor, Tensor]]()
     given = torch.ones(1, 4, 2), torch.tensor([3])
@@ -199,7 +199,7 @@ def test_another_thread_s_call_of_the_network_or_the_scheduler_is_answered_by_th
         assert torch.equal(stepped, last)
 
 
-def test_a_robomimic_roll_out_policy_is_looked_into() -> None:
+def test_the_policy_inside_a_robomimic_roll_out_policy_is_found() -> None:
     inner = Robomimic()
     wrapped = SimpleNamespace(policy=inner)
     with fs.accelerate(wrapped, window=4):
@@ -288,7 +288,7 @@ class Impatient(Agent):
 
 
 class Restless(Agent):
-    """Draws noise of its own: only the trace can see it."""
+    """Draws noise of its own, which only the trace notices."""
 
     def get_action(self, obs_seq: Tensor) -> Tensor:
         condition, plan = obs_seq.flatten(1), torch.randn(len(obs_seq), 4, 2)
@@ -325,7 +325,7 @@ def test_a_loop_that_does_more_is_refused(kind: type[Agent], trace: bool, said: 
 
 
 class Moody(Agent):
-    """Does something else at some plans, at step 7."""
+    """Changes its loop at step 7 of some plans."""
 
     mood = ""
 
@@ -358,7 +358,7 @@ class Moody(Agent):
         ("a state", "at step 8 it changes the plan between its scheduler and its network"),
     ],
 )
-def test_every_plan_is_held_to_the_loop(mood: str, said: str) -> None:
+def test_every_plan_is_checked_against_the_loop(mood: str, said: str) -> None:
     policy = Moody().eval()
     with fs.accelerate(policy, window=4):
         for _ in range(2):
@@ -372,7 +372,7 @@ def test_every_plan_is_held_to_the_loop(mood: str, said: str) -> None:
 
 
 def test_the_method_is_handed_the_states_and_answers_of_its_own_plan() -> None:
-    """Between two steps the loop sees what the sequential loop would: each state explains the network's answer."""
+    """Between two steps the loop has the states and outputs that the sequential loop would have."""
     policy, seen = Agent().eval(), []
     network = policy.noise_pred_net
     own = network.forward
@@ -427,8 +427,8 @@ class Packing(Agent):
         return plan
 
 
-def test_conditions_that_cannot_be_told_apart_are_refused() -> None:
-    """A planner would keep the first plan's."""
+def test_conditions_in_a_dictionary_are_refused() -> None:
+    """A planner would keep the conditions of the first plan."""
     policy = Packing().eval()
     with fs.accelerate(policy, window=4), pytest.raises(ValueError, match="its network takes 2, a dict"):
         policy.get_action(observations(2).unsqueeze(1))

@@ -321,7 +321,7 @@ def moved(own: Any, *args: Any, **options: Any) -> Any:
 
 
 def test_a_changed_mean_is_drawn(copy: Copy) -> None:
-    """The steps of the subclass are those of its own path: `innovations` asks the object itself."""
+    """The steps of the subclass are those of its own path: `innovations` uses the object itself."""
     diffusion = subclass(made(copy, keep=EVERY_THIRD), p_mean_variance=moved)
     given, net = asked(copy, noise=torch.randn(SHAPE)), Net(diffusion)
     with fs.accelerate(diffusion, window=6):
@@ -449,7 +449,7 @@ def test_noise_for_another_number_of_samples_is_refused(copy: Copy) -> None:
 
 
 def test_noise_says_the_shape_of_a_state(copy: Copy) -> None:
-    """As in its own loop, which reads of `shape` the number of samples only."""
+    """As in its own loop, which uses only the number of samples in `shape`."""
     diffusion = made(copy)
     with fs.accelerate(diffusion, window=5):
         assert diffusion.p_sample_loop(Net(diffusion), SHAPE, noise=torch.randn(6, 1, 4)).shape == (6, 1, 4)

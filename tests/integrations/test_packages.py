@@ -159,7 +159,7 @@ STEPS_OF_ITS_LOOP = [
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("name", [*STEPS_OF_ITS_LOOP, "p_sample_loop"])
 def test_a_subclass_or_a_patch_that_may_step_in_another_way_is_refused(name: str, learns: bool) -> None:
-    """Before the first sample and after it, whatever the function does: it may do something else at the next sample."""
+    """Refused before the first sample and after it: a patch may do something else at the next sample."""
     own = gaussian(learns=learns, objective="pred_noise")
     network, theirs = own.model, getattr(own, name)
     sentence = rf"Diffusion\.{name} is not denoising_diffusion_pytorch's own function.*make a target"
@@ -264,7 +264,7 @@ def _of(module: str, name: str, **options: Any) -> Any:
 
 @pytest.mark.law
 def test_the_one_of_sequences_takes_its_conditions_along() -> None:
-    """Each row keeps its own, whatever it shares a call with; the noise it started from comes back if asked for."""
+    """Each row keeps its own class in any call; the starting noise is returned on request."""
     diffusion = _of(LINE, "GaussianDiffusion1D", seq_length=3)
     diffusion.model.levels = diffusion.alphas_cumprod
     net = diffusion.model.forward

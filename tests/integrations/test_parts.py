@@ -109,7 +109,7 @@ def test_a_part_of_an_accelerated_pipeline_is_copied_as_a_plain_part(how: str, p
 
 
 def test_parts_copied_in_a_callback_are_plain(pipe: Any) -> None:
-    """While the pipeline draws its parts have stand-ins, which no copy gets."""
+    """The parts have stand-ins while the pipeline draws; copies do not get them."""
     copies = []
 
     def callback(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def test_a_saved_pipeline_can_be_loaded(pipe: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("maker", ["StableDiffusionImg2ImgPipeline", "AutoPipelineForImage2Image"])
 def test_a_pipeline_made_from_an_accelerated_one(maker: str, pipe: Any) -> None:
-    """It is plain, and can be accelerated too; neither notices the other."""
+    """The copy is plain and can be accelerated too; neither affects the other."""
     make = getattr(diffusers, maker).from_pipe
     theirs, plain = draw(pipe), picture(make(pipe))
     with fs.accelerate(pipe, window=5):
@@ -319,7 +319,7 @@ def test_an_accelerated_pipeline_of_another_thread_may_not_share_parts(
 
 
 class Stop(BaseException):
-    """As KeyboardInterrupt is."""
+    """Not an `Exception`, like KeyboardInterrupt."""
 
 
 def broken_callback(error: BaseException) -> Callable[..., Any]:
@@ -349,7 +349,7 @@ def test_a_callback_s_exception_comes_out_and_leaves_the_pipeline_whole(error: A
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError, RuntimeError])
 @pytest.mark.parametrize("calls", [1, 4, 6], ids=["watched", "first", "drafted"])
 def test_a_network_s_exception_leaves_the_pipeline_whole(error: Any, calls: int, pipe: Any) -> None:
-    """It comes out as it is where the untouched call would have been the same, and as a refusal after that."""
+    """It is raised as it is where the untouched call would have raised it too, and as a refusal after that."""
     before, left = draw(pipe), [calls]
 
     def fail(module: Any, args: Any) -> None:
@@ -392,7 +392,7 @@ OWN = [
 def test_an_exception_of_our_own_is_a_refusal(
     kind: type, name: str, trace: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any of our own functions may fail on a loop that nobody thought of: one sentence, and the pipeline is whole."""
+    """If one of our functions fails on an unforeseen loop, one message says so, and the pipeline is intact."""
     pipe = stable_diffusion(tmp_path, diffusers.EulerAncestralDiscreteScheduler())
     before, error = draw(pipe), IndexError("list index\nout of range")
 

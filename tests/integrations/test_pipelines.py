@@ -130,7 +130,7 @@ def both(pipe: Any, draw: Callable[[], Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 def test_generators_of_one_seed_draw_one_image(guidance: float, tmp_path: Path) -> None:
-    """Images that are alike are not one image that is kept twice, for guidance."""
+    """Equal images are not taken for one image that is kept twice for guidance."""
     pipe = pipelines.stable_diffusion(tmp_path)
     told = SIZE | {"prompt": "a cat", "num_images_per_prompt": 4, "guidance_scale": guidance}
     for images in both(pipe, lambda: pipe(**told, generator=seeded(3, 4, 3, 4)).images):

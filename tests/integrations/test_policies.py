@@ -51,7 +51,7 @@ def network_of(policy: Any) -> Small:
 
 
 @pytest.mark.law
-def test_the_law_is_the_sequential_policy_s_with_fewer_calls(family: Any) -> None:
+def test_plans_have_the_sequential_distribution_with_fewer_calls(family: Any) -> None:
     policy, plan = family
     sequential = plan(policy, PLANS, seeded(1))
     with fs.accelerate(policy, window=6):
@@ -63,7 +63,7 @@ def test_the_law_is_the_sequential_policy_s_with_fewer_calls(family: Any) -> Non
 
 
 @pytest.mark.law
-def test_the_law_tests_can_fail() -> None:
+def test_the_distribution_tests_can_fail() -> None:
     """A policy that forgets to overwrite one conditioned coordinate before the network is found out."""
     policy, forgetful = lowdim(), lowdim()
     sequential = plan_lowdim(policy, PLANS, seeded(1))

@@ -458,7 +458,7 @@ def network_of(policy: Any) -> Any:
 
 @families
 @pytest.mark.parametrize("window", [5, "auto"])
-def test_a_network_that_mixes_rows_is_refused_unless_nobody_looks(family: str, window: Any) -> None:
+def test_a_network_that_mixes_rows_is_refused_unless_look_is_false(family: str, window: Any) -> None:
     make, plan = FAMILIES[family]
     policy = make()
     network = network_of(policy)

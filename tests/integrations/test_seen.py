@@ -208,7 +208,7 @@ WITHOUT_LAW: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_LAW)
-def test_a_network_without_a_law_is_refused_unless_nobody_looks(name: str, pipe: Any) -> None:
+def test_a_network_without_a_distribution_is_refused_unless_look_is_false(name: str, pipe: Any) -> None:
     make, said = WITHOUT_LAW[name]
     spoiled(pipe, make())
     sentence = rf"the pipeline's unet {said}, .* of its size, the mean of step 0 by .* std; .*look=False"
@@ -220,7 +220,7 @@ def test_a_network_without_a_law_is_refused_unless_nobody_looks(name: str, pipe:
         assert draw(pipe).isfinite().all()
 
 
-def test_a_side_network_is_looked_at_too(tmp_path: Path) -> None:
+def test_a_side_network_is_checked_too(tmp_path: Path) -> None:
     case = next(case for case in EXACT if case.pipeline == "StableDiffusionControlNetPipeline")
     pipe = case.build(tmp_path)
     forward = pipe.controlnet.forward
@@ -241,7 +241,7 @@ LOOKED = {case.pipeline: case for case in WHOLE if case.pipeline in [f"{kind}Pip
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LOOKED.values(), ids=str)
-def test_the_look_costs_no_call_and_one_state(case: Case, tmp_path: Path) -> None:
+def test_the_look_costs_one_state_and_no_call(case: Case, tmp_path: Path) -> None:
     """The same calls, images and report, one state more in each; once for a configuration, one state at the end."""
     pipe, rows = case.build(tmp_path), list[int]()
     for name in ("unet", "transformer", "transformer_2", "controlnet"):

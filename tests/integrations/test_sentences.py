@@ -59,7 +59,7 @@ def draw(pipe: Any, **more: Any) -> Tensor:
 @pytest.mark.parametrize(
     "wanted", [["prompt_embeds"], ["latents", "prompt_embeds", "negative_prompt_embeds"], []]
 )
-def test_a_callback_gets_the_tensors_it_asks_for(wanted: list[str], pipe: Any) -> None:
+def test_a_callback_gets_the_tensors_it_names(wanted: list[str], pipe: Any) -> None:
     """The same as from the untouched loop, once for each step; the latents are the drawn ones."""
     seen: list[tuple[int, dict[str, Any]]] = []
 
@@ -294,7 +294,7 @@ def test_a_scheduler_is_refused_under_its_own_name(scheduler: Any, sentence: str
         scheduler_chain(made)
 
 
-def test_what_the_refusal_of_a_singlestep_solver_asks_for_is_served(tmp_path: Path) -> None:
+def test_the_remedy_for_a_singlestep_solver_is_served(tmp_path: Path) -> None:
     made = diffusers.DPMSolverSinglestepScheduler(algorithm_type="sde-dpmsolver++", solver_order=1)
     pipe = stable_diffusion(tmp_path, made)
     with fs.accelerate(pipe, window=4):
