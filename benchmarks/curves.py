@@ -112,7 +112,7 @@ WIDE: tuple[Shape, ...] = (
     *((), (2,), (3,), (5,), (8,), (2, 2), (3, 2), (5, 3)),
     *((2, 2, 2), (4, 3, 2), (7, 4, 2), (5, 5, 5), (3, 3, 3, 3)),
 )
-"""Where candidate trees branch, from the root on; behind that, single children."""
+"""Numbers of children by level, from the root on; deeper levels have single children."""
 
 
 def shapes(states: int, steps: int) -> list[Shape]:
@@ -137,7 +137,7 @@ class Problem:
     """A chain to sample, in one or several parametrisations."""
 
     name: str
-    """As read by people."""
+    """A label for people."""
     targets: dict[str, Target]
     """By what drafters reuse; ASD is made for x0."""
 
@@ -218,7 +218,7 @@ PROBLEMS: dict[str, tuple[Callable[[int, str, bool], Problem], int]] = {
     "fashion": (partial(pictures, pretrained.EMBEDDED, "Fashion-MNIST"), 100),
     "cifar10": (partial(pictures, CIFAR10, "CIFAR-10"), 100),
 }
-"""How each is made, and its usual number of steps."""
+"""Makers of the problems, each with its usual number of steps."""
 
 
 # ------------------------------------------------------------------ measuring
@@ -346,7 +346,7 @@ def curves(
 
 
 def line(row: CurvePoint) -> str:
-    """A row to look at while it runs."""
+    """A row printed while the comparison runs."""
     shown = f"{row.states:4d} {row.method:22s} {row.speedup:6.2f} ± {row.speedup_error:.2f}  {row.calls:7.2f} calls "
     shown += f"{row.evaluations:8.1f} evaluations  {row.reuse}"
     return shown + (f" {row.shape[:24]}" if row.shape else "")

@@ -176,7 +176,7 @@ def law(
     slots: int = 256,
     out: Out = RESULTS,
 ) -> None:
-    """A large dataset of a closed-form target in one run, its law against sequential samples."""
+    """A large dataset of a closed-form target in one run, its distribution tested against sequential samples."""
     manifest = _drawn(dim, steps, count, window, slots, sequential)
     (run,) = manifest["runs"]
     settings = GenerateLawSettings(dim=dim, steps=steps, window=window, slots=slots, count=count)

@@ -37,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "replay-block": {"drafter": Replay(secant=False)},
     "default": {},
 }
-"""Arguments of `sample`, from the earliest method to the default; `results.LABELS` says them in words."""
+"""Arguments of `sample`, from the earliest method to the default; `results.LABELS` has their names for people."""
 
 
 @app.command()

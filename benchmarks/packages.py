@@ -59,13 +59,13 @@ COUNTS = (1, 10, 100, 1000)
 PILOT = 10**6
 """First seed of what is drawn for warm-up and for the choice of a window; the seeds of reported samples are turns."""
 SECONDS = 10.0
-"""No turn is begun after so many, for each number of samples, once there are four."""
+"""Seconds after which no turn is begun, once there are four; for each number of samples."""
 
 WINDOWS = [6, 16, 50, 100]
-"""Tried on a pilot."""
+"""Windows tried on a pilot."""
 
 Sample = Callable[[Any, int], Tensor]
-"""Draws so many samples with an object of a package."""
+"""Draws `count` samples with an object of a package."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Package:
     plain: Callable[[int], Tensor]
     """Samples of the sequential sampler."""
     draw: Callable[[int, int], tuple[Tensor, fs.Report]]
-    """So many samples, with this window."""
+    """(count, window) -> samples and report."""
     compare: Callable[[int, int], Verdict]
-    """The law of so many samples, with this window."""
+    """(count, window) -> the test of the distribution."""
 
 
 def power_spectrum(device: str) -> Package:

@@ -20,7 +20,7 @@ PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "pens.svg"
 SLOWER = 10
 """The picture moves this many times slower than the pens did."""
 PAUSE = 1500.0
-"""Milliseconds the finished picture stands still before the animation starts again."""
+"""Milliseconds that the finished picture is shown before the animation starts again."""
 
 
 def measure(drawings: int) -> tuple[list[Times], list[list[list[list[float]]]]]:

@@ -203,7 +203,7 @@ class Method:
     """Its window, tolerance or number of steps."""
 
     def made(self, row: QualityCostPoint) -> bool:
-        """Whether a row was made by this method."""
+        """True if a row was made by this method."""
         return row.method == self.key and all(
             getattr(row, name) == value for name, value in self.detail.items()
         )

@@ -154,7 +154,7 @@ def read_results(folder: Path, kinds: Mapping[str, type[Result]]) -> Results:
 
 
 def read_result(path: Path, kinds: Mapping[str, type[Result]], name: str | None = None) -> Result | None:
-    """One file; None if it is no result of these kinds."""
+    """Read one file; None if it is not a result of these kinds."""
     try:
         text = read_plain(path).decode(errors="replace")
     except OSError as error:

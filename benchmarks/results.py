@@ -113,7 +113,7 @@ class CurveSettings:
     problem: str
     """Its key, in `benchmarks.curves.PROBLEMS`."""
     target: str
-    """As people read it."""
+    """A label for people."""
     steps: AtLeastOne
     reuse: list[str]
     samples: AtLeastOne
@@ -214,7 +214,7 @@ class RoundShare:
     network_us: Positive
     network_us_error: NotNegative
     share: float
-    """Of a round that is not the network."""
+    """Share of a round's time that is not the network's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,11 +227,11 @@ class LatencySettings:
     samples: AtLeastOne
     seed: int
     pilots: Count = 0
-    """Of the prior that first windows were drafted from; 0: none."""
+    """Pilots of the prior that first windows were drafted from; 0 without a prior."""
     bands: bool = False
-    """Whether it had the network's average Jacobian, by bands of frequency."""
+    """True if the prior had the network's average Jacobian, by bands of frequency."""
     benchmarked: bool = False
-    """Whether cuDNN chose its convolutions by trying them (`torch.backends.cudnn.benchmark`), for both samplers."""
+    """True if cuDNN chose its convolutions by trying them (`torch.backends.cudnn.benchmark`), for both samplers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class WarmRow:
     steps: AtLeastOne
     window: AtLeastOne
     bands: bool = False
-    """Whether the prior also had the network's average Jacobian, by bands of frequency."""
+    """True if the prior also had the network's average Jacobian, by bands of frequency."""
     pilots: AtLeastOne
     cold: Positive
     cold_error: NotNegative
@@ -479,7 +479,7 @@ class SanitizerRow:
     status: int
     """The program's exit status."""
     findings: Count | None
-    """Errors or hazards it counted; None if it ended without a summary."""
+    """Errors or hazards that the tool counted; None if it ended without a summary."""
     summary: str | None
     output: str
     """Its own lines, the first 400."""
@@ -517,7 +517,7 @@ class PictureRun:
     """Sequential or speculative."""
     calls: Positive
     agreement: NotNegative
-    """Share of pictures in which the classifier sees the label asked for."""
+    """Share of pictures in which the classifier sees the requested label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -554,14 +554,14 @@ class QualityCostPoint:
 
     method: str
     window: int | None = None
-    """Of exact methods; of the others what trades quality for calls:"""
+    """Window of an exact method. The other methods trade quality for calls by one of the next two:"""
     tolerance: float | None = None
     steps: int | None = None
     exact: bool
     calls: Positive
     evaluations: Positive
     distance: float
-    """To the sequential sampler: a mean over sets of samples, where there are several."""
+    """Distance to the sequential sampler: a mean over sets of samples, where there are several."""
     distance_error: NotNegative | None = None
     """Standard error over the sets, as below; one set has none."""
     to_data: float | None = None
@@ -572,7 +572,7 @@ class QualityCostPoint:
     alone_ms: float | None = None
     """A sample drawn alone."""
     faster: Ratio | None = None
-    """Than the sequential sampler, samples drawn alone and in turns."""
+    """Speed-up over the sequential sampler, samples drawn alone and in turns."""
 
     @property
     def detail(self) -> str:
@@ -582,7 +582,7 @@ class QualityCostPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityCostSettings:
-    """A trained model; `features` says how quality is measured."""
+    """A trained model; `features` names the features in which distances are measured."""
 
     target: str
     steps: AtLeastOne
@@ -600,7 +600,7 @@ class QualityCostSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityCost(Result):
-    """Distance to the sequential law against calls (`benchmarks.quality_cost`)."""
+    """Distance to the sequential distribution against calls (`benchmarks.quality_cost`)."""
 
     settings: QualityCostSettings
     commands: list[str]
@@ -681,11 +681,11 @@ class Gain:
     against: str
     setting: Setting
     published: Claim
-    """Of trees in fewer calls, of blocks in speed."""
+    """The published gain: of trees in fewer calls, of blocks in speed."""
     fewer_calls: float
     faster: float
     error: NotNegative
-    """Of `faster`; that of `fewer_calls` is smaller."""
+    """Standard error of `faster`; that of `fewer_calls` is smaller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -705,7 +705,7 @@ class Published(Result):
     rows: Some[PublishedRow]
     gains: Some[Gain]
     growth: str
-    """What decides the gain of blocks."""
+    """A sentence on what the gain of blocks depends on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -728,7 +728,7 @@ class RankGain:
     rejected_by_rank: NotNegative
     """The same of RASS, at the same mismatches."""
     fewer_calls: float
-    """In per cent."""
+    """The difference in per cent."""
     error: NotNegative
 
 
@@ -879,7 +879,7 @@ class PackageRow:
     sequential_seconds: Positive
     """The same of the sequential sampler, from a few of its calls."""
     checked: int
-    """Samples compared in law with as many sequential ones."""
+    """Samples whose distribution was compared with that of as many sequential ones."""
     smallest_p: float | None
     tests: int | None
     passed: bool | None
@@ -988,7 +988,7 @@ class McmcChain:
 
     name: str
     effective: Positive
-    """Of sequential paths; the figure that rates are made of."""
+    """Effective samples of sequential paths, from which rates are computed."""
     effective_error: NotNegative
     speculative: Positive
     speculative_error: NotNegative
@@ -1008,7 +1008,7 @@ class McmcRow:
     ms_error: NotNegative
     effective_a_second: Positive
     gain: Ratio | None
-    """Against the sequential sampler, which has none."""
+    """Ratio to the sequential sampler; None for that sampler itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1058,7 +1058,7 @@ class RobotClockRow:
     network_ms: Positive | None = None
     """The network alone on as many states, replayed."""
     auto: bool = False
-    """Whether the window was found by itself."""
+    """True if the window was measured."""
     faster: Ratio | None = None
     """Than the fastest sequential plan, in turns."""
     chosen: bool = False
@@ -1075,12 +1075,12 @@ class RobotClockSettings:
     threads: AtLeastOne
     steps: AtLeastOne
     pilots: Count
-    """Plans the prior was fitted on; 0: none."""
+    """Plans that the prior was fitted on; 0 without a prior."""
     clocked_episodes: AtLeastOne
     tf32: bool = False
     """And cuDNN's benchmarking, as LeRobot's scripts set them."""
     failed: list[str] = field(default_factory=list)
-    """What could not be measured."""
+    """Measurements that were not possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1160,7 +1160,7 @@ class SuccessRow:
     """Wilson's interval."""
     plans: AtLeastOne
     calls: Positive
-    """Of a plan, on average."""
+    """Calls of a plan, on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1186,7 +1186,7 @@ class RobotSuccess(Result):
     settings: SuccessSettings
     rows: Some[SuccessRow]
     plan_ms: dict[str, Positive]
-    """Of each method, a plan at batch 1."""
+    """Milliseconds of a plan at batch 1, by method."""
 
 
 # ------------------------------------------------------------------ the first sample
@@ -1199,10 +1199,10 @@ class StartRow:
     way: str
     """eager, compiled, captured, or compiled and captured."""
     cached: bool
-    """Whether an earlier process has left compiled code in the caches of Numba and torch."""
+    """True if an earlier process has left compiled code in the caches of Numba and torch."""
     seconds: Positive
     processor_seconds: Positive
-    """Of the whole process, which draws a second sample."""
+    """Processor seconds of the whole process, which draws a second sample."""
     import_seconds: Positive
     preparation_seconds: NotNegative
     next_seconds: Positive
@@ -1265,7 +1265,7 @@ class AgreementRow:
     seed: int
     pictures: AtLeastOne
     agree: Count
-    """Those in which the classifier sees the label asked for."""
+    """Pictures in which the classifier sees the requested label."""
     calls: Positive
     seconds: Positive
 
@@ -1287,7 +1287,7 @@ class CallSizeRow:
 
     network: str
     states: AtLeastOne
-    """In a call."""
+    """States in a call."""
     most: NotNegative
     rms: NotNegative
     mean: float

@@ -65,7 +65,7 @@ class Variant:
     size: int = 1
     window: int = STEPS - 1
     table: int | None = None
-    """Window of the prior; None starts cold."""
+    """Window of the prior; None draws without a prior."""
     diagonal: bool = False
     """Pictures in a basis of frequencies, where a prior's response is a diagonal."""
     multistep: bool = False
@@ -154,7 +154,7 @@ def _drawn(
 
 
 def _is_fused(target: fs.Target, drafter: fs.Replay) -> bool:
-    """Whether kernels draw this; on a GPU they must."""
+    """True if kernels draw this; on a GPU they must."""
     if not target.std.is_cuda:
         return False
     speculation = fs.Engine(target, drafter=drafter, slots=1).speculation
@@ -164,7 +164,7 @@ def _is_fused(target: fs.Target, drafter: fs.Replay) -> bool:
 
 
 def difference(variant: Variant, target: fs.Target, drafter: fs.Replay, compared: int) -> str | None:
-    """Where a fused round disagrees with the plain one, along the chains of the first samples; None: nowhere."""
+    """The first disagreement of a fused round with the plain one, along the chains of the first samples, or None."""
     layout = None if variant.window >= STEPS else Padded()
     try:
         assert_agree_along(target, drafter, variant.window, seeds_of(_SEED, compared), variant.block, layout)

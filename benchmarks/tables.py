@@ -70,7 +70,7 @@ def _speedup(row: BenchRow | CurvePoint) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     head, *lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return "\n".join([head, "|---" * len(heads) + "|", *lines])
 
@@ -374,7 +374,7 @@ def warm() -> str:
 
 
 def rounds() -> str:
-    """Where the time of a round goes."""
+    """The time of a round by its parts."""
     cells = [
         [
             f"{row.window}" if row.window else "none: the sequential sampler",
@@ -415,7 +415,7 @@ def _together(row: CpuClockRow) -> str:
 
 
 def cpu_rounds() -> str:
-    """Where the time of a round goes on a CPU."""
+    """The time of a round by its parts, on a CPU."""
     cells = [
         [
             f"{row.target}, {row.steps} steps",
@@ -506,7 +506,7 @@ def overhead() -> str:
 
 
 def dataset() -> str:
-    """A large dataset: its law, and the memory it took."""
+    """A large dataset: the test of its distribution, and the memory it took."""
     saved, rows = load(GenerateLaw, "generate-law"), load(GenerateMemory, "generate-memory").rows
     law, settings = saved.law, saved.settings
     verdict = "passes" if law.passed else "FAILS"
@@ -562,7 +562,7 @@ def policy_steps() -> str:
 
 
 def policy_costs() -> str:
-    """Where a plan's time goes on one core."""
+    """The time of a plan by its parts, on one core."""
     saved = load(Policy, "policy-lasa")
     call, clocks = saved.network_call_ms, [row.batch_1 for row in saved.rows]
     own = [(c.ms - c.network_ms) / c.calls for c in clocks if c.network_ms is not None]
@@ -672,7 +672,7 @@ def _title(saved: Curves) -> str:
 
 
 def curves_lead() -> str:
-    """Where the default is ahead, and by how much."""
+    """The cases in which the default needs fewer calls, and how many fewer."""
     (low, high), cells = LEAD, []
     for saved in curve_files():
         rows = saved.rows
@@ -722,7 +722,7 @@ def _tree(shape: str) -> str:
 
 
 def curves_behind() -> str:
-    """Where some peer needs fewer calls than the default."""
+    """The cases in which a peer needs fewer calls than the default."""
     lines = []
     for saved in curve_files():
         rows = saved.rows
@@ -922,7 +922,7 @@ def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float
 
 
 def when_lossy() -> str:
-    """Few-step solvers and iterations to a tolerance beside ours: cost, and distance to the law."""
+    """Few-step solvers and iterations to a tolerance beside ours: cost, and distance to the distribution."""
     cells = []
     for names in (FASHION_COST, CIFAR10_COST, POLICY_COST):
         saved = _costs(*names)

@@ -32,7 +32,7 @@ class Ratio:
     """Standard error of `ratio`."""
     turns: AtLeastOne
     settled: bool
-    """Whether the error fell below the bound before the turns ran out."""
+    """True if the error fell below the bound before the turns ran out."""
 
     def __str__(self) -> str:
         late = "" if self.settled else f", error still above {ERROR:.0%}"
@@ -76,7 +76,7 @@ class Timing:
 
     @property
     def settled(self) -> bool:
-        """Whether every ratio's error is below the bound."""
+        """True if every ratio's error is below the bound."""
         return all(self.ratio(side).settled for side in list(self.seconds)[1:])
 
     def _of(self, side: str) -> torch.Tensor:

@@ -24,7 +24,7 @@ def policy_learned() -> str:
 
 
 def policy_tail() -> str:
-    """Where slow plans spend their calls."""
+    """The parts of the chain in which slow plans spend their calls."""
     saved = load(LearnedPlans, "policy-learned")
     window = max(row.window for row in saved.rows)
     rows = [row for row in saved.rows if row.window == window]

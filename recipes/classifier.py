@@ -82,7 +82,7 @@ def accuracy(model: FashionClassifier, split: data.Split, device: torch.device) 
 
 
 def save(model: FashionClassifier, path: Path) -> None:
-    """fp16 safetensors (whole numbers, such as batch counts, as they are)."""
+    """Safetensors in fp16; whole numbers, such as batch counts, keep their type."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, path)

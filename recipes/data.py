@@ -74,7 +74,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where a data set comes from and how its files are read."""
+    """The source of a data set, and the reader of its files."""
 
     name: str
     labels: tuple[str, ...]
@@ -196,7 +196,7 @@ def dataset(name: str) -> Dataset:
 
 
 def default_folder(name: str) -> Path:
-    """Where a data set is cached: `.data/NAME` under the current folder."""
+    """The cache folder of a data set: `.data/NAME` under the current folder."""
     return DATA / name
 
 
@@ -229,7 +229,7 @@ def main(
     name: Annotated[str, typer.Argument(help="fashion-mnist or cifar10")],
     sheet: Annotated[Path | None, typer.Option(help="write a contact sheet of ten pictures a class")] = None,
 ) -> None:
-    """Download a data set into .data/ and say what is in it."""
+    """Download a data set into .data/ and print its contents."""
     from recipes.pictures import contact_sheet
 
     try:

@@ -75,7 +75,7 @@ def demonstrations(folder: Path | None = None, shapes: tuple[str, ...] = SHAPES)
 
 @dataclass(frozen=True)
 class Moments:
-    """Where a pen was and what it did next, all in data units."""
+    """Positions of a pen and its next moves, in data units."""
 
     position: Tensor
     """[M, 2]"""

@@ -114,7 +114,7 @@ def observe(observation: np.ndarray, task: int, tasks: int = len(TASKS)) -> dict
 
 
 def situations(task: str, seed: int, count: int) -> list[Callable[[Any], tuple[Any, np.ndarray]]]:
-    """`count` situations of a task; each takes an environment (None: a new one) and gives it, there, and what is seen.
+    """`count` situations of a task: each resets an environment (None: a new one) and returns it with its observation.
 
     Meta-World draws 50 situations (where objects and goals are) from a seed; more come from the seeds after it.
     """
@@ -251,7 +251,7 @@ def processors(policy: Any, data: Demonstrations) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A trained policy and what stands before and behind it."""
+    """A trained policy with its pre- and postprocessing."""
 
     policy: Any
     before: Any

@@ -1,4 +1,4 @@
-"""Whether today's code accepts the command that a result file names."""
+"""Commands of result files, checked against the programs of today."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDERS = ("benchmarks", "recipes", "tests")
 
 
 def refusal(command: str) -> str | None:
-    """Why the command cannot be run today; None if its program exists and takes these arguments.
+    """The reason why the command cannot be run today; None if its program exists and takes these arguments.
 
     The arguments are parsed, and nothing is run.
     """

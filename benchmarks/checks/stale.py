@@ -1,9 +1,9 @@
-"""Which result files are older than the code that they measure.
+"""Result files that are older than the code they measure.
 
 A result depends on the code in `SOURCES`. It is stale when that code differs from the code at the commit that the file
 names; docstrings, comments and messages do not count (`code.essence`). Results that cannot be measured again on the
-machine at hand stand on a list with reasons (`standing`). Such a result is stale only when its code has changed since
-the list was last judged.
+machine at hand are listed with reasons (`standing`). Such a result is stale only when its code has changed since the
+list was last judged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RULE = (
     *(f"foresample/core/{name}.py" for name in ("coupling", "noise", "round", "verify")),
     *("foresample/drafters/replay.py", "foresample/chains/chain.py", "foresample/targets/chained.py"),
 )
-"""What decides how many calls a sample takes."""
+"""Code that decides how many calls a sample takes."""
 PICTURES = (*RULE, "foresample/chains/schedulers.py", "foresample/pretrained/model.py")
 MIXTURE = (*RULE, "foresample/chains/flow.py", "foresample/targets/mixture.py")
 ENGINE = (
@@ -32,7 +32,7 @@ ENGINE = (
     *("foresample/core/look.py", "foresample/core/report.py", "foresample/baseline.py", "foresample/backends"),
     *(f"foresample/engine/{name}.py" for name in ("engine", "sequential", "slots")),
 )
-"""What decides how long it takes."""
+"""Code that decides how long a sample takes."""
 POLICY = (*ENGINE, "foresample/drafters/prior.py", "foresample/integrations/policies")
 DATASET = (*ENGINE, "foresample/datasets")
 PEERS = tuple(f"benchmarks/peers/{name}.py" for name in ("common", "chains", "ranks", "trees"))
@@ -100,7 +100,7 @@ def commit_of(result: Result) -> str | None:
 
 
 def in_history(commit: str) -> bool:
-    """Whether the commit is an ancestor of the current one."""
+    """True if the commit is an ancestor of the current one."""
     return _git("merge-base", "--is-ancestor", commit, "HEAD") is not None
 
 

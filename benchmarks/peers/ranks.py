@@ -112,7 +112,7 @@ def _antiderivative(s: Tensor, delta: Tensor, lean: Tensor) -> Tensor:
 
 
 def _bisect(low: Tensor, high: Tensor, is_right: Callable[[Tensor], Tensor]) -> Tensor:
-    """Where a predicate that is false, then true between low and high becomes true."""
+    """The point between low and high at which a predicate turns from false to true."""
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         right = is_right(middle)

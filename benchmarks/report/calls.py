@@ -118,7 +118,7 @@ def _curve_plot(result: Curves) -> Plot:
 
 
 def machine_of(result: Result) -> str:
-    """Where it ran, to stand behind a sentence."""
+    """The machine of a result, as the end of a sentence."""
     return f" on one {result.machine.gpu}" if result.machine.gpu else " on a CPU"
 
 

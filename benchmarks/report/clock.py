@@ -1,4 +1,4 @@
-"""On the clock: where fewer calls are less time, and where they are not."""
+"""Sampling on the clock: where fewer calls take less time, and where they do not."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _rounds_plot(result: Latency) -> Plot:
 
 
 def losses(results: Results) -> Section | None:
-    """Where the sequential sampler is the better choice."""
+    """Cases in which the sequential sampler is the better choice."""
     full, policies, models = results.of(Throughput), results.of(Policy), results.of(Calls)
     frontiers = results.of(FrontierResult)
     plots = [_frontier_plot(result) for result in frontiers]

@@ -1,4 +1,4 @@
-"""The evidence that samples have the law of the chain."""
+"""The evidence that samples have the distribution of the chain."""
 
 from __future__ import annotations
 

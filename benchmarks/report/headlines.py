@@ -12,7 +12,7 @@ EARLIER = ("reflection-nearest", "block-parent-fresh")
 
 
 def headlines(results: Results) -> list[Card]:
-    """As far as there are results for them."""
+    """The headlines for which there are results."""
     return [*_calls(results), *_clock(results), *_law(results), *_full(results)]
 
 

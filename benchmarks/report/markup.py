@@ -77,7 +77,7 @@ class Plot:
     text: str = ""
     kind: Literal["lines", "dots", "bars"] = "lines"
     categories: list[str] = field(default_factory=list)
-    """Of dots and bars, from top to bottom."""
+    """Names of dots or bars, from top to bottom."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -122,9 +122,9 @@ class Section:
     title: str
     body: list[str]
     plots: list[Plot] = field(default_factory=list)
-    """Those whose figures stand in the body."""
+    """The plots that the body shows."""
     results: Sequence[Result] = ()
-    """Where its numbers come from."""
+    """The sources of its numbers."""
     short: str = ""
     """Its title in the contents, if another."""
 
@@ -137,7 +137,7 @@ class Section:
 
 
 def number(value: Cell) -> str:
-    """As a reader wants it: about four digits, no exponent unless it is tiny."""
+    """A number for readers: about four digits, no exponent unless it is tiny."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -200,7 +200,7 @@ def picture(path: Path, alt: str, caption: str, *, wide: bool = False) -> str:
 
 
 def sources(results: Sequence[Result]) -> str:
-    """Where numbers come from: file, command, commit, versions and machine of each."""
+    """The sources of numbers: file, command, commit, versions and machine of each."""
     once = {result.name: result for result in results}
     items = "".join(f"<li>{_origin(r.name, origin)}</li>" for r in once.values() for origin in r.origins)
     return f'<footer class="sources"><h3>Sources</h3><ul>{items}</ul></footer>' if items else ""

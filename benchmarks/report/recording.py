@@ -172,7 +172,7 @@ def _round(target: ChainTarget, drafter: Overheard, commit: Commit, key: int, nu
 
 
 def _density(target: GaussianMixture, points: int = 81) -> list[tuple[float, float]]:
-    """As far as three standard deviations around the components."""
+    """The density of the mixture, up to three standard deviations around its components."""
     ends = torch.cat([target.means[:, 0] - 3 * target.stds, target.means[:, 0] + 3 * target.stds])
     x = torch.linspace(float(ends.min()), float(ends.max()), points, dtype=torch.float64).unsqueeze(1)
     each = torch.exp(-0.5 * ((x - target.means.T) / target.stds) ** 2) / target.stds * target.weights

@@ -8,7 +8,7 @@ from html import escape
 from benchmarks.report.recording import Recording, Round
 
 Place = Callable[[float], float]
-"""From a step or a state to a place on the picture."""
+"""Maps a step or a state to a coordinate of the picture."""
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 330, 40, 60, 16, 76
 
