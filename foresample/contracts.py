@@ -168,7 +168,8 @@ def require_target(target: Any) -> None:
     if missing:
         raise TypeError(
             f"{type(target).__name__} is not a target: it lacks {', '.join(missing)}; "
-            "see docs/extending.md, or wrap a denoiser with foresample.targets"
+            "see docs/extending.md, or wrap a denoiser with foresample.targets (pipelines, policies and samplers of "
+            "packages: foresample.accelerate)"
         )
     if len(target.shape) == 0:
         raise ValueError("target.shape must have at least one dimension; a scalar state has shape (1,)")

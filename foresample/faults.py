@@ -53,7 +53,8 @@ def fault_error(fault: int, sample: int, hint: str = "") -> FloatingPointError:
     if fault < NO_FAULT:
         return FloatingPointError(f"the state {where} is NaN or infinite: check target.mean and target.std")
     return FloatingPointError(
-        f"the network returned NaN or infinity {where}; check its input there, or run it in a wider dtype{hint}"
+        f"the network returned NaN or infinity {where}; check its input there (steps that are too large diverge), or "
+        f"run it in a wider dtype{hint}"
     )
 
 

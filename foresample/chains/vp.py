@@ -56,7 +56,16 @@ def vp_chain(
     if not 0 < eta <= 1:
         raise ValueError(f"eta must be in (0, 1], not {eta}; without noise there is nothing to speculate on")
     if variance not in ("small", "large"):
-        raise ValueError(f"variance must be 'small' or 'large', not {variance!r}")
+        name = repr(variance) if isinstance(variance, str) else type(variance).__name__
+        raise ValueError(
+            f"variance must be 'small' or 'large', not {name}: for stds of your own, make the chain with variance="
+            "'small' and replace them, dataclasses.replace(chain, std=std)"
+        )
+    if isinstance(clip, Tensor) and clip.numel() != 1:
+        raise ValueError(
+            f"clip must be one number, not a tensor of {clip.numel()}: for a clip of its own at each step, use "
+            "foresample.targets.from_step"
+        )
     if variance == "large" and (eta != 1 or learned_base is not None):
         raise ValueError("variance='large' is DDPM's: use eta=1 and no learned_base with it")
     there = torch.cat([here[1:], torch.ones(1, dtype=torch.float64)])

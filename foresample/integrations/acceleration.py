@@ -136,11 +136,18 @@ def _kind(served: Any) -> str:
     for kind, (is_one, _) in _KINDS.items():
         if is_one(served):
             return kind
+    if isinstance(served, type):
+        raise TypeError(f"{served.__name__} is a class: pass the object that samples")
+    if all(hasattr(served, name) for name in ("shape", "std", "start", "predict", "mean")):
+        raise TypeError(
+            f"{type(served).__name__} is a target already: draw from it with foresample.sample(target, count, window=…)"
+        )
     packages = ", ".join(f"{kind.package}'s {kind.kind}" for kind in PACKAGES)
     raise TypeError(
         misread_policy(served)
         or f"{type(served).__name__} cannot be accelerated: pass a diffusers pipeline (a "
         "scheduler, and a unet or a transformer), LeRobot's DiffusionPolicy or a policy of the diffusion_policy "
         "family (conditional_sample, noise_scheduler, num_inference_steps and a network called unet or model), one of "
-        f"robomimic or ManiSkill, {packages}, or make a target with foresample.targets"
+        f"robomimic or ManiSkill, {packages}, or make a target with foresample.targets, of a step function with "
+        "from_step"
     )

@@ -42,6 +42,8 @@ Step = Callable[[Tensor, Tensor, int, Tensor], Tensor]
 
 _SIZES = torch.tensor([0.3, 1.0, 3.0, 30.0])
 """Sizes of the states and predictions at which steps are tried."""
+_LOUD = 2.0**20
+"""Noise beside which the rounding of a state does not count."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +179,12 @@ def _read(step: Step, k: int, steps: int, shape: torch.Size, like: Tensor) -> tu
         return _called(step, prediction, x, at, noise)
 
     std = (called(zero, zero, zero + 1) - called(zero, zero, zero)).flatten()[0]
-    if not torch.isfinite(std) or std < 0:
-        raise ValueError(
-            f"step adds {float(std):g} times the noise at k = {k}: the number must be finite and not below 0"
-        )
+    if not torch.isfinite(std):  # a step that divides by the size of a state or prediction, 0 here
+        std = ((called(prediction, x, zero + _LOUD) - called(prediction, x, zero)) / _LOUD).flatten()[0]
+    if not torch.isfinite(std):
+        raise ValueError(f"step adds {float(std):g} times the noise at k = {k}: the number must be finite")
     mean, noisy = called(prediction, x, zero), called(prediction, x, noise)
-    scale = (mean.abs() + noisy.abs() + std).flatten(1).amax(1) * 100 * torch.finfo(like.dtype).eps
+    scale = (mean.abs() + noisy.abs() + std.abs()).flatten(1).amax(1) * 100 * torch.finfo(like.dtype).eps
 
     def differs(one: Tensor, two: Tensor) -> bool:
         apart = (one - two).abs().flatten(1).amax(1)
@@ -194,6 +196,10 @@ def _read(step: Step, k: int, steps: int, shape: torch.Size, like: Tensor) -> tu
             f"step gives another result when it is called again (at k = {k}): it draws noise of its own, or remembers "
             "earlier calls, as multistep solvers do. Take its noise from the argument; for a diffusers scheduler, use "
             "fs.targets.from_scheduler"
+        )
+    if std < 0:
+        raise ValueError(
+            f"step adds {float(std):g} times the noise at k = {k}: the number must be finite, not below 0"
         )
     if differs(noisy, mean + std * noise):
         raise ValueError(

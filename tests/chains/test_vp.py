@@ -101,6 +101,8 @@ def test_speculation_with_the_larger_variance_is_exact() -> None:
     ("change", "sentence"),
     [
         ({"variance": "huge"}, "'small' or 'large', not 'huge'"),
+        ({"variance": torch.ones(3)}, "not Tensor: for stds of your own.*replace"),
+        ({"clip": torch.ones(3)}, "clip must be one number, not a tensor of 3"),
         ({"variance": "large", "eta": 0.5}, "use eta=1"),
         ({"variance": "large", "learned_base": 0.9}, "no learned_base"),
     ],

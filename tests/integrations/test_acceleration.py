@@ -39,6 +39,13 @@ def test_the_refusal_of_an_unknown_object_names_the_known_kinds(thing: Any) -> N
             act(thing)
 
 
+def test_a_class_or_a_target_is_refused_with_what_to_do_instead() -> None:
+    target = fs.GaussianMixture.of_draft_trees(2).flow(4, 0.1)
+    for thing, sentence in ((torch.nn.Linear, "is a class: pass the object"), (target, "draw from it with")):
+        with pytest.raises(TypeError, match=sentence):
+            fs.accelerate(thing)
+
+
 def test_settings_are_refused_before_anything_is_replaced(tmp_path: Path) -> None:
     pipe = stable_diffusion(tmp_path)
     before = set(vars(pipe))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -180,6 +181,9 @@ def with_noise(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[.
     return lambda p, x, k, z: step(p, x, k, change(p, x, z))
 
 
+DRAWN = count()
+
+
 class Remembers:
     """A multistep solver: it extrapolates from the prediction of its last call."""
 
@@ -205,6 +209,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         lambda p, x, k, z: step(p, x, k, z + 1e-6 * torch.randn_like(z)),
         "draws noise of its own",
     ),
+    "noise of its own alone": (
+        lambda p, x, k, z: step(p, x, k, 0 * z + next(DRAWN)),
+        "draws noise of its own",
+    ),
     "a memory": (Remembers(), "remembers earlier calls"),
     "rows of a mean": (lambda p, x, k, z: step(p - p.mean(0), x, k, z), "rows must not be mixed"),
     "a network inside": (lambda p, x, k, z: step(x.sin(), x, k, z), "in place of the model"),
@@ -221,6 +229,14 @@ def test_steps_that_are_no_chain_are_refused(name: str) -> None:
     bad, sentence = REFUSED[name]
     with pytest.raises(ValueError, match=sentence):
         from_step(bad, denoise, (2,), STEPS, dtype=f64)
+
+
+def test_a_step_that_divides_by_the_size_of_its_prediction() -> None:
+    def normalised(p: Tensor, x: Tensor, k: int, z: Tensor) -> Tensor:
+        return x - 0.1 * p / p.norm(dim=1, keepdim=True) + 0.1 * (k + 1) * z  # NaN where the prediction is 0
+
+    target = from_step(normalised, lambda x, k, row: x, (2,), 3)
+    assert torch.allclose(target.std, torch.tensor([0.1, 0.2, 0.3]), rtol=1e-6)
 
 
 def test_a_chain_needs_at_least_one_step() -> None:
