@@ -139,7 +139,7 @@ class Problem:
     name: str
     """A label for people."""
     targets: dict[str, Target]
-    """By what drafters reuse; ASD is made for x0."""
+    """The targets by the prediction that drafters reuse; ASD is made for x0."""
 
 
 def mixture(steps: int, device: str, half: bool) -> Problem:

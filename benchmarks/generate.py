@@ -1,4 +1,4 @@
-"""Datasets: what the orchestration costs, what memory a run takes, and the law of a large one.
+"""Datasets: what the orchestration costs, what memory a run takes, and the distribution of a large one.
 
 python -m benchmarks.generate overhead
 python -m benchmarks.generate memory

@@ -53,7 +53,7 @@ def first(seed: int, count: int, *, ordered: bool) -> Tensor:
 
 
 def stopped(seed: int, rounds: int) -> dict[str, Tensor]:
-    """The samples that three rules keep of a run that is stopped after so many rounds."""
+    """The samples that three rules keep of a run that is stopped after `rounds` rounds."""
     x = torch.full((COUNT, 1), torch.nan, dtype=torch.float64)
     begun = torch.full((COUNT,), COUNT)  # the round in which a sample was begun
     now = 0
@@ -82,7 +82,7 @@ def stopped(seed: int, rounds: int) -> dict[str, Tensor]:
 
 
 def ended(seed: int, rounds: int) -> Tensor:
-    """A run that begins no more samples after so many rounds, and finishes those under way."""
+    """A run that begins no more samples after `rounds` rounds, and finishes those under way."""
     x = torch.full((COUNT, 1), torch.nan, dtype=torch.float64)
     now = 0
 

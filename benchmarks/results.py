@@ -77,7 +77,7 @@ Tree = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class CallsRow(BenchRow):
-    """One method on a chain of so many steps."""
+    """One method on a chain of `steps` steps."""
 
     steps: AtLeastOne
     reuse: str
@@ -158,7 +158,7 @@ class Curves(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthRow:
-    """A chain of so many steps."""
+    """A chain of `steps` steps."""
 
     steps: AtLeastOne
     calls: Positive
@@ -199,9 +199,9 @@ class LatencyRow:
     ms_error: NotNegative
     gain: Positive
     faster: Ratio | None = None
-    """Than the sequential sampler, in turns."""
+    """Speed-up over the sequential sampler, in turns."""
     chosen: bool = False
-    """Whether the window was the fastest on pilot samples."""
+    """True if the window was the fastest on pilot samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +305,7 @@ class CpuRoundRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRoundSettings:
-    """The quickest of so many repeats counts."""
+    """The quickest of `repeats` repeats counts."""
 
     repeats: AtLeastOne
     seed: int
@@ -363,7 +363,7 @@ class ThroughputRow:
     sequential_samples_per_second: Positive
     gain_over_fixed: NotNegative
     faster: Ratio | None = None
-    """Than the sequential sampler in fixed batches, in turns."""
+    """Speed-up over the sequential sampler in fixed batches, in turns."""
     faster_than_fixed: Ratio | None = None
 
 
@@ -745,7 +745,7 @@ class Ranked(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """With its standard error."""
+    """A mean with its standard error."""
 
     mean: float
     error: NotNegative
@@ -768,7 +768,7 @@ class PlanClock:
     calls: Positive
     network_ms: NotNegative | None
     faster: Ratio | None = None
-    """Than the sequential policy, in turns."""
+    """Speed-up over the sequential policy, in turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -794,10 +794,10 @@ class Policy(Result):
 
     rows: Some[PolicyRow]
     network_call_ms: dict[str, Positive]
-    """By states."""
+    """Milliseconds of a call, by its number of states."""
     calls_by_steps: dict[str, Positive]
     network_call_ratio: dict[str, Ratio] = field(default_factory=dict)
-    """The time of a call of one state over that of a call of so many."""
+    """The time of a call of one state over that of a larger call, by its number of states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -951,7 +951,7 @@ class OrderRow:
 
     rule: str
     rounds: AtLeastOne | None
-    """After which the run was stopped, if it was."""
+    """Rounds after which the run was stopped; None if it was not."""
     kept: Positive
     """Samples a run, on average."""
     right: NotNegative
@@ -1013,7 +1013,7 @@ class McmcRow:
 
 @dataclass(frozen=True, kw_only=True)
 class McmcSettings:
-    """Chains of so many transitions, the first `burn` of which are not counted."""
+    """Chains of `steps` transitions, the first `burn` of which are not counted."""
 
     steps: AtLeastOne
     burn: Count
@@ -1060,9 +1060,9 @@ class RobotClockRow:
     auto: bool = False
     """True if the window was measured."""
     faster: Ratio | None = None
-    """Than the fastest sequential plan, in turns."""
+    """Speed-up over the fastest sequential plan, in turns."""
     chosen: bool = False
-    """Whether it was the fastest of its method on other episodes."""
+    """True if it was the fastest of its method on other episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1078,7 +1078,7 @@ class RobotClockSettings:
     """Plans that the prior was fitted on; 0 without a prior."""
     clocked_episodes: AtLeastOne
     tf32: bool = False
-    """And cuDNN's benchmarking, as LeRobot's scripts set them."""
+    """True if TF32 and cuDNN's benchmarking were on, as LeRobot's scripts set them."""
     failed: list[str] = field(default_factory=list)
     """Measurements that were not possible."""
 

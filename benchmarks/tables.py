@@ -1,6 +1,6 @@
 """The figures in README and docs, made from the result files: `python -m benchmarks.tables` writes them.
 
-A page holds `<!-- figures: NAME -->` … `<!-- end -->`; what stands between is replaced. A test fails where a
+A page holds `<!-- figures: NAME -->` … `<!-- end -->`; the text between them is replaced. A test fails where a
 page says anything else than the results do.
 """
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foresample.core import coupling
 
-mp = mpmath.MPContext()  # our own context: the precision of the global one belongs to nobody
+mp = mpmath.MPContext()  # our own context: other code may change the precision of the global one
 mp.dps = 100
 
 TOLERANCE = 1e-9

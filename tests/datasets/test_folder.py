@@ -121,7 +121,7 @@ def test_a_worker_that_outlives_its_driver_writes_nothing_into_the_folder_of_the
     assert worker != driver.pid
     driver.signal(signal.SIGKILL)
     driver.ended()
-    (out / "shard-00000.safetensors").unlink()  # whoever looks closely sees that the second has drawn it
+    (out / "shard-00000.safetensors").unlink()  # the second run draws it anew
     assert draw(out).complete
     before, lock = inodes(out), (out / ".owner").read_text()
     gate.open()

@@ -394,7 +394,7 @@ def test_two_runs_on_one_folder_are_refused(
     assert f"another run (process {first.pid} on " in second.stderr
     assert "wait for it, or choose another folder" in second.stderr
     assert first.popen.poll() is None
-    first.signal(signal.SIGKILL)  # nobody cleans up after it
+    first.signal(signal.SIGKILL)  # so it cannot clean up
     first.ended()
     draw(out)
     assert_identical(out, undisturbed)

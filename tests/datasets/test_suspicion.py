@@ -64,7 +64,7 @@ def interrupted(out: Path) -> fs.Dataset:
     return fs.inspect_dataset(out)
 
 
-# ------------------------------------------------------------------ whoever finishes first
+# ------------------------------------------------------------------ the first to finish
 
 
 def test_an_interrupted_dataset_hands_out_a_prefix(undisturbed: Path, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_resuming_with_another_target_is_refused_and_with_the_same_is_not(
     gone = tmp_path / "shard-00002.safetensors"
     gone.unlink()
     kept = inodes(tmp_path)
-    fix_tuning(monkeypatch, 5)  # another answer, which nobody asks for
+    fix_tuning(monkeypatch, 5)  # another window, which is not measured again
     made: Any = Conditioned(0.5, table)
     if change == "drift":
         made = Conditioned(-3.2, table)

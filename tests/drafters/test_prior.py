@@ -204,7 +204,7 @@ def test_widths_do_not_change_samples(chain: str) -> None:
         torch.testing.assert_close(one.samples, two.samples, rtol=1e-5, atol=1e-5)
         assert torch.equal(one.calls, two.calls)
         assert (two.evaluations >= one.evaluations).all()
-        if slots == 1:  # then nobody keeps a row's last rounds wide
+        if slots == 1:  # no other row keeps the last rounds wide
             assert two.evaluations.sum() < 10 * two.calls.sum()
 
 

@@ -405,7 +405,7 @@ def innovations(chain: Walk, path: np.ndarray) -> dict[int, np.ndarray]:
     found, before = {}, None
     for k in range(1, len(chain.noise_scale)):
         x, after = path[:, k - 1], path[:, k]
-        if chain.previous is not None and k == 1:  # the prediction at x_0, which nobody has kept
+        if chain.previous is not None and k == 1:  # the prediction at x_0 was not kept
             before = chain.force(x, np.ones(len(x), dtype=int))
             continue
         mean, before = walk_mean(chain, k, x, before)

@@ -21,7 +21,7 @@ BUGS = (
     "noise reused",  # examined noise kept as it is
     "old scalar kept",  # the corrected state is the rejected draft
     "last h like an inner one",  # with a next mismatch of 0
-    "window ends by its own noise",  # which is looked at before it is decided whether to look
+    "window ends by its own noise",  # the noise examined decides whether it is examined
 )
 
 
