@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 
 from benchmarks.front import quickest
-from benchmarks.results import CpuClock, Latency, Packages, load
+from benchmarks.results import CpuClock, Latency, Packages, Pens, load
 
 UNTRIED = "cuDNN search, max-autotune and channels-last were not tried"
+BASELINES = {
+    "denoising-diffusion-pytorch, DDPM": "the package's own loop",
+    "21cmPSDenoiser, reverse SDE": "`fs.sequential`",
+}
 HEADS = [
     "what is drawn",
     "faster",
@@ -19,7 +23,11 @@ HEADS = [
 
 def rows() -> list[list[str]]:
     """One line a headline, cells as in `HEADS`."""
-    return [*_pictures(), _robot(), *_packages(), *_cpu()]
+    robots = [
+        _robot("robot-clock", "H200", "TF32 and cuDNN search were on; bfloat16 and max-autotune"),
+        _robot("robot-clock-cpu", "one CPU core", "more threads"),
+    ]
+    return [_pens(), *_pictures(), *robots, *_packages(), *_cpu()]
 
 
 def _pictures() -> list[list[str]]:
@@ -44,18 +52,32 @@ def _pictures() -> list[list[str]]:
     return lines
 
 
-def _robot() -> list[str]:
-    saved, base, ours = quickest("robot-clock")
+def _robot(name: str, machine: str, untried: str) -> list[str]:
+    saved, base, ours = quickest(name)
     error = f"×; error not recorded, means give {base.ms.mean / ours.ms.mean:.1f}×"
     if ours.faster:
         error = f" ± {ours.faster.error:.2f}×"
     tried = [f"{row.run} ({row.ms.median:.0f} ms)" for row in saved.rows if row.method == "sequential"]
+    if not any("compiled" in run for run in tried):
+        untried = f"compiling and {untried}"
     return [
-        f"a plan of LeRobot's policy, {saved.settings.parameters / 1e6:.0f} M parameters, H200",
+        f"a plan of LeRobot's policy, {saved.settings.parameters / 1e6:.3g} M parameters, {machine}",
         f"{base.ms.median / ours.ms.median:.1f}{error}",
-        f"{base.run}, TF32 and cuDNN search",
+        base.run,
         f"{base.plans}, {ours.plans} plans",
-        f"{', '.join(tried)}; bfloat16 and max-autotune were not tried",
+        f"{', '.join(tried)}; {untried} were not tried",
+    ]
+
+
+def _pens() -> list[str]:
+    saved = load(Pens, "pens")
+    low, high = saved.ratio_interval
+    return [
+        f"the pen of the README: Robot policy (handwriting), window {saved.settings.window}, one CPU core",
+        f"{saved.ratio:.2f}× ({low:.2f} to {high:.2f}, at 95 %)",
+        "the policy's own loop, one thread",
+        f"{saved.settings.plans} plans each, in turns",
+        "nothing",
     ]
 
 
@@ -67,7 +89,7 @@ def _packages() -> list[list[str]]:
             [
                 f"{name}, {best.steps} steps, {best.count} at a time, H200",
                 f"{best.sequential_seconds / best.seconds:.1f}×; error not recorded",
-                "the package's own eager loop",
+                f"{BASELINES[name]}, eager",
                 f"a few calls, {best.count} samples once",
                 "nothing; a captured baseline would gain, since both are bound by launches",
             ]
