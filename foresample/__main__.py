@@ -10,7 +10,7 @@ from contextlib import suppress
 
 
 def main() -> None:
-    """Run the command line, or say which extra it needs."""
+    """Run the command line, or name the packages that it needs."""
     from foresample.cli import interrupts
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores Ctrl-C
@@ -43,5 +43,5 @@ def _end(status: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "foresample"  # results say which command made them
+    sys.argv[0] = "foresample"  # results record the command
     main()

@@ -1,6 +1,6 @@
 """The sequential sampler: the baseline of every figure, and the reference of every distribution test.
 
-It imports nothing of what it judges: neither rounds, nor verification, nor drafters, nor the engine.
+As the reference it imports none of the code that it is compared with: no rounds, verification, drafters or engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOK_EVERY = 64  # steps between looks for NaN and infinity, on a device where 
 
 
 class Sequential:
-    """The plain sampler for one target, kept between runs: what was captured once serves every later run."""
+    """The sequential sampler for one target, kept between runs: later runs reuse its captured graph."""
 
     def __init__(self, target: Target, slots: int, *, graph: bool = False) -> None:
         require_target(target)

@@ -10,8 +10,8 @@ also take the settings of `foresample.sample` (`window`, `drafter`, `slots`, …
     seed      of the samples' noise; torch's global generator by default, as in k-diffusion
     report    a function that receives the costs of the run (`foresample.Report`)
 
-Not taken: `callback`, which expects every step to be taken once, and `noise_sampler`, since a rejected draft's noise is
-used again and must be known to be N(0, I).
+Two arguments are refused: `callback`, which expects every step once and in order, and `noise_sampler`, because the
+noise of rejected drafts is reused and must be N(0, I).
 """
 
 from __future__ import annotations

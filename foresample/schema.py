@@ -1,8 +1,8 @@
 """Strict reading of files: plain files only, JSON of bounded depth, and every value of the expected type.
 
 A dataclass is the schema: its annotations are the types, `Annotated[..., Rule]` adds conditions. A value that does not
-fit raises `Unfit`: half a sentence with the place and the value; the caller adds the file's name and the remedy.
-Result files, a dataset's manifest and shards, and model folders all go through here.
+fit raises `Unfit`, half a sentence with the place and the value; the caller adds the file's name and the remedy.
+Result files, a dataset's manifest and shards, and model folders are all read by this module.
 """
 
 from __future__ import annotations

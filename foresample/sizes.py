@@ -1,6 +1,6 @@
 """Memory and disk space of this machine, so that work that cannot fit is refused before it begins.
 
-Estimates are lower bounds: refused work could not have succeeded.
+Estimates are lower bounds, so only work that cannot succeed is refused.
 """
 
 from __future__ import annotations

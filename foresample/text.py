@@ -7,10 +7,10 @@ from typing import Any
 
 
 def printable(text: object) -> str:
-    """The text with every character escaped that is not meant to be seen.
+    """The text with every unprintable character escaped.
 
-    Control characters (a terminal obeys them), line breaks, marks that turn the reading direction, and half
-    characters of names that are not valid UTF-8 (printing them fails).
+    These are control characters (a terminal executes them), line breaks, marks that change the reading direction, and
+    surrogates of names that are not valid UTF-8 (printing them fails).
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 

@@ -5,8 +5,8 @@ transition: hundreds of small operations in plain PyTorch, which take longer tha
 the same work in a few passes and agree with plain PyTorch to rounding (tests/backends). Each offers the
 functions of a `Backend`, and a round for affine chains, the default drafter and recycled noise (`backends.rounds`).
 
-`backend_for` is the one place that chooses. Triton and Numba are imported only where they are chosen.
-FORESAMPLE_PLAIN=1 in the environment keeps a CPU to plain PyTorch: the same samples up to rounding, slower.
+Only `backend_for` chooses. Triton and Numba are imported only once chosen. With FORESAMPLE_PLAIN=1 in the environment a
+CPU uses plain PyTorch, which is slower and draws the same samples up to rounding.
 """
 
 from __future__ import annotations

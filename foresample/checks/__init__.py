@@ -17,8 +17,8 @@ The first two compare numbers, and their power does not depend on how many sampl
 share one false-alarm level: a correct sampler fails them with at most that probability. They also state the size of
 an error that this number of samples would reveal.
 
-A network that returns another quantity than declared (a score instead of x0, say) is still sampled exactly, but its
-samples are worthless. A note reports a network that does not find the noise that is put into its samples.
+A network that returns another quantity than declared (such as a score instead of x0) is still sampled exactly, but its
+samples are worthless. A note reports a network that does not find the noise added to its samples.
 """
 
 from foresample.checks.exactness import check

@@ -1,4 +1,4 @@
-"""The test of adaptedness: does a guess, or the reach of a window, change with states of later steps?"""
+"""The test of adaptedness: no guess, and no reach of a window, may change with states of later steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drafter_is_adapted(
     After some rounds, every guess of the next window, and its reach, is compared with that of a memory whose rounds
     differ only in the noise of that step and later, and in the states that follow from it. To find drafters that depend
     on them, sizes vary over decades and rows are spread over 0 … rows − 1. Windows begin along the whole chain, after
-    none to eight rounds that committed one transition or many, in batches of 1, 2 and many rows.
+    none to eight rounds that committed one or many transitions, in batches of 1, 2 and many rows.
     """
     few = torch.arange(min(rows, _ROWS // 2))
     spread = torch.cat([few, torch.linspace(0, rows - 1, _ROWS - len(few)).long()]).unique()

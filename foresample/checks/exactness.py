@@ -1,4 +1,4 @@
-"""`fs.check`: is speculative sampling of this target, with this drafter, exact?"""
+"""`fs.check`: tests that speculative sampling of a target with a drafter is exact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(
         slots: samples under way at a time, at most.
         rows: number of rows that the target has, if it looks something up by `row` (labels, prompts): only rows
             0 … rows − 1 are used. The slots by default.
-        seed: of all random numbers; two checks with the same seed agree.
+        seed: seed of all random numbers; two checks with the same seed agree.
         level: false-alarm probability: a correct sampler fails the distribution tests at most that often.
         progress: called with the number of transitions committed since the last call.
         **settings: window, drafter, block and recycle; see `foresample.settings`.

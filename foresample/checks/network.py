@@ -1,4 +1,4 @@
-"""Remarks on a network: does it return the declared quantity, and is its learned variance above its base?"""
+"""Checks of a network: that it returns the declared quantity, and that its learned variance is above its base."""
 
 from __future__ import annotations
 

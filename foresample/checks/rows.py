@@ -1,4 +1,4 @@
-"""The test of rows: do `start`, `predict` and `mean` process each independently, with the same answer each time?"""
+"""The test that `start`, `predict` and `mean` process each row independently, with the same answer each time."""
 
 from __future__ import annotations
 

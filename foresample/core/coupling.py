@@ -1,4 +1,4 @@
-"""Two unit Gaussians a distance δ apart: every decision of the sampler, in one dimension.
+"""The sampler's decisions in one dimension, about two unit Gaussians a distance δ apart.
 
 At one transition the draft and the target are Gaussians with the same scale and means a *mismatch* δ apart
 (in units of that scale). Along the line through both means the draft is N(0, 1) and the target N(δ, 1);

@@ -7,15 +7,15 @@ then every 128th, it makes a small call on two states:
     one of this call       must get the answer that it just got among other batch-mates
     one of the last look   must get the answer that it got then, with the same step, row and extra noise
 
-Each is the other's batch-mate. In the first look, where there is no earlier state, the mate is another first state of
-the same sample. So the network only sees states that its chain can visit; elsewhere it may return NaN or anything.
+Each is the other's batch-mate. In the first look, which has no earlier state, the mate is another first state of the
+same sample. So the network only sees states that its chain can visit; elsewhere its answers may be arbitrary.
 
-Libraries choose other algorithms for calls of other sizes, so a state of this call may be answered a little
-differently. Then it is evaluated once more, in the same place of a call of the same size, with another mate, and the
-target is refused only if those two answers differ. A state of an earlier look is compared with its answer in an equally
-large call. An answer that is NaN or infinite is not compared. A clipped answer says little about the network, so the
-next call is checked as well. The two states have a call of their own, because one state more in the sampler's call
-would change the last bits of its other answers.
+Libraries choose other algorithms for calls of other sizes, so the answer at a state of this call may differ a little.
+Then the state is evaluated once more, in the same place of a call of the same size with another mate, and the target is
+refused only if those two answers differ. A state of an earlier look is compared with its answer in an equally large
+call. NaN and infinity are not compared. A clipped answer reveals little about the network, so the next call is checked
+as well. The two states have a call of their own, because one more state in the sampler's call would change the last
+bits of its other answers.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Answered:
 
 @dataclass
 class _Memory:
-    """State that all draws of an engine share."""
+    """State shared by all draws of an engine."""
 
     seen: int = 0  # calls made
     due: int = 1
@@ -132,12 +132,12 @@ class FreeLook:
     """
 
     def __init__(self, instead: Target | None = None) -> None:
-        """`instead`: the target that looks evaluate instead of the one that calls do."""
+        """`instead`: the target to evaluate in looks, instead of the sampled one."""
         self.instead, self.evidence, self._memory = instead, Evidence(), _Memory()
         self.calls = 0  # calls of looks, each on two states
 
     def of_one_draw(self) -> FreeLook:
-        """The same look, with calls and evidence of its own, for one draw of several: in turn or in threads."""
+        """A look for one draw that shares this one's state, but counts its own calls and evidence."""
         look = copy(self)
         look.evidence, look.calls = Evidence(), 0
         return look

@@ -1,9 +1,9 @@
-"""One noise stream per sample: every random number is a pure function of (seed, what it is for).
+"""One noise stream per sample: every random number is a pure function of the seed and the number's purpose.
 
 The generator is Philox4x32-10 (Salmon et al. 2011), a keyed bijection of counters. The key is the sample's
-seed; the counter says which number is meant: (element, step, draw, stream). There is no state to carry, so a
+seed; the counter identifies the number: (element, step, draw, stream). There is no state to carry, so a
 sample's noise cannot depend on its batch-mates, on the order of work or on how often a number is drawn,
-and nothing has to be stored to draw it again.
+and any number can be drawn again.
 
     stream   element        step         draw
     START    of the state   0            0        unit noise the chain starts from

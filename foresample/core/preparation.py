@@ -1,4 +1,4 @@
-"""Seconds that torch.compile spends compiling while samples are drawn, so that reports can count them apart."""
+"""Seconds that torch.compile spends compiling while samples are drawn, which reports count separately."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ class _CompileClock:
         self.seconds, self._began = 0.0, 0.0
 
     def read(self) -> float:
-        callback = sys.modules.get(
-            "torch._dynamo.callback"
-        )  # torch.compile imports it, and nobody else should have to
+        callback = sys.modules.get("torch._dynamo.callback")  # imported by torch.compile only
         if (
             callback is not None and self._start not in callback.callback_handler.start_callbacks
-        ):  # resets drop them
+        ):  # a reset removes callbacks
             callback.on_compile_start(self._start)
             callback.on_compile_end(self._stop)
         return self.seconds

@@ -102,8 +102,8 @@ class Report:
     """Rounds of samples over rounds of slots; 1 if no slot ever waited."""
     evidence: Evidence = field(default_factory=Evidence)
     preparation_seconds: float = 0.0
-    """Time spent before and beside `seconds` on what later runs find ready: building the engine, measuring windows,
-    compiling, capturing."""
+    """Time spent before and besides `seconds` on work that later runs need not repeat: building the engine, measuring
+    windows, compiling, capturing."""
     seconds: float = 0.0
     target_seconds: float = 0.0
     """Time inside the target's `predict`; on a GPU that is the time to launch it."""

@@ -9,8 +9,8 @@ A round of one row that stands at state x of step k:
               commit   the drafts kept, and one transition more: from the residual if a draft was rejected, else
                        the exact transition from the last draft, whose prediction the call has just returned
 
-So a round commits `accepted + 1` transitions for one call. With nothing to draft from (L = 0) it is a step
-of the sequential sampler; a deterministic transition is the exact one with std 0. Nothing is special-cased.
+So a round commits `accepted + 1` transitions for one call. Without drafts (L = 0) it is a step of the sequential
+sampler; a deterministic transition is the exact one with std 0. Neither is a special case in the code.
 
 Between the two halves the target is evaluated, by the engine or by a pipeline's own loop.
 `backends.triton.round` is the same round in four kernels, for CUDA; `backends.numba.round` is compiled, for CPUs.
@@ -48,7 +48,7 @@ from foresample.faults import NO_FAULT, broken, note_fault, note_state
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples under way: everything that outlives a round. Memory is O(rows × window × state)."""
+    """Samples under way: everything kept from round to round. Memory is O(rows × window × state)."""
 
     sample: Tensor  # [R]: index of the sample in the run
     seed: Tensor  # [R]
@@ -326,7 +326,7 @@ def _history(target: Target, rows: Rows, predictions: Tensor) -> Tensor:
 
 
 def _redrawn(rows: Rows, step: Tensor, speculation: Speculation) -> Tensor:
-    """Noise for these steps that nothing has used yet: the draw of this round."""
+    """Unused noise for these steps: this round's own draw of the stream."""
     return _stream(speculation, rows.seed, step, rows.noise, draw=rows.round + 1)
 
 

@@ -53,7 +53,7 @@ def verify(
     has drafted its first `length[r]` transitions only. Blocks of `block` transitions (None: the whole window)
     are verified one after the other until one is not accepted whole.
 
-    A mismatch that is NaN, or beyond `FAR`, ends the window before that transition, which could not be kept anyway.
+    A mismatch that is NaN, or beyond `FAR`, ends the window before that transition, which would be rejected anyway.
     This is decided before the transition's noise is used, so it does not change the distribution.
 
     With `fresh` noise, [R, W, *shape], independent of all else, the examined noise is replaced instead of

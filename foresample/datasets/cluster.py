@@ -1,11 +1,11 @@
-"""Shards drawn by many workers on Ray: one actor per GPU, or per so many CPUs.
+"""Shards drawn by many workers on Ray: one actor per GPU, or per given number of CPUs.
 
 Each worker is a `LocalWorker` in its own process. It takes the next shard from a queue when it has a free slot, so fast
-workers draw more, and writes it itself; only numbers travel. If a worker dies, alone or with its machine, what it had
-taken and not written goes back to the queue, and another takes its place, or waits for one while the others go on; if
-no machine is left, the run ends and says so. If the queue dies, a new one holds what is not written, and all begin
-anew. If the driver dies, its workers do, too, seconds later; what they would write once the next driver has begun is
-refused (`folder`). The same command resumes from the files.
+workers draw more, and writes it itself; samples are never sent. If a worker dies, its unwritten shards return to the
+queue, and a new worker starts in its place as soon as there is room, while the others continue; if no machine is left,
+the run ends with an error. If the queue dies, a new one receives the unwritten shards and all workers start again. If
+the driver dies, its workers die seconds later, and the folder refuses their files once another driver has begun
+(`folder`). The same command resumes from the files.
 
 Several drivers may share a cluster: a worker that finds no free place waits for one.
 """
@@ -31,12 +31,12 @@ from foresample.settings import Settings
 from foresample.text import printable
 
 _TELL_EVERY = 0.5  # seconds between a worker's reports, unless it has written a shard
-_DEATHS = 3  # of each worker's place, before any of them has written a shard since
-_PATIENCE = 10.0  # seconds without a report, after which somebody looks whether there can be one
+_DEATHS = 3  # allowed for each worker in a row without a shard written
+_PATIENCE = 10.0  # seconds without a report before the driver checks that machines are left
 
 
 class ShardQueue:
-    """Shards to be drawn, and who took which: an actor."""
+    """An actor that holds the shards to draw, and which worker took which."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.waiting = deque(numbers)
@@ -50,12 +50,12 @@ class ShardQueue:
         return self.waiting.popleft()
 
     def give_back(self, worker: int, written: set[int]) -> None:
-        """This worker died: what it took and did not write is to be drawn."""
+        """Put the unwritten shards of a dead worker back."""
         self.waiting.extendleft(n for n in self.taken.pop(worker, []) if n not in written)
 
 
 class Worker:
-    """A `LocalWorker` that takes its shards from the queue: an actor. It makes its target at the first question."""
+    """An actor: a `LocalWorker` that takes its shards from the queue. It makes its target when first used."""
 
     def __init__(self, make: Factory, settings: Settings, folder: Path) -> None:
         self.make, self.settings, self.folder = make, settings, folder
@@ -69,7 +69,7 @@ class Worker:
         return LocalWorker(self.make, self.settings)
 
     def ready(self) -> None:
-        """It has a place and runs."""
+        """Return once the worker has a place and runs."""
 
     def answer(self, question: str, *arguments: Any) -> Any:
         """The result of a method of the worker."""
@@ -120,7 +120,7 @@ def cluster(
 
 
 def _require_cluster(address: str) -> None:
-    """Refuse an address nobody answers at; Ray would try for minutes."""
+    """Refuse an address where no cluster answers; Ray would retry for minutes."""
     if address.startswith("ray://"):
         raise ValueError(
             f"{address} is a way in from outside, on which workers cannot report: run this on a machine of the "
@@ -138,7 +138,7 @@ def _require_cluster(address: str) -> None:
 
 
 class Cluster:
-    """Workers by number, and those that take the place of dead ones."""
+    """The workers, by number; new ones replace those that die."""
 
     def __init__(self, make: Factory, settings: Settings, cpus: int | None, folder: Path) -> None:
         import ray
@@ -168,12 +168,12 @@ class Cluster:
         self._start()
 
     def _places(self) -> int:
-        """Workers that the machines there are have room for, if nobody else has any."""
+        """Number of workers that the live machines have room for, without other drivers."""
         machines = [machine["Resources"] for machine in self.ray.nodes() if machine["Alive"]]
         return sum(int(has.get(self.kind, 0)) // self.each for has in machines)
 
     def _ready(self, waited: Iterable[Any]) -> Any:
-        """The first of these that is ready, None after a while without any."""
+        """The first of these that is ready, None if none is after `_PATIENCE` seconds."""
         ready, _ = self.ray.wait(list(waited), num_returns=1, timeout=_PATIENCE)
         if ready:
             return ready[0]
@@ -185,7 +185,7 @@ class Cluster:
         return None
 
     def _death(self, error: Any) -> Any:
-        """The death of an actor behind this error; whatever else a worker raised is raised here."""
+        """The actor's death that caused this error; any other error of a worker is raised."""
         errors = self.ray.exceptions
         why = error.cause if isinstance(error, errors.RayTaskError) else error
         if not isinstance(why, errors.RayError):
@@ -201,7 +201,7 @@ class Cluster:
         return self._ask("law", plan, count)
 
     def _ask(self, question: str, *arguments: Any) -> Any:
-        """The answer of one worker that has a place."""
+        """The result of a method of one worker that has a place."""
         ray = self.ray
         for _ in range(_DEATHS * len(self.workers)):
             asked = {actor.ready.remote(): worker for worker, actor in self.workers.items()}
@@ -218,11 +218,11 @@ class Cluster:
         raise RuntimeError(f"workers died repeatedly in their method {question} ({why})")
 
     def draw(self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None) -> Iterator[Progress]:
-        """Draw these shards. Here nobody calls `stop`, which `generate` refuses on Ray."""
+        """Draw these shards. `stop` is ignored; `generate` refuses it on Ray."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         ray, left, written, deaths = self.ray, set(numbers), set[int](), 0
-        # The queue is on this machine, so that it is not lost with another.
+        # The queue runs on this machine, so that it survives the loss of others.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         start_queue = ray.remote(num_cpus=0, scheduling_strategy=here)(ShardQueue).remote
         queue = start_queue(sorted(left))
@@ -236,7 +236,7 @@ class Cluster:
                     streams[work.remote(plan, queue, worker)] = worker
 
         begin()
-        while left:  # not as long as there are streams: one may wait for a place for ever
+        while left:  # not while streams are left: one may wait for a place forever
             if (stream := self._ready(streams)) is None:
                 continue
             gone = [streams[stream]]
@@ -248,7 +248,7 @@ class Cluster:
                 news = ray.get(word)
             except ray.exceptions.RayError as error:
                 why = self._death(error)
-                queue_died = why is not error  # the worker lives, and could take no more shards
+                queue_died = why is not error  # the worker lives, but cannot take shards
             else:
                 if news.written:
                     written |= {entry.number for entry in news.written}
@@ -269,10 +269,10 @@ class Cluster:
                 except ray.exceptions.RayError as error:
                     self._death(error)
                     queue_died = True
-            if queue_died:  # nobody knows who took what: all begin anew, and find what is written
+            if queue_died:  # it is unknown who took what: all start again, and find the written shards
                 queue, gone = start_queue(sorted(left)), list(self.workers)
             for worker in gone:
                 yield Progress(worker, 0, 0, ())
                 self._replace(worker)
             streams = {stream: worker for stream, worker in streams.items() if worker not in gone}
-            begin()  # also those that had found nothing left to do
+            begin()  # also workers that were done

@@ -1,4 +1,4 @@
-"""A folder of samples as its readers see it: every shard is verified before it counts."""
+"""Reads a folder of samples; every shard is verified before it counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Dataset:
     out: Path
     manifest: dict[str, Any]
     unsound: dict[str, str] = field(default_factory=dict)
-    """Shards that do not count, and why; as found by `inspect_dataset`."""
+    """Shards that do not count, with the reasons; filled by `inspect_dataset`."""
 
     @property
     def complete(self) -> bool:
@@ -38,22 +38,22 @@ class Dataset:
 
     @property
     def fair(self) -> int:
-        """Number of samples, from the first on, each of which was decided on before it was drawn.
+        """Number of samples, from the first on, that were chosen before they were drawn.
 
-        All of them, if the dataset is complete or was stopped by `stop`; else the last few of `in_order` are there
-        because they were done in time. In a complete dataset, whose number was fixed beforehand, they are independent
-        samples of the right distribution. If the number was decided on the way, by `stop`, being taken says nothing
-        about a sample, but the number may depend on the samples before it: sums over the samples have the right
-        expectation, and means are biased by a term of order 1/number (docs/theory.md, "Finishing first is not fair").
+        These are all samples if the dataset is complete or was stopped by `stop`; otherwise the last few of `in_order`
+        are only there because they finished in time. In a complete dataset, whose size was fixed beforehand, samples
+        are independent and have the right distribution. With `stop` the size may depend on earlier samples, though the
+        choice of a sample does not depend on its own value: sums over the samples have the right expectation, and
+        means are biased by a term of order 1/size (docs/theory.md, "Finishing first is not fair").
         """
         return self.manifest["fair"]
 
     def samples(self, *, everything: bool = False) -> Iterator[Tensor]:
-        """[n, *shape], shard by shard, by rising index.
+        """The samples, [n, *shape] for each shard, by rising index.
 
-        Of a dataset that is not complete, only those before the first that is missing, the first `fair` of which have
-        the right distribution. The others are there because they needed few rounds, or because they did not break,
-        which makes them a **biased** selection; `everything` returns them nevertheless.
+        An incomplete dataset returns only the samples before the first missing one, and only the first `fair` of these
+        have the right distribution. The others are there because they needed few rounds or did not break, a **biased**
+        selection; `everything` returns all samples regardless.
         """
         if not everything and self.fair < self.manifest["costs"]["samples"]:
             warnings.warn(
@@ -86,7 +86,7 @@ class Dataset:
 
 
 def inspect_dataset(out: str | Path) -> Dataset:
-    """Read a folder and verify every shard. Writes nothing; a run may be under way."""
+    """Read a folder and verify every shard. Nothing is written, so a run may be under way."""
     folder = Path(out)
     manifest = read_manifest(folder)
     if manifest is None:
@@ -100,7 +100,7 @@ def inspect_dataset(out: str | Path) -> Dataset:
 
 
 def read_sound(plan: Plan, number: int) -> Shard:
-    """A shard that was there before."""
+    """A shard that was verified before; refused if its file has changed or is gone."""
     try:
         shard = read_shard(plan, number)
     except Unsound as error:
@@ -113,7 +113,7 @@ def read_sound(plan: Plan, number: int) -> Shard:
 
 
 def require_room(plan: Plan) -> None:
-    """Refuse shards that do not fit the memory, in which one at a time is held."""
+    """Refuse shards too large for memory, which holds one at a time."""
     size = plan.size(0)
     require_memory(size * plan.sample_bytes, f"a shard of {size} samples", "give a smaller shard")
 
@@ -126,7 +126,7 @@ def shards_there(plan: Plan) -> list[int]:
 
 
 def survey(plan: Plan, numbers: Iterable[int]) -> tuple[dict[int, Entry], dict[str, str]]:
-    """Read these shards: entries of the sound ones, and for every other file why it does not count."""
+    """Read these shards: the entries of sound ones, and the reasons why other files do not count."""
     entries, unsound = dict[int, Entry](), dict[str, str]()
     for number in numbers:  # one at a time in memory
         try:

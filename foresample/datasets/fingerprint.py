@@ -1,20 +1,20 @@
-"""The fingerprint of a target: a few numbers that distinguish another target from the same one on another machine.
+"""The fingerprint of a target: a few numbers that differ between targets, but not between machines.
 
     start        the first states of two samples
     mean         the mean of every transition, at one fixed state and prediction, in blocks of steps
-    prediction   the predictions at two states of each of eight steps, for sixteen samples: all, if there are no more,
-                 else the first eight and eight others, so that most edits of a table of conditions are noticed
+    prediction   the predictions at two states in each of eight steps, for sixteen samples: the first eight and eight
+                 others (or all, if there are fewer), so that most changes to a table of conditions are noticed
 
 The states of the predictions are near those that the chain visits: two chains walk from their start with fixed noise,
-and between the eight steps the last prediction stands in for the next ones, which costs eight calls on four states.
-A number is a projection v = ⟨r, value⟩ / √d on a fixed random direction r ~ N(0, I), so a value that changes by a root
-mean square of δ changes it by about δ.
+and steps between the eight reuse the last prediction, so the walk takes eight calls on four states. A number is a
+projection v = ⟨r, value⟩ / √d on a fixed random direction r ~ N(0, I), so a change of the value with root mean
+square δ changes the number by about δ.
 
 Starts and means are arithmetic in the chain's own dtype: they may differ by √ε of their size, ε being the dtype's
 precision. Predictions come from a network, whose rounding depends on the machine, its threads and its dtype: a
 prediction may differ by 2⁻⁷ of its size, or by four times as much as in a second walk whose states are off by 2⁻⁸, the
-precision of bfloat16. A smaller change of a network is taken for rounding. What is NaN or infinite is left out: a
-sample that breaks may be drawn again later.
+precision of bfloat16. A smaller change of a network is taken for rounding. NaN and infinity are left out, because a
+broken sample may be drawn again later.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _AT_A_TIME = 2**20  # elements of the states in one call of `mean`
 
 
 def fingerprint(target: Target, count: int) -> Fingerprint:
-    """The fingerprint of a target, read at samples below `count` only."""
+    """The fingerprint of a target, computed at samples 0 … count − 1 only."""
     with torch.no_grad():
         return {**_means(target), **_walk(target, _rows(count))}
 
 
 def difference(there: Mapping[str, list[float]], here: Mapping[str, list[float]]) -> str | None:
-    """Half a sentence on how two fingerprints differ most, None if they are of one target."""
+    """Half a sentence about the largest difference of two fingerprints, None if they agree."""
     shared = [name for name in there if name in here]
     if not shared:
         return "their fingerprints have nothing in common"
@@ -96,7 +96,7 @@ def _means(target: Target) -> Fingerprint:
         scales.append(_size(mean) + _size(x) + _size(prediction))
     marks: Fingerprint = {}
     value, scale = torch.cat(values), torch.cat(scales)
-    # By their weights, steps that trade places are noticed.
+    # With weights, an exchange of two steps is noticed.
     weight = 1 + (0.618 * torch.arange(len(std), dtype=torch.float64)) % 1
     for block in torch.arange(len(std)).split(-(-len(std) // _BLOCKS)):
         first, last = int(block[0]), int(block[-1])
@@ -118,11 +118,11 @@ def _rows(count: int) -> Tensor:
 def _walk(target: Target, rows: Tensor) -> Fingerprint:
     """Starts, and predictions along a walk near the chain.
 
-    Each path has a twin, whose state is shaken by the rounding of a network at every prediction: how far the two are
-    apart is how much rounding does, here and further on.
+    Each path has a twin, whose state is perturbed at every prediction by as much as a network rounds. The distance
+    between the two is the effect of rounding, at that step and later.
     """
     std = target.std
-    asked = getattr(target, "unrecorded", target)  # no part of a record
+    asked = getattr(target, "unrecorded", target)  # calls of the walk are not recorded
     marks: Fingerprint = {}
     rows, direction = rows.to(std.device), _noise(target, 2)
     path = _SEED + torch.arange(_PATHS, device=std.device)

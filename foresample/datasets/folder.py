@@ -1,15 +1,15 @@
-"""The folder of a dataset: which run may write into it, and how a file gets there.
+"""The folder of a dataset: which run may write into it, and how its files are written.
 
-    .lock     locked by the run under way; the kernel lets go of it when the process dies
+    .lock     locked by the run under way; the kernel releases it when the process dies
     .owner    the token of that run
 
-Ray's workers do not hold the lock, and live on for seconds after their driver was killed. So a file is put in its place
-only by a process that knows the token: it takes a shared lock on `.owner`, reads the token there, renames its file,
-and lets go. A new run writes its token under an exclusive lock on `.owner`. What a worker of an earlier run writes is
-therefore in its place before the new run looks at the folder, or it is refused.
+Ray's workers do not hold the lock, and live for seconds after their driver was killed. So only a process with the
+right token may put a file in its place: it takes a shared lock on `.owner`, compares the token, renames its file and
+releases the lock. A new run writes its token under an exclusive lock on `.owner`. So a file of an earlier run's worker
+is in its place before the new run reads the folder, or it is refused.
 
 All of this happens in one opened directory. A folder that is renamed or removed, and made anew under the same name,
-gets nothing of the run that had the old one; that run notices, since the file it has locked is no longer the folder's.
+receives no files of the run that had the old one. That run notices, since its locked file is no longer the folder's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEFT_OVER = re.compile(
     r"\.(shard-\d{5,}\.safetensors|manifest\.json|contact\.png)\.[0-9a-f]{32}\.tmp", re.ASCII
 )
 _Permit = Callable[[int], AbstractContextManager[None]]
-"""Given the descriptor of the directory, holds it while a file is put in its place."""
+"""A context manager, given the directory's descriptor, that holds the directory while a file is put in its place."""
 
 
 class FolderLost(OSError):
@@ -41,7 +41,7 @@ class FolderLost(OSError):
 
 @dataclass(frozen=True)
 class Claim:
-    """One run's right to write into a folder; any process can be sent one."""
+    """One run's right to write into a folder; it can be sent to other processes."""
 
     folder: Path
     token: str
@@ -49,7 +49,7 @@ class Claim:
     """Descriptor of the locked file, in the process that holds the lock."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "lock": None}  # another process knows the token alone
+        return {**vars(self), "lock": None}  # another process has the token only
 
     def write(self, name: str, data: bytes) -> None:
         """Put a file into the folder, whole; refused if the folder is lost."""
@@ -57,7 +57,7 @@ class Claim:
         try:
             write_atomically(self.folder / name, data, self._held)
         except OSError:
-            self.require()  # a folder that is gone says so, whatever else failed
+            self.require()  # a lost folder is the better error
             raise
 
     def require(self) -> None:

@@ -1,4 +1,4 @@
-"""Datasets: many samples into a folder, by one process or many, with nothing lost and nothing drawn twice.
+"""Datasets: many samples drawn into a folder, by one process or many, with none lost and none drawn twice.
 
     shard-00000.safetensors …   the samples (`shards`)
     manifest.json               settings, fingerprint, versions, costs, failures, distribution check; written atomically
@@ -7,11 +7,11 @@
 Sample i depends on the run's seed, on i and on the settings, so a dataset is the same whatever the number of
 workers, slots and restarts. The same call on the same folder **resumes**: every shard is verified, and samples that are
 missing, torn or corrupt are drawn. Other settings are refused, and so is another target, by its fingerprint. Everything
-is checked before the manifest is written, and a manifest without any shard binds nobody.
+is checked before the manifest is written, and a manifest without any shard is simply replaced.
 
-How many rounds a sample needs depends on the sample, so those finished first are a biased selection. A run that is to
-stop begins no more samples and finishes those under way: they are the next in order, and fair. A run that is cut keeps
-what is finished; of an unfinished dataset only the samples before the first that is missing are handed out.
+How many rounds a sample needs depends on the sample, so those finished first are a biased selection. A run that is
+asked to stop begins no more samples and finishes those under way: they are the next in order, and fair. A run that is
+killed keeps its finished samples; an incomplete dataset returns only the samples before the first missing one.
 
 A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
 lists it by index, seed and step. The next run tries again.
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from foresample.datasets.cluster import Cluster
 
 MOST_SHARDS = 10**6
-"""Files of a folder: beyond that file systems and manifests get slow."""
+"""Most files in a folder: with more, file systems and manifests get slow."""
 SLOTS = 64
 """Samples under way at a time in each worker, by default."""
 _OURS = {f.name for f in fields(DatasetSettings)} - {"model", "target"} | {"std"}
@@ -65,15 +65,15 @@ _OURS = {f.name for f in fields(DatasetSettings)} - {"model", "target"} | {"std"
 class DatasetKeywords(RunKeywords, total=False):
     """Settings of a dataset's run: those of every run (`foresample.settings`), and where it runs.
 
-    `window` is "auto" by default, since a dataset is drawn by whatever is faster; the manifest keeps what was measured,
-    and a run that goes on keeps to it. `slots` are those of each worker.
+    `window` is "auto" by default: the faster sampler draws the dataset. The manifest keeps the result of that
+    measurement, and resumed runs use it. `slots` counts the samples under way in each worker.
     """
 
     ray: str | None
     """Run one worker per GPU on Ray: "auto" (a running cluster, or else one on this machine) or a cluster's address.
     Needs the extra foresample[ray] and a function that makes the target."""
     cpus: int | None
-    """On Ray, run one worker per so many CPUs instead."""
+    """On Ray, run one worker for every this many CPUs, instead of one per GPU."""
 
 
 def generate(
@@ -94,19 +94,20 @@ def generate(
 
     Args:
         target: the chain to sample, or a function without arguments that makes it.
-        count: samples of the dataset.
+        count: samples in the dataset.
         out: the folder; on a cluster, one that all machines share.
-        shard: samples of a file.
+        shard: samples in each file.
         seed: the run's seed, from which each sample's is derived.
-        labels: written beside the samples and taken in turn: sample i has labels[i % len(labels)]. The target
-            looks its own up by the sample's index.
-        about: all other facts that decide the samples (a model's name, a checksum of its weights): kept in the
+        labels: saved with the samples and taken in turn: sample i has labels[i % len(labels)]. The target itself
+            finds a sample's label by its index.
+        about: all other facts that determine the samples (a model's name, a checksum of its weights): kept in the
             manifest, and compared when a run is resumed.
-        law: compare the finished dataset with this many sequential samples (`samples_law`); one that lacks samples
-            is not compared, for those that are there are a biased selection.
+        law: compare the finished dataset with this many sequential samples (`samples_law`). An incomplete dataset is
+            not compared, because its samples are a biased selection.
         progress: called as samples are finished.
-        stop: called before samples are begun. Once it is true, no more are, those under way are finished, and the
-            dataset so far is returned: a fair sample, unless an earlier run was cut (`Dataset.fair`). Not on Ray.
+        stop: called before samples are begun. Once it returns True, no more samples are begun, those under way are
+            finished, and the dataset so far is returned: a fair sample, unless an earlier run was killed
+            (`Dataset.fair`). Not available on Ray.
         **settings: see `DatasetKeywords`; a `window` of "auto" and 64 `slots` by default.
     """
     count, shard = at_least_one("count", count), at_least_one("shard", shard)
@@ -153,16 +154,16 @@ def generate(
         require_disk(missing * plan.sample_bytes, folder, f"{missing} samples", more)
         run.begin()
         try:
-            for _ in range(2):  # what breaks is tried twice
+            for _ in range(2):  # broken samples are tried twice
                 if todo := run.unfinished():
                     for news in workers.draw(plan, todo, stop):
                         run.note(news)
             checked = asdict(workers.law(plan, min(law, count))) if law and not run.unfinished() else None
         except BaseException:
-            with suppress(OSError):  # without the last word of the manifest, the shards still say it all
+            with suppress(OSError):  # the shards suffice without a final manifest
                 run.close()
             raise
-        claim.require()  # a folder that is gone says so, before its files are looked for
+        claim.require()  # reports a lost folder before missing files
         run.close(whole=True, law=checked)
         claim.require()
         run.require_files()
@@ -216,7 +217,7 @@ def _workers(
 
 
 class _Run:
-    """A run under way: its shards and its manifest."""
+    """A run under way, with its shards and its manifest."""
 
     def __init__(
         self, plan: Plan, manifest: dict[str, Any], progress: Callable[[Status], None] | None, choice: str
@@ -252,14 +253,14 @@ class _Run:
     def close(self, *, whole: bool = False, law: dict[str, Any] | None = None) -> None:
         """Write the final manifest. `whole`: every sample that was begun is finished.
 
-        Those begun are the next in order, so if all found were fair, all there are now are.
+        Samples are begun in order, so if all earlier ones were fair, all are fair now.
         """
-        import resource  # where there is none, only datasets are missed
+        import resource  # imported here, because Windows has none
 
         open_ones = {*shards_there(self.plan)} & {*self.unfinished()}
         self.entries |= survey(self.plan, sorted(open_ones))[0]  # those written when drawing stopped
         samples, _ = self._totals()
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # memory held, in KiB, on macOS in bytes
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # peak memory: bytes on macOS, else KiB
         peak = most / (2**20 if sys.platform == "darwin" else 2**10)
         self.this |= {"drawn": samples - self.found, "seconds": perf_counter() - self.clock, "peak_mib": peak}
         was_fair = self.manifest["fair"] == self.found
@@ -271,7 +272,7 @@ class _Run:
         self._write()
 
     def require_files(self) -> None:
-        """Refuse to call a dataset drawn if some of its files are gone."""
+        """Refuse to finish if files of the dataset have disappeared."""
         if gone := sorted({*self.entries} - {*shards_there(self.plan)}):
             raise FileNotFoundError(
                 f"{len(gone)} of the files of {printable(self.plan.out)} have gone since they were written "

@@ -1,7 +1,7 @@
 """The manifest of a dataset: its schema, and which parts of it are trusted.
 
-It is a summary that can be made anew from the shards, which prove themselves; only its settings, its runs and the
-result of the distribution check are taken from it, and the latter only as long as the shards are those checked.
+Most of it is a summary that is recomputed from the verified shards. Only its settings, fingerprint, runs and the result
+of the distribution test are read from it, and that result only while the shards are the tested ones.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Manifest:
     in_order: Count | None = None
     """Number of samples before the first missing one."""
     fair: Count = 0
-    """Number of samples, from the first on, that were chosen before they were drawn, not by being done in time."""
+    """Number of samples, from the first on, that were chosen before they were drawn."""
     shards: list[ShardFile]
     failures: list[Failure]
     law: SamplesLaw | None
@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def begun_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of the dataset begun in a folder; one without any shard binds nobody."""
+    """The manifest of the dataset begun in a folder; None if the folder has no shard yet."""
     manifest = read_manifest(folder)
     with os.scandir(folder) as found:
         return manifest if any(shard_number(entry.name) is not None for entry in found) else None
@@ -159,15 +159,15 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_of(folder: Path, manifest: Mapping[str, Any]) -> Plan:
-    """The plan of the dataset with this manifest, of which settings and fingerprint are enough."""
+    """The plan of the dataset with this manifest, which needs settings and fingerprint only."""
     digest = hashlib.sha256(json.dumps(manifest["settings"], sort_keys=True).encode()).hexdigest()
-    # Given, lest a name in the caller's `about` is taken for one of these.
+    # Passed separately, so that names in the caller's `about` cannot replace these.
     given = {"out": folder, "digest": digest, "fingerprint": manifest.get("fingerprint"), "claim": None}
     return read_object(Plan, manifest["settings"], given=given)
 
 
 def renewed(manifest: Mapping[str, Any], plan: Plan, entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """The manifest with the contents and costs of these shards, and what still holds of the rest."""
+    """The manifest with the contents and costs of these shards; other entries stay if they are still valid."""
     samples, calls, evaluations = (
         sum(getattr(entry, name) for entry in entries.values()) for name in ("samples", "calls", "evaluations")
     )

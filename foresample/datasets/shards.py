@@ -1,9 +1,9 @@
-"""Shards: a dataset in files of a fixed number of samples each, every one of which proves itself.
+"""Shards: the files of a dataset, with a fixed number of samples each; each can be verified on its own.
 
-Shard k holds samples k·n … (k + 1)·n − 1. Sample i has the seed of (run seed, i), so a shard is the same whoever draws
-it, when, and beside which others. A file appears whole or not at all (temporary file, fsync, rename), and carries a
-checksum over everything in it, a digest of its settings and the fingerprint of its target. So the files alone say what
-is done and what is to be drawn.
+Shard k holds samples k·n … (k + 1)·n − 1. The seed of sample i is a function of the run's seed and i, so a shard does
+not depend on which worker draws it, when, or beside which others. A file appears whole or not at all (temporary file,
+fsync, rename), and contains a checksum of its content, a digest of its settings and the fingerprint of its target. So
+the files alone determine which samples are missing.
 
 In a file, one row per sample, by rising index:
 
@@ -11,10 +11,10 @@ In a file, one row per sample, by rising index:
     index, seeds, calls, evaluations  [n]
     labels                            [n], if the samples have any
 
-A sample that broke (NaN) is left out of its shard, which says so; drawing the shard again draws what it lacks.
+A sample that broke (NaN) is left out of its shard and listed as a failure; the next run draws it again.
 
-A file is believed only so far: it counts if its checksum is right and if it holds what the plan wants there, the very
-indices, seeds, labels, shapes and types, and no NaN. Links, folders and pipes in its place are refused.
+A file counts only if its checksum is right, its indices, seeds, labels, shapes and types are those of the plan, and no
+sample is NaN. Links, folders and pipes in its place are refused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Plan(DatasetSettings):
 
     out: Path
     digest: str
-    """Digest of all settings in the manifest, which decide what is drawn."""
+    """Digest of all settings in the manifest, which determine the samples."""
     fingerprint: Fingerprint | None
     """Fingerprint of the target; earlier versions kept none."""
     claim: Claim | None = None
@@ -148,7 +148,7 @@ class Shard:
 
 
 class Unsound(ValueError):
-    """Why a shard's file does not count; half a sentence."""
+    """The reason why a shard's file does not count, as half a sentence."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def write_shard(plan: Plan, number: int, done: Finished, failures: tuple[Failure
         "failures": [asdict(f) for f in failures],
     }
     sha256 = _checksum(about, tensors)
-    # One key: the file's bytes would depend on the order of several.
+    # A single key, because the order of several would change the file's bytes.
     metadata = {"foresample": json.dumps({**about, "sha256": sha256}, sort_keys=True)}
     assert plan.claim is not None
     plan.claim.write(shard_name(number), save(tensors, metadata))
@@ -206,7 +206,7 @@ def read_shard(plan: Plan, number: int) -> Shard | None:
             about = parse_json((file.metadata() or {}).get("foresample", "null"))
             found = read_object(_Metadata, about)
             kinds = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            if found.settings == plan.digest:  # before anything is read that may be of any size
+            if found.settings == plan.digest:  # before tensors of unknown size are read
                 _require_kinds(plan, number, {n: (k.get_dtype(), k.get_shape()) for n, k in kinds.items()})
             tensors = {name: file.get_tensor(name) for name in kinds}
         del about["sha256"]
@@ -236,7 +236,7 @@ def read_shard(plan: Plan, number: int) -> Shard | None:
 
 
 def _require_kinds(plan: Plan, number: int, kinds: dict[str, tuple[str, list[int]]]) -> None:
-    """The tensors of a shard have the names, types and shapes that they must have."""
+    """Refuse tensors with other names, types or shapes than the plan's."""
     count = kinds.get("index", ("", [0]))[1]
     numbers = ["index", "seeds", "calls", "evaluations", *(["labels"] if plan.labels is not None else [])]
     dtype = (
@@ -254,7 +254,7 @@ def _require_kinds(plan: Plan, number: int, kinds: dict[str, tuple[str, list[int
 
 
 def _require_planned(plan: Plan, number: int, about: _Metadata, tensors: dict[str, Tensor]) -> None:
-    """A shard holds what the plan wants in it: a right checksum says only that nobody has changed it since."""
+    """Refuse contents other than the plan's: a right checksum only proves that the file has not changed."""
     if about.number != number:
         raise Unsound(f"it is shard {about.number}")
     index, first, size = tensors["index"], number * plan.shard, plan.size(number)
@@ -268,7 +268,7 @@ def _require_planned(plan: Plan, number: int, about: _Metadata, tensors: dict[st
     if not torch.isfinite(tensors["samples"]).all():
         raise Unsound("some of its samples are NaN or infinite")
     costs = torch.cat([tensors["calls"], tensors["evaluations"]])
-    if ((costs < 1) | (costs > 2**40)).any():  # more cannot be meant, nor added up
+    if ((costs < 1) | (costs > 2**40)).any():  # more is an error, and could overflow sums
         raise Unsound("its samples have cost nothing, or too much")
     there = set(index.tolist())
     for failure in about.failures:

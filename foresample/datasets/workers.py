@@ -1,4 +1,4 @@
-"""The worker that draws shards in slots, in this process; `cluster` has many on Ray."""
+"""The worker that draws shards in this process; `cluster` runs many on Ray."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from foresample.sizes import require_memory, round_bytes, state_bytes
 from foresample.text import printable
 
 Factory = Callable[[], Target]
-"""Makes the target where it is needed; it can be pickled, so that a worker can do so."""
+"""A function that makes the target; on Ray it is pickled and called in each worker."""
 Stop = Callable[[], bool]
-"""Called before samples are begun; once it is true, no more are."""
-_WRITING = 2  # full shards that may wait for the disk before drawing does
+"""A function called before samples are begun; once it returns True, no more are begun."""
+_WRITING = 2  # full shards that may wait for the disk before drawing stops to wait
 _MISSING = -(2**62)  # in the place of a fault: a sample that is not drawn yet
 
 
 @dataclass(frozen=True)
 class Description:
-    """A target and how it is drawn, found before anything is written; `choice` is why this window, if measured."""
+    """Facts about a target and its sampler, for the manifest; `choice` is the reason for a measured window."""
 
     settings: dict[str, Any]
     fingerprint: Fingerprint
@@ -49,9 +49,9 @@ class Description:
 
 
 class LocalWorker:
-    """One process with one target: the only one of a plain run, or one worker of a cluster.
+    """A process with one target: the only one of a plain run, or one worker of a cluster.
 
-    The window of `settings` does not count: a dataset's plan names it.
+    The window of `settings` is not used: the dataset's plan has the window.
     """
 
     def __init__(self, target: Target | Factory, settings: Settings) -> None:
@@ -74,21 +74,21 @@ class LocalWorker:
             "dtype": str(std.dtype).removeprefix("torch."),
             "std": hashlib.sha256(std.cpu().view(torch.uint8).numpy().data).hexdigest()[:16],
             "method": re.sub(r" at 0x[0-9a-f]+", "", self._draws(window).method),
-            "window": window,  # as asked for: the engine cuts it to the chain
+            "window": window,  # as requested: the engine cuts it to the chain
         }
         return Description(settings, self.fingerprint(count), choice)
 
     def draw(
         self, plan: Plan, numbers: Iterable[int], stop: Stop | None = None, worker: int = 0
     ) -> Iterator[Progress]:
-        """Draw these shards, or as much of them as is begun before `stop`."""
+        """Draw these shards, or the part of them that is begun before `stop`."""
         self._require_target_of(plan)
         return draw_shards(self._draws(plan.window), plan, iter(numbers), worker, stop)
 
     def law(self, plan: Plan, count: int) -> SamplesLaw:
-        """Compare the whole dataset with so many sequential samples; refused while any sample is missing."""
+        """Compare the whole dataset with `count` sequential samples; refused while any sample is missing."""
         self._require_target_of(plan)
-        seeds = seeds_of(plan.seed, count, plan.count)  # those behind the dataset's
+        seeds = seeds_of(plan.seed, count, plan.count)  # seeds that the dataset does not use
         return samples_law(sequential(self.target, seeds=seeds, slots=self.slots).samples, _whole(plan))
 
     def _choose(self, window: Literal["auto"] | Tuning, say: Callable[[str], None]) -> tuple[int, str]:
@@ -125,7 +125,7 @@ class LocalWorker:
 
 
 def _whole(plan: Plan) -> Iterator[Tensor]:
-    """All samples of the plan; the check is of all of them, never of a selection."""
+    """All samples of the plan, for the distribution test; an error if any is missing."""
     for number in range(plan.shards):
         shard = read_sound(plan, number)
         if shard.entry.samples < plan.size(number):
@@ -139,7 +139,7 @@ def _whole(plan: Plan) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Progress:
-    """A worker's news: finished samples of shards not written yet, their calls, and the shards written since."""
+    """A worker's report: finished samples of unwritten shards, their calls, and shards written since the last."""
 
     worker: int
     samples: int
@@ -148,7 +148,7 @@ class Progress:
 
 
 class Filling:
-    """A shard under way: what its file had and what was drawn since, each sample in its place."""
+    """A shard under way: samples from its file and samples drawn since, each in its place."""
 
     def __init__(self, plan: Plan, number: int, target: Target) -> None:
         self.plan, self.number, self.target = plan, number, target
@@ -172,7 +172,7 @@ class Filling:
             mine[place] = new
 
     def add(self, done: Finished) -> None:
-        """Samples of this shard, finished or broken."""
+        """Add samples of this shard, finished or broken."""
         self._put(done)
         good = done.fault == NO_FAULT
         self.left -= len(good)
@@ -180,7 +180,7 @@ class Filling:
         self.calls += int(done.calls[good].sum())
 
     def write(self) -> Entry:
-        """Write the file with all there is; a file that has it all already stays."""
+        """Write the file with all finished samples, unless it holds them already."""
         good = self.done.fault == NO_FAULT
         broken = (~good & (self.done.fault != _MISSING)).nonzero().flatten().tolist()
         if self.file is not None and not self.samples and not broken:
@@ -200,10 +200,10 @@ def draw_shards(
     worker: int = 0,
     stop: Callable[[], bool] | None = None,
 ) -> Iterator[Progress]:
-    """Draw what these shards lack and write each as soon as it is full, while the next are drawn.
+    """Draw the missing samples of these shards, and write each shard once it is full, while the next are drawn.
 
-    The next number is taken when a slot is free for it: slots do not run empty between shards. If drawing stops early,
-    by `stop` (`Engine.draw`) or by an error, finished samples of unfinished shards are written too.
+    The next number is taken when a slot is free for it, so slots stay busy between shards. If drawing ends early, by
+    `stop` (`Engine.draw`) or an error, the finished samples of incomplete shards are written, too.
     """
     under_way: dict[int, Filling] = {}
     writing: dict[int, Future[Entry]] = {}
@@ -214,7 +214,7 @@ def draw_shards(
             yield shard.waiting
 
     def progress(most: int) -> Progress:
-        """Full shards go to the writer; those written leave, and at most so many stay with it."""
+        """Pass full shards to the writer, wait until it holds at most `most`, and report those written."""
         for number, shard in under_way.items():
             if not shard.left and number not in writing:
                 writing[number] = writer.submit(shard.write)
@@ -235,12 +235,12 @@ def draw_shards(
                     under_way[n].add(_only(done, number == n))
                 yield progress(_WRITING)
             for shard in under_way.values():
-                shard.left = 0  # what was not begun will not come
+                shard.left = 0  # the rest was not begun
             yield progress(0)
         except BaseException:
             for n, shard in under_way.items():
                 if shard.samples and n not in writing:
-                    with suppress(OSError):  # the disk may be what is wrong
+                    with suppress(OSError):  # the disk may have failed
                         shard.write()
             raise
 

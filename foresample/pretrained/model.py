@@ -1,6 +1,6 @@
 """A diffusers DDPM folder (`unet/`, `scheduler/`, `model_index.json`) as a target.
 
-The chain is the one `DDPMPipeline` walks, as the reader of schedulers sees it. diffusers reads the folder, and this
+The chain is the one that `DDPMPipeline` draws, as `chains.schedulers` reads it. diffusers reads the folder, and this
 module checks the result: weights that do not fit the network, a network that returns another shape than it takes, and a
 schedule without an exact chain are each refused in one sentence. Weights are read from safetensors only; nothing is
 unpickled.
@@ -27,7 +27,7 @@ from foresample.text import printable
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 """The class-conditional Fashion-MNIST model that ships inside the package."""
-_CACHED = 5 * 2**20  # bytes of a layer's numbers; evaluated beside more of them, every state takes longer
+_CACHED = 5 * 2**20  # bytes of one layer's output; with more, every state takes longer
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pretrained:
     def target(
         self, steps: int, labels: Sequence[int] | Tensor | None = None, *, reuse: Kind = "x0"
     ) -> ChainTarget:
-        """Ancestral sampling in `steps` steps; labels are taken in turn, by default all there are.
+        """Ancestral sampling in `steps` steps; labels are taken in turn, all of them by default.
 
         Sample i has class labels[i % len(labels)]. The chain is float32, whatever the network runs in.
         """
@@ -71,7 +71,7 @@ class Pretrained:
     def _evaluated(self, *given: Tensor) -> Tensor:
         """The network's output at states, their times and classes.
 
-        A CPU evaluates as many at a time as its caches are taken to hold numbers of the first layer, about the largest.
+        On a CPU they are evaluated in chunks whose first layer, about the largest, is assumed to fit into the caches.
         """
         count, parts = len(given[0]), 1
         if self.device.type == "cpu":
@@ -83,7 +83,7 @@ class Pretrained:
         return torch.cat([self._forward(*chunk) for chunk in chunks])
 
     def _forward(self, *given: Tensor) -> Tensor:
-        if self.compiled and len(given[0]) > 1:  # the compiler has a graph of its own for one state
+        if self.compiled and len(given[0]) > 1:  # a single state has a compiled graph of its own
             for value in given:
                 torch._dynamo.maybe_mark_dynamic(value, 0)
         return self.unet(*given).sample
@@ -91,7 +91,7 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A target to be made from a folder: a function without arguments that can be sent to any process."""
+    """Makes a target from a folder: a function without arguments that can be sent to any process."""
 
     path: Path
     steps: int
@@ -114,7 +114,7 @@ class Recipe:
         return list(range(len(names))) or None if self.label is None else [_label_index(names, self.label)]
 
     def names(self) -> list[str]:
-        """The names of all classes, none for a network without."""
+        """The names of all classes; empty for an unconditional network."""
         count = _config(self.path / "unet" / "config.json").get("num_class_embeds")
         return _labels(self.path, count if isinstance(count, int) else 0)
 
@@ -136,7 +136,7 @@ class Recipe:
             part: {
                 name: json.dumps(value) if isinstance(value, (dict, list)) else value
                 for name, value in _config(self.path / part / file).items()
-                if not name.startswith("_")  # a note: _class_name, …
+                if not name.startswith("_")  # notes such as _class_name
             }
             for part, file in files.items()
         }
@@ -254,7 +254,7 @@ def _weights(folder: Path) -> Path:
 
 
 def _labels(path: Path, count: int) -> list[str]:
-    """The names of the classes, none for a network without."""
+    """The names of the classes; empty for an unconditional network."""
     file = path / "labels.json"
     if not file.exists():
         return [str(i) for i in range(count)]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 ASSET = Path(__file__).parent / "lasa_policy"
 SHAPES = ("Sshape", "WShape", "Sine", "Multi_Models_1")
 STARTS = ((0.69, 0.81), (-0.82, 0.51), (-0.88, -0.18), (-0.94, -0.14))
-"""Where the demonstrations of each shape begin, about."""
+"""Approximate first positions of each shape's demonstrations."""
 
 
 @dataclass(frozen=True)

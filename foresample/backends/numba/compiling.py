@@ -1,8 +1,8 @@
 """Compiling functions with Numba, and the folder that keeps the result.
 
-Compiling takes seconds, so it is done once a machine. Numba looks for changes only in the file a function stands in,
-but functions call one another across files and copy constants of the plain round. So the folder's name is a hash of all
-these sources: changed sources get another folder. Where no folder can be written, every process compiles again.
+Compiling takes seconds, so its results are kept in a folder on each machine. Numba detects changes only in a function's
+own file, but functions call one another across files and copy constants of the plain round. So the folder's name is a
+hash of all these sources: changed sources get another folder. If none can be written, every process compiles again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def cache_folder() -> Path | None:
 
 @contextmanager
 def _kept_in(folder: Path | None) -> Iterator[None]:
-    """Numba looks at its setting when a function is decorated."""
+    """Point Numba's cache setting, which it reads when a function is decorated, to the folder."""
     config: Any = numba.config
     before = config.CACHE_DIR
     config.CACHE_DIR = before if folder is None else str(folder)

@@ -1,8 +1,8 @@
 """`foresample.core.coupling` on numbers, float64. The formulas and their reasons are there; the names are the same.
 
-Two special functions are made here of what a C library has. Mills' ratio needs erfcx, which is exp(x²)·erfc(x) with
-the square taken without rounding, and its asymptotic series from x = 12 on; Φ⁻¹ is Newton's method on ln Φ, which is
-concave: from the left of the root it comes to it without a bracket.
+Two special functions are built here from those of a C library. Mills' ratio needs erfcx, which is exp(x²)·erfc(x) with
+the square taken without rounding, and its asymptotic series from x = 12 on. Φ⁻¹ is Newton's method on ln Φ, which is
+concave, so that from the left of the root it converges without a bracket.
 """
 
 from __future__ import annotations

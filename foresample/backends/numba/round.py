@@ -7,12 +7,12 @@ In plain PyTorch a round is several hundred small operations, which take longer 
               decide    every number of a row, in float64
               commit    noise, memory and state after the round
 
-CUDA has the same four (`backends.triton.round`, which explains them in more detail). Rows are walked one after the
-other, so a row does not depend on its batch-mates.
+The round for CUDA has the same four parts (`backends.triton.round` explains them in more detail). Rows are processed
+one after the other, so a row does not depend on its batch-mates.
 
 Rows are changed in place, except `x` and `step`, which observers may still read from a `Commit`.
 
-Shapes, beside the arguments: R rows, L the window, W = L + 1; D drafts of this round, V = D + 1; B states of its call,
+Shapes: R rows, L the window, W = L + 1; D drafts of this round, V = D + 1; B states of its call,
 row by row; N steps, `size` elements of a state.
 """
 
@@ -54,7 +54,7 @@ def _lengths(
     length,                            # out, [R]: transitions to draft
     offset,                            # out, [R]: where a row's states begin in the call
 ):
-    """D and B."""
+    """The sizes D and B; fills `length` and `offset`."""
     longest, total = 1, 0
     for row in range(len(step)):
         first = min(step[row], len(last) - 1)
@@ -66,7 +66,7 @@ def _lengths(
 
 @compiled
 def _copy(out, values):
-    """An assignment of slices, which Numba takes long to compile."""
+    """Copy elements in a loop, since Numba compiles slice assignments slowly."""
     for e in range(len(out)):
         out[e] = values[e]
 
@@ -206,7 +206,7 @@ def _measure(
             swept += dp * dp
             away += apart * apart
             norm += here * here
-        if len(jacobian):  # the slope of what it leaves unexplained
+        if len(jacobian):  # the slope of the change that it does not explain
             for e in range(size):
                 scratch[e] = x[e] - old[e]
             matrix = jacobian[k]
@@ -265,7 +265,7 @@ def _verify(
         after[i] = min(before[i] + delta * (coordinate[i] - 0.5 * delta), 0.0)
         drafted += 1
 
-    # Blocks that are kept whole, then the last position that passes in the one that is not.
+    # Blocks kept whole, then the last position that passes in the first other block.
     keep = 0
     while keep < drafted:
         start, end = keep, min(keep + block, drafted)
@@ -305,7 +305,7 @@ def _learn(
     eps,                               # of the chain's dtype
     gain,                              # in place, [W]
 ):
-    """Gains, moved up to where the next window starts; how many positions of it are known, and the response."""
+    """Move gains up to the start of the next window; return how many of its positions are known, and the response."""
     learned = drafted
     if keep < drafted and sums[drafted, _BROKEN] > 0:
         learned -= 1
@@ -401,7 +401,7 @@ def _settle(
             for e in range(size):
                 x[row, e] = ahead[e] + shift * scratch[e]
 
-        # noise: what is left of the window's, moved along the line where it was examined; then the stream's next
+        # noise: the rest of the window's, moved along the line where examined; then the stream's next
         for j in range(width):
             source = j + keep + 1
             if source < width:
@@ -423,7 +423,7 @@ def _settle(
             if not math.isfinite(x[row, e]) and fault[row] == NO_FAULT:
                 fault[row] = BROKEN_STATE - (k + 1)
         remaining, response = _learn(sums, keep, drafted, visited[row], eps, gain[row])
-        for j in range(width):  # the path, moved up; beyond its end, the last one
+        for j in range(width):  # the path, moved up; beyond its end, its last position
             seen = keep + min(j + 1, remaining)
             _copy(old_states[row, j], path[seen])
             _copy(old_predictions[row, j], predictions[seen])
@@ -449,7 +449,7 @@ class CompiledDraft:
 
 
 def serves(target: Target, speculation: Speculation) -> bool:
-    """Whether this round is that of `core.round`, for this target and these settings."""
+    """Whether this round can replace that of `core.round` for this target and these settings."""
     chain, drafter, size = affine_chain(target), speculation.drafter, target.shape.numel()
     if chain is None or target.std.dtype not in (torch.float32, torch.float64):
         return False
@@ -507,7 +507,7 @@ def settle(
 
 @cache
 def prepare(dtype: torch.dtype) -> None:
-    """Compile for chains of this dtype, before any clock runs: one round of the smallest chain there is."""
+    """Compile for chains of this dtype, before any clock runs, by one round of the smallest chain."""
     ones, shape = torch.ones(2, dtype=dtype), torch.Size([1])
     chain = SimpleNamespace(
         affine=True, std=ones, state_weight=ones, prediction_weight=ones, previous_weight=None
@@ -521,7 +521,7 @@ def prepare(dtype: torch.dtype) -> None:
 
 
 def _coefficients(target: Target, speculation: Speculation) -> tuple[Any, ...]:
-    """The prior's J, std, and the weights of state, prediction and previous prediction; empty where there is none."""
+    """The prior's J, std, and the weights of state, prediction and previous prediction; empty if missing."""
     chain, prior = cast(AffineChain, affine_chain(target)), cast(Replay, speculation.drafter).prior
     none = chain.std.new_empty(0)
     jacobian = None if prior is None else prior.jacobian
@@ -531,7 +531,7 @@ def _coefficients(target: Target, speculation: Speculation) -> tuple[Any, ...]:
 
 
 def _flat(lead: int, *values: Tensor) -> tuple[Any, ...]:
-    """Arrays over the same memory, all dimensions behind the first `lead` made one."""
+    """Arrays over the same memory, with all dimensions after the first `lead` flattened."""
     return tuple(value.view(*value.shape[:lead], -1).numpy() for value in values)
 
 

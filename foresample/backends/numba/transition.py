@@ -61,7 +61,7 @@ def transition(
     step: Tensor,
     fault: Tensor,
 ) -> None:
-    """One step of the sequential sampler, in place; `step` itself is not moved on."""
+    """One step of the sequential sampler, in place; `step` itself is not advanced."""
     none = chain.std.new_empty(0) if chain.previous_weight is None else chain.previous_weight
     weights = chain.std, chain.state_weight, chain.prediction_weight, none
     _transition(
