@@ -157,7 +157,8 @@ def vp(
 ) -> ChainTarget:
     """DDPM (eta = 1) or DDIM sampling: `from_chain` with `chains.vp_chain(alpha_bar, …)`.
 
-    Options are those of `chains.vp_chain` and of `from_chain`: start, dtype, device. The functions below are alike.
+    Options are those of `chains.vp_chain` (time, eta, predicts, reuse, clip, variance, learned_base) and of
+    `from_chain` (start, dtype, device).
     """
     return _made(denoiser, shape, options, vp_chain, alpha_bar)
 
