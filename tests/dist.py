@@ -71,7 +71,7 @@ class Case:
     python: str
     constraints: tuple[str, ...]
     strict: bool = False
-    """Whether mypy --strict reads a program there."""
+    """True if mypy --strict checks a program there."""
 
 
 @dataclass(frozen=True)

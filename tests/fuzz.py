@@ -1,13 +1,13 @@
 """Files that anyone may have written: `python -m tests.fuzz --minutes 60`.
 
-Sound folders (datasets, a model, result files) are damaged at random, by bytes, by values, and by what lies in the
-place of a file, and given to their readers. Whatever is in them, a reader returns or says one sentence: no traceback,
-no hang, and no file touched outside the folder, nor by a mere reader inside. Datasets are also resumed with other
-targets: each is refused, and the same one goes on, whatever its rounding. `tests/test_fuzz.py` does a little of this
-in every run of the suite.
+Sound folders (datasets, a model, result files) are damaged at random, in their bytes, values and kinds of file, and
+given to their readers. A reader accepts a folder or refuses it in one sentence: no traceback, no hang, no file touched
+outside the folder, and no file written by a mere reader. Datasets are also resumed with other targets, which are
+refused, and with the same target under other rounding, which is accepted. `tests/test_fuzz.py` does a little of this in
+every run of the suite.
 
-Last run by hand: 63 minutes, 38 970 cases. No traceback, no hang, no file touched; three sentences of unbounded length
-(what a damaged folder says was repeated in full), mended.
+Last run by hand: 63 minutes, 38 970 cases. No traceback, no hang, no file touched; three messages of unbounded length,
+which repeated the contents of a damaged folder in full, were mended.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Moved(Wrapper):
 
 
 def changed(base: ChainTarget, part: str, size: float) -> fs.Target:
-    """Another target, by so much; or the same with other rounding."""
+    """A target changed by this much, or the same with other rounding."""
 
     def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         prediction = base.network(x, time, row)
@@ -391,7 +391,7 @@ def properties(ground: Ground) -> dict[str, Property]:
 
 
 def fuzz(ground: Ground, cases: int, number: int = 0) -> None:
-    """So many cases of each kind, those of this number."""
+    """Run `cases` cases of each kind, with seeds from this number."""
     for name, one in properties(ground).items():
         some = settings(
             max_examples=cases if name != "model" else max(1, cases // 4),

@@ -147,7 +147,7 @@ class PeeksSometimes(LooksAhead):
 
 
 class Shifted(Wrapper):
-    """Every transition's mean off by so many std of its noise, along one axis."""
+    """Every transition's mean off by `by` std of its noise, along one axis."""
 
     def __init__(self, target: fs.Target, by: float) -> None:
         super().__init__(target)

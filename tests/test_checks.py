@@ -91,7 +91,7 @@ def test_a_row_keeps_its_condition_in_every_batch() -> None:
 
 
 def labelled(labels: int) -> ChainTarget:
-    """A target that looks something up by row, and has so many."""
+    """A target that looks up a value by row and has `labels` of them."""
     base, shift = flow(), torch.linspace(-1, 1, labels, dtype=torch.float64)
     return with_network(base, lambda x, step, row: base.predict(x, step, row) + shift[row].unsqueeze(1))
 
@@ -175,7 +175,7 @@ def test_a_sample_that_comes_in_parts_is_tested_like_a_whole_one(sizes: tuple[in
 @pytest.mark.parametrize("said", ["x0", "eps", "v", "score"])
 @pytest.mark.parametrize("returned", ["x0", "score"])
 def test_a_network_that_returns_another_quantity_is_noted(said: Any, returned: str) -> None:
-    """It is still sampled exactly, but its samples are worthless."""
+    """The network is still sampled exactly, but its samples are worthless."""
     grid = torch.linspace(0.02, 0.98, 12, dtype=torch.float64)
 
     def network(x: Tensor, level: Tensor, row: Tensor) -> Tensor:

@@ -250,7 +250,7 @@ def patched(target, **attributes):
 
 
 def test_only_a_chain_s_own_mean_is_trusted():
-    """It is not compared: a thousand steps of large pictures would take a second."""
+    """The chain's own mean is not compared: a thousand steps of large pictures would take a second."""
     grid = torch.linspace(0.01, 0.99, 20, dtype=torch.float64)
 
     def make():

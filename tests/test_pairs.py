@@ -86,16 +86,16 @@ class Way:
     """A function that draws, and the kind of chain it draws from."""
 
     chain: Callable[[bool], tuple[Any, ChainTarget]]
-    """With conditions or without: what is drawn from, and the same chain for `fs.sample`."""
+    """With conditions or without: the object to draw from, and the same chain for `fs.sample`."""
     draw: Callable[..., tuple[Tensor, Any]]
-    """(what is drawn from, target, settings, callback or none) -> samples, and the report if there is one."""
+    """(object to draw from, target, settings, callback or None) -> samples, and the report or None."""
     seeds: Callable[[], Tensor] = lambda: seeds_of(3, COUNT)
     slots: int = COUNT
-    """Slots where none are given."""
+    """The default number of slots."""
     lacks: tuple[str, ...] = ()
     """Settings, or their values, that are refused."""
     exact: bool = True
-    """Whether the samples are the same bits; else up to rounding of float32."""
+    """True if the samples have the same bits; otherwise they agree up to rounding of float32."""
 
 
 CONDITIONS = torch.linspace(-0.5, 0.5, COUNT, dtype=torch.float64)
@@ -399,7 +399,7 @@ def drafter_of(name: str, target: ChainTarget, given: Any = None) -> Any:
 
 
 def window_of(name: Any, target: ChainTarget, slots: int) -> Any:
-    """A window, "auto", or a tuning for so many slots, saved and loaded again."""
+    """A window, "auto", or a tuning for this number of slots, saved and loaded again."""
     if name not in ("tuning", "no gain"):
         return name
     trials = [Trial(WINDOW, slots * (WINDOW + 1), 1e-3, 1e-3, 2.0, 1.5)]
@@ -511,7 +511,7 @@ REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
     ("pipeline", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
     ("package", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
 }
-"""What a way is given, and the sentence that refuses it."""
+"""Settings of a way to draw, and the error message that refuses them."""
 
 
 def test_every_setting_that_a_way_does_not_have_is_in_the_table() -> None:

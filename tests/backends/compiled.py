@@ -121,7 +121,7 @@ def read_late(code: str) -> set[str]:
     """Parameters that a kernel changes in place and does not read before its first barrier, or write after it.
 
     Every warp of a program reads a row's numbers for itself. One that comes late must not read what an early one has
-    written already: it would decide otherwise, take another branch, and wait at a barrier where nobody comes.
+    written already: it would decide otherwise, take another branch, and wait at a barrier that no other warp reaches.
     """
     source: dict[str, str] = {}  # the parameter that a pointer came from
     read, written, late, met = set[str](), set[str](), set[str](), False

@@ -120,7 +120,7 @@ def assert_agree_along(
 
 
 def assert_scalars_agree(device: torch.device, count: int, at_once: int) -> None:
-    """δ from 1e-12 to 1e3, p from 1e-300 to 1, at random; a program takes so many at once."""
+    """δ from 1e-12 to 1e3, p from 1e-300 to 1, at random; a program takes a block of them at once."""
     from tests.backends.scalars import every
 
     generator = torch.Generator().manual_seed(2)

@@ -61,7 +61,7 @@ def wide(dtype: torch.dtype, steps: int = 40, shape: tuple[int, ...] = (2, 20)) 
 
 
 def warm(target: ChainTarget, *, rows: int = 0) -> fs.Replay:
-    """With a prior; with a Jacobian at random if that has rows, one for a diagonal."""
+    """A drafter with a prior, and with a random Jacobian if it has rows (one row for a diagonal)."""
     prior = fs.fit_prior(target, window=6, pilots=40)
     if rows:
         size = target.shape.numel()

@@ -30,7 +30,7 @@ def run(*arguments: str, **environment: str) -> None:
 
 @pytest.mark.parametrize("which", ["not caught", "caught"], ids=["agree", "caught"])
 def test_interpreted_kernels(which: str) -> None:
-    """They agree with plain PyTorch, and those with one place changed are caught.
+    """The kernels agree with plain PyTorch, and kernels with one change are caught.
 
     The interpreter is asked for in the environment, before Triton is imported; no other test may see it.
     """

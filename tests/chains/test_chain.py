@@ -98,7 +98,7 @@ def test_a_chain_from_a_later_step_on_is_the_rest_of_it() -> None:
 
 
 def test_a_chain_moves_whole_and_time_keeps_its_dtype() -> None:
-    """Whole timesteps are what a network's table of embeddings is looked up by."""
+    """Networks look up embeddings by whole timesteps."""
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.DDIMScheduler(clip_sample=True)
     scheduler.set_timesteps(5)

@@ -75,7 +75,7 @@ def test_the_larger_variance_has_the_same_mean(alpha_bar: Tensor) -> None:
 
 
 def test_the_larger_variance_is_that_of_improved_diffusion() -> None:
-    """Its `fixed_large`, betas from data to noise: `np.append(posterior_variance[1], betas[1:])`, no noise at t = 0."""
+    """The package's `fixed_large`, betas from data to noise: `np.append(posterior_variance[1], betas[1:])`."""
     betas = torch.linspace(1e-4, 0.02, 1000, dtype=f64)
     nonzero_mask = (torch.arange(1000) != 0).double()
     std = vp_chain(LINEAR.flip(0), variance="large").std.flip(0)

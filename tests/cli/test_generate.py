@@ -43,7 +43,7 @@ def mixture(out: Path, *more: object) -> list[object]:
 
 
 def default(out: Path, *more: object) -> list[object]:
-    """With the window that is the default."""
+    """The command with the default window."""
     return ["generate", "--target", "flow", "--count", 7, "--shard", 3, "--slots", 2, "--out", out, *more]
 
 

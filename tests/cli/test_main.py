@@ -97,7 +97,7 @@ def test_help_and_usage_errors_do_not_import_torch(arguments: list[str], sentenc
 
 
 def test_a_working_command_imports_torch() -> None:
-    """So that the test above can fail."""
+    """Shows that the test above can fail."""
     assert "'torch'" in started("doctor", "--no-test", "--json").stdout
 
 
@@ -154,7 +154,7 @@ def test_control_c_during_an_import_leaves_at_once(where: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_control_c_stops_a_working_command(tmp_path: Path, times: int) -> None:
-    """Once it is an exception that a command may handle, here with a sentence; twice it is the end."""
+    """The first is an exception that a command may handle; the second ends the process."""
     (tmp_path / "mine.py").write_text(
         "import signal\n"
         "def make():\n"

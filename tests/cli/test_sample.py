@@ -182,7 +182,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_network_that_breaks(mine: str) -> None:
-    """With exit status 3, as documented."""
+    """The exit status is 3, as documented."""
     result = invoke("sample", "--target", "mine:Broken")
     assert result.exit_code == 3
     assert "error: the network returned NaN or infinity at step 0 of sample 1" in result.stderr

@@ -316,7 +316,7 @@ def test_a_network_that_writes_into_steps_or_rows_is_refused(what: str) -> None:
 
 
 def test_a_prior_is_fitted_on_samples_and_not_on_a_look() -> None:
-    """Its pilots' first states are those of their seeds; a look would have put others in their place."""
+    """The pilots' first states are those of their seeds; a look would replace them."""
     target, pilots = flow(), 8
     key = seeds_of(2**61, pilots)
     zero = torch.zeros_like(key)

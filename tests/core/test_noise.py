@@ -137,7 +137,7 @@ def test_step_draw_and_stream_do_not_stand_in_for_one_another():
 
 
 def test_every_number_has_the_counter_of_the_table():
-    """So that kernels, other versions and later calls draw the same number."""
+    """Kernels, other versions and later calls then draw the same numbers."""
     seed, step = SEEDS[:3], torch.tensor([0, 5, 2**20])
 
     def words(key, element, step, draw, stream):

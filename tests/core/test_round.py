@@ -127,7 +127,7 @@ def test_padded_rounds_draft_no_more_than_their_layout_allows() -> None:
 
 @pytest.mark.parametrize("drafter", [Zero(), fs.Frozen("parent")], ids=str)
 def test_fresh_noise_was_used_by_no_earlier_round(drafter: fs.Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither this round nor an earlier one: exactness needs it, and few samples would show its absence."""
+    """Exactness needs noise that no round has used, and few samples would show a mistake."""
     seen: set[float] = set()
 
     def watched(noise: torch.Tensor, *rest: Any, fresh: torch.Tensor, **speculation: Any) -> Verdict:
@@ -233,7 +233,7 @@ def test_a_row_begins_with_the_memory_of_its_own_sample() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 7, 15])
 def test_a_broken_output_is_named_by_the_step_that_used_it(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by the state that follows: the first error names the network as the cause, the second the chain."""
+    """An error at the output names the network as the cause; one at the state that follows would name the chain."""
     monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
     base = flow()
     assert base.chain.time is not None

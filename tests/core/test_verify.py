@@ -35,7 +35,7 @@ def window(seed: int, rows: int, width: int, dim: int = 3, mismatch: float = 0.7
 
 
 def torn(case: dict[str, Any], seed: int) -> dict[str, Any]:
-    """With some means that are NaN or infinite, or hopelessly far."""
+    """The case with some means that are NaN, infinite or far away."""
     generator = torch.Generator().manual_seed(seed)
     kind = torch.randint(0, 12, case["std"].shape, generator=generator)
     for name, broken, value in (

@@ -44,7 +44,7 @@ def run(
 
 
 class Process:
-    """One that somebody will."""
+    """A process that a test stops, kills or holds at a gate."""
 
     def __init__(self, log: Path, out: Path, **settings: object) -> None:
         self.log = log
@@ -56,7 +56,7 @@ class Process:
         return self.popen.pid
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """As long as it lives."""
+        """Wait for a condition while the process lives; fail if it ends."""
 
         def held_or_dead() -> bool:
             assert self.popen.poll() is None, f"it ended before {what}: {self.log.read_text()}"
@@ -68,7 +68,7 @@ class Process:
         self.popen.send_signal(number)
 
     def ended(self) -> int:
-        """Its exit status, when it has one."""
+        """Wait for the process to end, and return its exit status."""
         return self.popen.wait(timeout=GUARD)
 
 

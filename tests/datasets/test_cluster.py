@@ -98,7 +98,7 @@ def test_a_run_resumes_after_its_driver_was_killed_on_ray(
 
 @contextmanager
 def machines(*cpus: int) -> Iterator[list[Any]]:
-    """A cluster of several machines, each with so many CPUs; the first is the head.
+    """A cluster of several machines with these numbers of CPUs; the first is the head.
 
     They have addresses of their own, so that drivers run on the head and on no other.
     """
@@ -120,7 +120,7 @@ def machines(*cpus: int) -> Iterator[list[Any]]:
 def test_a_run_survives_a_lost_machine_and_resumes_after_all_are_lost(
     undisturbed: Path, tmp_path: Path, gate: Gate, start: Start
 ) -> None:
-    """With one of two machines lost the other goes on; with both lost the run ends with a sentence, and resumes."""
+    """With one of two machines lost the other goes on; with both lost the run ends with an error and can be resumed."""
     out = tmp_path / "out"
     with machines(0, 1, 1) as (cluster, one, two):
         how = {"ray": cluster.address, "cpus": 1, "slots": 8, "gate": gate.folder}
@@ -218,7 +218,7 @@ def test_an_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
 def test_settings_of_ray(tmp_path: Path) -> None:
     class Called(ChainTarget):
         def __call__(self) -> None:
-            """It could be taken for a function that makes one."""
+            """Makes the target callable, so it could be mistaken for a function that makes a target."""
 
     for target in (flow(), Called(**vars(flow())), "flow"):
         with pytest.raises(TypeError, match="pass a function that does, not the target itself"):

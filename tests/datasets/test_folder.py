@@ -44,7 +44,7 @@ def renamed_and_copied_back(out: Path) -> None:
 
 
 def renamed_and_drawn_anew(out: Path) -> None:
-    """By a second driver, which is not kept from it."""
+    """Rename the folder and let a second driver draw into a new one."""
     out.rename(out.with_name("elsewhere"))
     draw(out)
 
@@ -84,7 +84,7 @@ def test_a_run_stops_with_an_error_when_its_folder_is_replaced(
 def test_a_folder_replaced_while_a_run_begins_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its lock was opened, and before it is locked: another run then has a lock of its own."""
+    """The folder is replaced between opening and locking its lock file; another run then has its own lock."""
     out, lock = tmp_path / "out", fcntl.flock
 
     def replaced(file: Any, how: int) -> None:

@@ -69,7 +69,7 @@ def test_the_first_round_drafts_from_the_prior_and_a_cold_one_has_nothing() -> N
 
 
 def test_slopes_are_not_measured_against_the_prior() -> None:
-    """After one round nothing has been visited twice, so slopes are the prior's own: 0 without any."""
+    """After one round no state has been visited twice, so slopes are those of the prior, or 0 without a Jacobian."""
     target = ddpm()
     drafter = fs.Replay(prior=fs.Prior(torch.randn(1, 7, 2).double(), torch.randn(1, 7, 2).double()))
     row = torch.arange(4)

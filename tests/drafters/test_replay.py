@@ -145,7 +145,7 @@ def test_secant_slopes_ignore_paths_that_agree_to_rounding() -> None:
 
 
 def test_replay_forgets_where_sweeps_diverge() -> None:
-    """Rows: none diverges; one does at position 4; one at what is committed and what comes next, which stay."""
+    """The rows diverge nowhere; at position 4; and at the committed position and the next, which stay."""
     drafter, ones = fs.Replay(), torch.ones(3, dtype=torch.int64)
     line = torch.arange(6.0, dtype=torch.float64).expand(3, 6).unsqueeze(2)
     memory = drafter.begin(3, 5, line[0, 0])

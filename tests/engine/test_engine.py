@@ -212,7 +212,7 @@ def test_parts_are_fetched_when_a_slot_is_free_and_overlap(kind: str) -> None:
 @pytest.mark.slow
 @kinds
 def test_slots_stay_full_while_samples_wait(kind: str) -> None:
-    """So what is lost is the last round of samples only."""
+    """Slots are idle only while the last samples finish."""
     run = engine(flow(), kind, window=6, slots=6).sample(seeds_of(0, 240))
     assert run.report.occupancy > 0.97
     together = engine(flow(), kind, window=6, slots=240).sample(seeds_of(0, 240))

@@ -1,6 +1,6 @@
 """Every way to draw from an engine, with loose and with fixed slots: the samples are those of the plain call.
 
-`tests/test_pairs.py` has the settings of all ways to draw. Here others meet: how an engine's samples are taken,
+`tests/test_pairs.py` has the settings of all ways to draw. The settings here: the way an engine's samples are taken,
 conditions and start states looked up by row, drafters with and without a prior, observers, windows given or measured.
 """
 
@@ -116,7 +116,7 @@ def _plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["loose", "fixed"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which slots every engine has."""
+    """The kind of slots that every engine has."""
     honest = Engine.__init__
 
     def made(self: Engine, *given: Any, **settings: Any) -> None:
@@ -132,7 +132,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def together(samples: list[fs.Sample]) -> Tensor:
-    """In order, each once and with its own seed."""
+    """The samples in order, after a check that each came once and with its own seed."""
     found = {sample.index: sample for sample in samples}
     assert [found[i].seed for i in range(COUNT)] == SEEDS.tolist()
     assert len(samples) == COUNT
@@ -163,7 +163,7 @@ def inside(engine: Engine, watch: Watch | None) -> Tensor:
 
 
 def again(engine: Engine, watch: Watch | None) -> Tensor:
-    """After a run, and after a stream that was left."""
+    """Samples of an engine after a run and after a stream that was left."""
     engine.sample(SEEDS.flip(0))
     next(engine.stream(SEEDS))
     return engine.sample(SEEDS, watch).samples

@@ -401,7 +401,7 @@ def p_values(chain: Walk, ours: np.ndarray, theirs: np.ndarray) -> Iterator[tupl
 
 
 def innovations(chain: Walk, path: np.ndarray) -> dict[int, np.ndarray]:
-    """(x_{k+1} − mean)/std of transitions 1 … N−1 that have noise; the others are seen to have none."""
+    """(x_{k+1} − mean)/std of transitions 1 … N−1 that have noise; the others are checked to have none."""
     found, before = {}, None
     for k in range(1, len(chain.noise_scale)):
         x, after = path[:, k - 1], path[:, k]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.law
 
 @pytest.fixture(autouse=True)
 def _compiled_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment says, and no other round will do."""
+    """Compiled rounds whatever the environment says; a test fails if another round is used."""
     monkeypatch.setenv("FORESAMPLE_PLAIN", "0")
     honest = round_for
 

@@ -102,13 +102,13 @@ def test_a_constant_mismatch_of_one_std(dim: int, block: str) -> None:
 
 
 def test_fresh_noise_is_fresh_in_a_first_window() -> None:
-    """Most drafters have none, because their first round is a bare call; `Zero` has one."""
+    """Most drafters have no first window, because their first round is a bare call; `Zero` has one."""
     p = smallest_p_value(constant_drift(), 30_000, 13, window=6, drafter=Zero(), recycle=False)
     assert p > SUITE_LEVEL / SHARES
 
 
 def far_off(by: float) -> tuple[fs.Target, fs.Drafter]:
-    """A random walk in float32, drafted so many std beside it."""
+    """A random walk in float32, with drafts that many std away."""
     base = constant_drift(drift=0.0)
     chain = base.chain.to("cpu", torch.float32)
     return replace(base, chain=chain, network=lambda x, step, row: torch.zeros_like(x)), Zero(by)
@@ -163,7 +163,7 @@ def test_a_network_that_breaks_where_only_drafts_go_does_no_harm() -> None:
 
 
 def test_the_reference_verification_has_the_law_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what the broken twins below are caught for is their bug."""
+    """Shows that the broken twins below are caught because of their bugs."""
     monkeypatch.setattr(rounds, "verify", reference.verify)
     assert smallest_p_value(flow(), 20_000, 14, window=14) > SUITE_LEVEL / SHARES
 

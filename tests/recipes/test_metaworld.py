@@ -57,7 +57,6 @@ def test_training_writes_what_lerobot_reads(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_shipped_policy_is_small_and_plans_actions_within_their_range() -> None:
-    """It is small enough, and plans actions within their range."""
     assert sum(path.stat().st_size for path in metaworld.ASSET.iterdir()) < 20e6
     with lerobots.importing():
         loaded = metaworld.load()

@@ -92,7 +92,7 @@ def test_the_seed_matters_and_the_loss_falls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_length_set_by_minutes_is_kept_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_of_given_minutes_takes_that_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a simulated clock a step takes one second: 30 seconds are 26 steps and a reserve for the export."""
     now, honest = 0.0, training.draws
 

@@ -1,4 +1,4 @@
-"""Comparisons on equal terms: nobody gets more states a call than the others. (What they found: benchmarks/checks.)"""
+"""Comparisons on equal terms: no method gets more states a call than the others."""
 
 from __future__ import annotations
 

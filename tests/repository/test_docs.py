@@ -462,7 +462,7 @@ def test_the_moving_picture_is_drawn_from_its_result_file() -> None:
 
 
 def test_the_readme_can_be_read_aloud_in_a_minute() -> None:
-    """Its sentences, without code, addresses and the line of links: at a usual pace 160 to 200 words a minute."""
+    """The sentences without code, addresses and the line of links; people read 160 to 200 words a minute aloud."""
     text = re.sub(
         r"```.*?```|^ {4}.*?$|<!--.*?-->|!\[.*?\)|\]\(.*?\)", "", README, flags=re.DOTALL | re.MULTILINE
     )

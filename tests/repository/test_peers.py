@@ -327,7 +327,7 @@ def test_a_broken_node_is_caught(test: trees.Test) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("delta", [1e-6, 0.01, 0.4, 1.5, 4.0, 12.0, 60.0])
 def test_residual_of_ranks(count: int, delta: float) -> None:
-    """Its distribution function, integrated numerically, is the level asked for."""
+    """The residual's distribution function, integrated numerically, has the requested value."""
     level = torch.tensor([1e-6, 0.03, 0.4, 0.9, 1 - 1e-6], dtype=torch.float64)
     d = torch.full_like(level, delta)
     lean = ranks.leans(d, count)

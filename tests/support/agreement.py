@@ -39,7 +39,7 @@ class Settled:
     """A finished round and its inputs."""
 
     rows: Rows
-    """Before it."""
+    """The rows before the round."""
     after: Rows
     commit: fs.Commit
     gap: Tensor
@@ -124,7 +124,7 @@ def decisions(round_: Settled, block: int | None) -> tuple[Tensor, Tensor]:
 def assert_rounds_agree(one: Settled, other: Settled, block: int | None) -> Tensor:
     """Every decision is one that the round's own bars allow. Returns which rows may have parted, [R].
 
-    Counters and faults agree whatever was decided, and so does how far windows were examined.
+    Counters, faults and the number of examined positions agree whatever was decided.
     """
     for name in ("round", "evaluations", "fault"):
         assert torch.equal(getattr(one.after, name), getattr(other.after, name)), name

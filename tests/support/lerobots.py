@@ -1,7 +1,7 @@
 """LeRobot's real policy and server, where `packages.txt` has installed them, without what they never use here.
 
 LeRobot's modules import what its datasets, cameras and motors need. A policy of states calls none of it, so modules
-that are not installed are stood in for, while LeRobot is imported, by modules that have every name and do nothing.
+that are not installed are replaced, while LeRobot is imported, by modules that have every name and do nothing.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class Copy:
         self, predicts: str = "EPSILON", variance: str = "FIXED_SMALL", steps: int = 60, keep: Any = None,
         rescale: bool = False, kind: Any = None,
     ) -> Any:  # fmt: skip
-        """A diffusion of so many steps, or of those to keep."""
+        """A diffusion of `steps` steps, or of those to keep."""
         plain = self.plain
         rescaled = "rescale_timesteps" in signature(plain.GaussianDiffusion.__init__).parameters
         given = {

@@ -195,7 +195,7 @@ def with_text(folder: Path, kind: Any, scheduler: Any, **more: Any) -> Any:
 
 
 def controlnet(**more: Any) -> diffusers.ControlNetModel:
-    """With outputs of some size: as built, they would be zero."""
+    """A ControlNet whose outputs are not zero, as they are when it is built."""
     net = diffusers.ControlNetModel(
         block_out_channels=WIDTHS,
         layers_per_block=1,
@@ -562,7 +562,7 @@ class Case:
     scheduler: str
     build: Callable[[Path], Any]
     arguments: Callable[[int], dict[str, Any]]
-    """For so many images."""
+    """Arguments for this number of images."""
     note: str = ""
     refused: str | None = None
     """Part of the error message, if the pipeline is refused."""

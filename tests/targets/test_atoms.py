@@ -57,7 +57,7 @@ def test_an_equivariant_network_does_not_see_the_frames() -> None:
 @pytest.mark.law
 @pytest.mark.parametrize("align", [False, True])
 def test_speculation_is_exact(align: bool) -> None:
-    """With a network that knows up from down."""
+    """The network is not equivariant: it distinguishes up from down."""
 
     def network(x: Tensor, sigma: Tensor, row: Tensor) -> Tensor:
         return equivariant(x, sigma, row) + 0.5 * torch.tanh(x.roll(1, 2))
