@@ -191,7 +191,9 @@ def test_a_network_that_returns_another_quantity_is_noted(said: Any, returned: s
         assert not doubts
     elif (returned, said) != ("x0", "v"):  # which are too much alike here
         assert f"returns {said}, as its chain declares" in doubts[0]
-        assert "note  network: noise put into finished samples" in str(result)
+        assert "note  network: the network does not find the noise that is put into finished samples" in str(
+            result
+        )
 
 
 # ------------------------------------------------------------------ what it can find

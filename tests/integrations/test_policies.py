@@ -406,7 +406,7 @@ def test_the_trained_policy_reaches_its_goal_either_way() -> None:
 
 def test_what_is_no_policy_is_refused() -> None:
     for thing in (object(), nn.Linear(1, 1), SimpleNamespace(diffusion=nn.Linear(1, 1))):
-        with pytest.raises(TypeError, match=r"nothing foresample knows .* pass .* LeRobot's DiffusionPolicy"):
+        with pytest.raises(TypeError, match=r"cannot be accelerated: pass .* LeRobot's DiffusionPolicy"):
             fs.accelerate(thing)
 
 

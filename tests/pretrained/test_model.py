@@ -197,7 +197,7 @@ for _ in range(100):
         ("unet/config.json", {"act_fn": "x" * 5000}, r"diffusers cannot read .*unet \(.*x"),
         ("scheduler/scheduler_config.json", {"trained_betas": [0.5, 2]}, "diffusers cannot read .*scheduler"),
         ("scheduler/scheduler_config.json", {"beta_schedule": "x"}, "diffusers cannot read .*scheduler"),
-        ("labels.json", {"0": "hat"}, "labels.json is not a list of names: give one for each class"),
+        ("labels.json", {"0": "hat"}, "labels.json is not a list of names: give one name for each class"),
         ("labels.json", ["hat"], "labels.json has 1 names, and the network has 3 classes: give one for each"),
         ("labels.json", ["hat", "coat", "hat"], "labels.json has 2 names, and the network has 3 classes"),
         ("labels.json", ["hat", "coat", 3], "labels.json is not a list of names"),
