@@ -360,7 +360,7 @@ def noisier_start(own: Any, model: Any, shape: Any, noise: Any = None, **options
 def test_changed_steps_are_refused_at_the_first_sample(copy: Copy, name: str, change: Any, step: int) -> None:
     diffusion = subclass(made(copy, keep=EVERY_THIRD), **{name: change})
     net = Net(diffusion)
-    sentence = rf"Mine has steps of its own: step {step} .*make a target with"
+    sentence = rf"Mine takes other steps than its chain: step {step} .*make a target with"
     with fs.accelerate(diffusion), pytest.raises(ValueError, match=sentence):
         drawn(diffusion, net, **asked(copy))
     assert net.calls == 0

@@ -324,14 +324,14 @@ def test_a_scheduler_with_code_of_someone_else_is_refused(family: str) -> None:
         plan(policy, 2, seeded(0))
         scheduler.step = lambda output, t, sample, **more: own(output + 0.5, t, sample, **more)
         with pytest.raises(
-            ValueError, match=r"not as diffusers made it \(DDPMScheduler\.step\).*or give trace=False"
+            ValueError, match=r"not diffusers' own \(DDPMScheduler\.step\).*or give trace=False"
         ):
             plan(policy, 2, seeded(0))
         del scheduler.step
         plan(policy, 2, seeded(0))
     kind = type("DDPMScheduler", (type(scheduler),), {"step": lambda self, *args, **more: own(*args, **more)})
     scheduler.__class__ = kind
-    with fs.accelerate(policy, window=5), pytest.raises(ValueError, match="not as diffusers made it"):
+    with fs.accelerate(policy, window=5), pytest.raises(ValueError, match="not diffusers' own"):
         plan(policy, 2, seeded(0))
     with fs.accelerate(policy, window=5, trace=False):
         assert plan(policy, 2, seeded(0)).isfinite().all()
@@ -349,7 +349,7 @@ def test_a_method_or_a_scheduler_patched_on_its_class_is_noticed(
         plan(policy, 2, seeded(0))
         with monkeypatch.context() as patch:
             patch.setattr(diffusers.DDPMScheduler, "step", functools.wraps(step)(lambda *a, **k: step(*a, **k)))
-            with pytest.raises(ValueError, match="not as diffusers made it"):
+            with pytest.raises(ValueError, match="not diffusers' own"):
                 plan(policy, 2, seeded(0))
         wrapped = functools.wraps(own)(lambda *args, **kwargs: 2 * own(*args, **kwargs))
         with monkeypatch.context() as patch:

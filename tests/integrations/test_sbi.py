@@ -177,7 +177,7 @@ def test_another_chain_shows_in_the_distribution_and_is_refused(
     with fs.accelerate(one, window=4):
         assert law(drawn(one, MANY, steps=steps), theirs) > 1e-3 / 8
     monkeypatch.setattr(ours_of_sbi, "sde_steps", broken)
-    with fs.accelerate(one), pytest.raises(ValueError, match="has steps of its own"):
+    with fs.accelerate(one), pytest.raises(ValueError, match="takes other steps than"):
         drawn(one, 1, steps=steps)
     monkeypatch.setattr(SbiLoop, "compare", lambda *_, **__: None)
     with fs.accelerate(one, window=4):
@@ -359,11 +359,13 @@ def test_changed_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with fs.accelerate(one):
         monkeypatch.setitem(predictors.PREDICTORS, "euler_maruyama", Damped)
-        with pytest.raises(ValueError, match=r"VectorFieldPosterior has steps of its own.*at step 1 its state"):
+        with pytest.raises(
+            ValueError, match=r"VectorFieldPosterior takes other steps than.*at step 1 its state"
+        ):
             drawn(one, 2)
         monkeypatch.setitem(predictors.PREDICTORS, "euler_maruyama", own)
         one.potential_fn.iid_method = "fnpe"  # whose start is narrower
-        with pytest.raises(ValueError, match=r"has steps of its own.*at step 0 its state"):
+        with pytest.raises(ValueError, match=r"takes other steps than.*at step 0 its state"):
             drawn(one, 2, SEVERAL)
         drawn(one, 2)
 

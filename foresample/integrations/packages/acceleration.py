@@ -1,4 +1,4 @@
-"""Packages with a sampling loop of their own, drawn speculatively; `loop` explains how to add one.
+"""Acceleration of packages with sampling loops of their own; `loop` explains how to add one.
 
 denoising-diffusion-pytorch   sample() of GaussianDiffusion, its 1-D twin and those with learned variances or guidance;
                               of both in continuous time, and of ElucidatedDiffusion
@@ -39,7 +39,7 @@ PACKAGES: tuple[type[PackageLoop], ...] = (
 
 
 def is_package(served: Any) -> bool:
-    """True for an object of a package that is known here."""
+    """True for an object of one of these packages."""
     return any(kind.functions(served) for kind in PACKAGES)
 
 

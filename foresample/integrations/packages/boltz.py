@@ -74,7 +74,7 @@ class AtomLoop(PackageLoop):
         diffusion = self.served
         given = {"multiplicity": len(x), **conditions}
         if hasattr(diffusion, "use_inference_model_cache"):
-            given["model_cache"] = None  # which is for one number of states
+            given["model_cache"] = None  # the cache holds for one number of states
         forward = diffusion.preconditioned_network_forward
         options = {"training": False} if "training" in inspect.signature(forward).parameters else {}
         output = forward(x, sigma, network_condition_kwargs=given, **options)

@@ -45,7 +45,7 @@ class ContinuousLoop(PackageLoop):
         self.checked_chain()
 
     def checked_chain(self) -> Chain:
-        """The chain of its loop as it is now; its own loop is run again where anything it holds has changed."""
+        """The chain of the loop with its present values; the loop is run again if any of them changed."""
         diffusion = self.served
         device = diffusion.device
         shape = (1, diffusion.channels, diffusion.image_size, diffusion.image_size)
@@ -92,7 +92,7 @@ class ElucidatedLoop(PackageLoop):
         self.chain(None)
 
     def chain(self, steps: int | None) -> Chain:
-        """The chain of its loop as it is now."""
+        """The chain of the loop with its present values."""
         own = self.served
         if not own.S_churn > 0:
             raise ValueError(
@@ -115,7 +115,7 @@ class ElucidatedLoop(PackageLoop):
 
 
 def continuous_chain(diffusion: Any) -> Chain:
-    """The chain of its loop. Each level is computed as in the loop, to the same bits."""
+    """The chain of the loop, each level computed as in the loop, to the same bits."""
     times = torch.linspace(1.0, 0.0, diffusion.num_sample_steps + 1, device=diffusion.device)
     with torch.no_grad():
         log_snr = torch.stack([diffusion.log_snr(time) for time in times]).cpu()

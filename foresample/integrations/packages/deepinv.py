@@ -6,8 +6,8 @@ With the SDE's scale s and noise level σ, a state at time t is s·x0 + s·σ·�
     ancestral    x' = s'/s x + s s' σ² (1 − r q) score + s' σ' √(1 − q²) z                r = σ'/σ,  q = r^α
 
 or q² = 1 − η² (1 − r²) with DDIM's η. The score is the object's own, guidance and its gradient included. Drafters reuse
-the denoised estimate that it amounts to. What comes before the solver (the first state) and after it (the last
-denoising) is done by the object's own `forward`, whose solver is handed the samples.
+the denoised estimate that follows from it. The object's own `forward` makes the first state and the last denoising; its
+solver is given the samples.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DeepinvLoop(PackageLoop):
     package, kind, replaces = "deepinv", "PosteriorDiffusion", ("forward",)
     attributes = "posterior", "sde", "solver", "data_fidelity", "score", "minus_one_one"
     owners, steps = ("deepinv",), ("score",)
-    _rowwise: Any = None  # what the score was compared with
+    _rowwise: Any = None  # values of the object when its score was last compared
 
     def refuse(self) -> None:
         self.checked_chain(self.served.solver.timesteps)
@@ -54,7 +54,7 @@ class DeepinvLoop(PackageLoop):
         return self.served.solver.rng
 
     def checked_chain(self, timesteps: Any) -> Chain:
-        """The chain of its solver as it is now; its steps are taken again where anything has changed."""
+        """The chain of the solver with its present values; its steps are compared again if any of them changed."""
         fidelity = type(self.served.data_fidelity)
         if any(kind.__name__ in _RANDOM for kind in fidelity.__mro__):
             raise ValueError(
@@ -175,7 +175,7 @@ class DeepinvLoop(PackageLoop):
         self._compared, self._unreported = now, len(chain.std)
 
     def _require_rowwise(self, target: ChainTarget, asked: dict[str, Any], given: dict[str, Any]) -> None:
-        """Refuse a score that is another one for rows at times of their own than in its loop's batch."""
+        """Refuse a score that differs between rows at their own times and the loop's batch at one time."""
         model, chain, start = self.served, target.chain, target.start_states
         y, physics = asked["y"], asked["physics"]
         held = physics.state_dict() if isinstance(physics, torch.nn.Module) else {}

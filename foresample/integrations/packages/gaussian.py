@@ -1,4 +1,4 @@
-"""denoising-diffusion-pytorch's GaussianDiffusion and its kin, drawn speculatively."""
+"""denoising-diffusion-pytorch's GaussianDiffusion and its relatives, drawn speculatively."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STEPS = (
     "predict_noise_from_start",
     "predict_start_from_v",
 )
-"""What the loops of denoising-diffusion-pytorch call, where a class has it."""
+"""Methods that the loops of denoising-diffusion-pytorch call, if a class has them."""
 
 
 _GUIDANCE = "classes", "cond_scale", "rescaled_phi"
@@ -66,10 +66,12 @@ class GaussianLoop(PackageLoop):
         self.checked_chain()
 
     def checked_chain(self) -> Chain:
-        """The chain of its loop as it is now; its own loop is run again where anything it holds has changed."""
+        """The chain of the loop with its present values; the loop is run again if any of them changed."""
         diffusion, name = self.served, type(self.served).__name__
         if _loop_name(diffusion) != self.name:
-            raise ValueError(f"{self.name} is not the loop that sample takes any more: accelerate it again")
+            raise ValueError(
+                f"{self.name} is no longer the loop that sample takes: call foresample.accelerate again"
+            )
         parameters = inspect.signature(diffusion.sample).parameters
         if "mask" in parameters:
             raise ValueError(
@@ -111,7 +113,9 @@ class GaussianLoop(PackageLoop):
 
         def result(samples: Tensor) -> Any:
             samples = samples if states is None else states
-            samples = getattr(diffusion, "unnormalize", as_picture)(samples)  # with guidance it is always done
+            samples = getattr(diffusion, "unnormalize", as_picture)(
+                samples
+            )  # with guidance, always unnormalised
             return (samples, start) if asked.get("return_noise", False) else samples
 
         observe = None if states is None else partial(keep_states, states)
@@ -124,7 +128,7 @@ def as_picture(samples: Tensor) -> Tensor:
 
 
 class _Guided(nn.Module):
-    """A made-up network with guidance; its answer without classes is another one."""
+    """A made-up network with guidance; its output without classes differs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -138,7 +142,7 @@ class _Guided(nn.Module):
 
 
 def keep_states(states: Tensor, commit: Commit) -> None:
-    """All states of a run as they are committed, [R, N + 1, *shape]."""
+    """Keep all states of a run, [R, N + 1, *shape], as they are committed."""
     for r, (image, first, count) in enumerate(
         zip(commit.sample.tolist(), commit.step.tolist(), commit.committed.tolist(), strict=True)
     ):
@@ -159,7 +163,9 @@ def gaussian_target(
 
     def denoiser(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         output = network(x, time, **for_rows(given, row, len(start)))
-        return output[0] if isinstance(output, tuple) else output  # with guidance also that without classes
+        return (
+            output[0] if isinstance(output, tuple) else output
+        )  # with guidance also the output without classes
 
     dtype = torch.promote_types(start.dtype, torch.float32)
     return from_chain(denoiser, chain, start.shape[1:], start=start, dtype=dtype, device=start.device)

@@ -47,9 +47,9 @@ from foresample.settings import Settings
 class Drawing:
     """The samples that one call of a package's function draws.
 
-    `network` is refused in training mode if it has dropout or batch normalisation; `result` turns
-    the samples, [count, *shape], into the function's result; `trusted` lists assumptions that no check covers besides
-    the function itself; `slots` is the number of samples drawn at a time, all by default.
+    `network` is refused in training mode if it has dropout or batch normalisation; `result` turns the samples, [count,
+    *shape], into the function's result; `trusted` lists assumptions that no check covers, besides the function itself;
+    `slots` is the number of samples drawn at a time, all by default.
     """
 
     target: Target
@@ -62,12 +62,12 @@ class Drawing:
 
 
 def states_dtype() -> torch.dtype:
-    """The dtype of a chain whose package draws its start in torch's default dtype."""
+    """The dtype of the states if the package draws its start in torch's default dtype."""
     return torch.promote_types(torch.get_default_dtype(), torch.float32)
 
 
 class PackageLoop(ABC):
-    """Replaces a sampling function of an object: the same arguments, the same distribution; see the module."""
+    """Replaces a sampling function of an object, with the same arguments and distribution; see the module."""
 
     package: ClassVar[str]
     kind: ClassVar[str]
@@ -81,8 +81,8 @@ class PackageLoop(ABC):
         self.original: Callable[..., Any] = getattr(served, name)
         functools.update_wrapper(self, self.original)
         self._windows: dict[tuple, int | None] = {}  # for each kind of call
-        self._compared: Any = None  # what the object held when its own loop was run
-        self._unreported = 0  # steps compared, until a report says so
+        self._compared: Any = None  # values of the object when its own loop was last compared
+        self._unreported = 0  # steps compared since the last report
         self._require_own()
         self.refuse()
 
@@ -96,7 +96,7 @@ class PackageLoop(ABC):
 
     @abstractmethod
     def drawing(self, asked: dict[str, Any]) -> Drawing | None:
-        """The samples that a call with these arguments, defaults included, draws; None if it asks for none.
+        """The samples that a call with these arguments, defaults included, draws; None if it draws none.
 
         Called with gradients off.
         """
@@ -121,9 +121,7 @@ class PackageLoop(ABC):
                 if window is not None:
                     return drawing.result(self._draw(drawing, window))
         put_back()
-        if (
-            drawing is None or not drawing.count
-        ):  # no sample: the package's function returns them, and no report
+        if drawing is None or not drawing.count:  # no samples to draw: there is no report
             vars(self.served).pop(REPORT, None)
             return self.original(*args, **kwargs)
         slower = NothingGains(len(drawing.target.std), drawing.count)
@@ -149,7 +147,7 @@ class PackageLoop(ABC):
         return self._windows[call]
 
     def _draw(self, drawing: Drawing, window: int) -> Tensor:
-        """Samples with seeds of the function's generator."""
+        """Draw samples with seeds from the function's generator."""
         generator = self.generator()
         device = None if generator is None else generator.device
         seeds = torch.randint(2**62, (drawing.count,), generator=generator, device=device).cpu()
@@ -198,7 +196,7 @@ class PackageLoop(ABC):
         rounding: float = 1e-3,
         **more: Any,
     ) -> None:
-        """Run the package's own loop and refuse it if its states are not the chain's; once for each value of `held`.
+        """Run the package's own loop and refuse it if its states are not the chain's; again when `held` changes.
 
         `run` runs it, with this generator if it takes one; `instead` replaces its network; states may differ by
         `rounding`, relative to 1 + |x|; `more` are further fields of `Rerun`.
@@ -206,7 +204,7 @@ class PackageLoop(ABC):
         if held == self._compared:
             return
         sentence = (
-            f"{type(self.served).__name__} has steps of its own, which are not those of the chain read off it: "
+            f"{type(self.served).__name__} takes other steps than those of the chain read off it: "
             "{what}; make a target with foresample.targets"
         )
         standard = Standard(sentence, rounding={}, coarse=rounding, scale=lambda x: 1 + x.abs())

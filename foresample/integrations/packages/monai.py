@@ -74,7 +74,7 @@ def _network(network: Any, asked: dict[str, Any], count: int, x: Tensor, time: T
 
 
 def _chain(scheduler: Any) -> Chain:
-    """MONAI's DDPM: on a coarser grid, too, each step goes to the training timestep just below its own."""
+    """MONAI's DDPM, whose steps go to the training timestep just below their own, also on a coarser grid."""
     name = type(scheduler).__name__
     if name != "DDPMScheduler":
         raise ValueError(
@@ -83,7 +83,7 @@ def _chain(scheduler: Any) -> Chain:
     foreign = foreign_part(scheduler, "monai")
     if foreign is not None:
         raise ValueError(
-            f"the inferer's scheduler is not as MONAI made it ({foreign}), so its steps may be others than the ones "
+            f"the inferer's scheduler is not MONAI's own ({foreign}), so its steps may differ from those that "
             "foresample reads off its tables: use MONAI's DDPMScheduler, or make a target with foresample.targets"
         )
     if scheduler.variance_type not in ("fixed_small", "fixed_large"):

@@ -2,16 +2,16 @@
 
 Over a thousand repositories hold a copy of this class, and many have changed it. So no copy is trusted:
 
-* Every prediction is made by the object's own `p_mean_variance`, and by its `condition_mean` where there is a
-  `cond_fn`: whatever they do is drawn. With c the posterior's weight of x_0, the prediction is the x_0 whose posterior
-  mean is theirs: pred_xstart + (mean − posterior mean at pred_xstart) / c.
-* The rest of a step adds noise times exp(log_variance / 2) to that mean. It is compared with the object's own loop,
-  which is run once for each configuration with a made-up network.
+* Every prediction comes from the object's own `p_mean_variance`, and from its `condition_mean` with a `cond_fn`, so
+  changes in them are kept. With c the posterior's weight of x_0, the prediction is the x_0 with their posterior mean:
+  pred_xstart + (mean − posterior mean at pred_xstart) / c.
+* The rest of a step adds noise times exp(log_variance / 2) to that mean. This is compared with the object's own loop,
+  which runs once for each configuration with a made-up network.
 * `p_sample_loop` runs as it is. It takes its result from `p_sample_loop_progressive`, which is replaced.
 
 **Guidance that doubles the batch** (DiT's `forward_with_cfg`): the model computes both halves of the batch from the
-states of the first. So the first half is drawn alone, and the second needs no network: the object's own `p_sample`
-walks it with the outputs recorded along the first half's path.
+states of the first. So only the first half is drawn. The second needs no network: the object's own `p_sample` takes its
+steps with the outputs recorded along the first half's path.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STEP = "p_sample", "p_mean_variance", "q_posterior_mean_variance"
 _OPTIONS = "clip_denoised", "denoised_fn", "cond_fn"
 _ARGUMENTS = "model", "shape", "noise", *_OPTIONS, "model_kwargs", "device", "progress"
 _ROUNDING = 1e-4  # of 1 + |x|, in float32
-_SEED = 20  # any
+_SEED = 20  # arbitrary
 
 
 class OpenAILoop(PackageLoop):
@@ -56,7 +56,7 @@ class OpenAILoop(PackageLoop):
 
     @property
     def owners(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Any class that the object is of: a copy has no name of its own."""
+        """All classes of the object: copies have no name in common."""
         return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(self.served).__mro__)
 
     def refuse(self) -> None:
@@ -153,8 +153,8 @@ class OpenAILoop(PackageLoop):
                     self._compared, self._unreported = now, count
                     return
         raise ValueError(
-            f"{type(diffusion).__name__} has steps of its own: step {count} of its {_PROGRESSIVE} is not its "
-            "p_mean_variance plus noise; undo that change, or make a target with foresample.targets"
+            f"{type(diffusion).__name__} takes other steps than its chain: step {count} of its {_PROGRESSIVE} is not "
+            "its p_mean_variance plus noise; undo that change, or make a target with foresample.targets"
         )
 
 
@@ -268,7 +268,7 @@ class _Steps:
 
 
 class _Model:
-    """A model with other outputs; every other attribute is its own."""
+    """A model with other outputs and its own attributes."""
 
     def __init__(self, model: Any, answer: Callable[..., Any]) -> None:
         self.model, self.answer = model, answer
@@ -281,7 +281,7 @@ class _Model:
 
 
 class _Path(Wrapper):
-    """A target that keeps the results of its steps, [N, R, …]; only the calls of its own rounds, not those of looks."""
+    """A target that keeps the results of its steps, [N, R, …]; only the calls of rounds, not of checks."""
 
     def __init__(self, target: Target, steps: _Steps, count: int, names: list[str]) -> None:
         super().__init__(target)
@@ -294,7 +294,7 @@ class _Path(Wrapper):
         return prediction
 
     def observe(self, commit: Commit) -> None:
-        """Keep what a round committed: the states of a row stand together in its call, from its first one on."""
+        """Keep the states that a round committed; those of a row are adjacent in its call."""
         place: dict[int, int] = {}
         for i, row in enumerate(self.row.tolist()):
             place.setdefault(row, i)
@@ -327,7 +327,7 @@ class _Kept(dict[str, Any]):
 
 
 def _names(given: Any) -> Any:
-    """The names in nested keywords, and plain values."""
+    """Nested keywords with plain values kept and all others replaced by their types."""
     if isinstance(given, dict):
         return {name: _names(value) for name, value in given.items()}
     return given if isinstance(given, bool | int | float | str) else type(given)

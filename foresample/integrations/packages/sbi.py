@@ -84,7 +84,7 @@ class SbiLoop(PackageLoop):
         super().__init__(*args)
         self._faster: dict[tuple, _Faster] = {}
         self._chain: tuple[Any, Chain] | None = None
-        self._scored: tuple[Any, ...] | None = None  # whose score was asked at several times at once
+        self._scored: tuple[Any, ...] | None = None  # the score that was checked at several times at once
 
     def refuse(self) -> None:
         if self.served.sample_with != "sde":
@@ -156,10 +156,10 @@ class SbiLoop(PackageLoop):
         return eta, Corrector() if asked["corrector"] is None else Corrector(**{"num_steps": 5} | given)
 
     def _checked_chain(self, times: Tensor, eta: float, corrector: Corrector) -> Chain:
-        """The chain of its loop as it is now; its own loop is run again where anything it holds has changed."""
+        """The chain of the loop with its present values; the loop is run again if any of them changed."""
         posterior, potential = self.served, self.served.potential_fn
         estimator, several = posterior.vector_field_estimator, len(potential.x_o) > 1
-        scaled = potential.iid_method if several else None  # of which one has another start
+        scaled = potential.iid_method if several else None  # one of these methods has another start
         settings = tuple(times.tolist()), eta, corrector, scaled
         now = type(estimator), held(estimator), settings
         if self._chain is None or self._chain[0] != now:
@@ -186,7 +186,7 @@ class SbiLoop(PackageLoop):
         self.compare(self._chain[1], now, run, instead, times.device, rounding=1e-5, begin=begin, whole=whole)
         return self._chain[1]
 
-    # ------------------------------------------------------------ whose loop is faster
+    # ------------------------------------------------------------ the faster loop
 
     def _window(self, drawing: Drawing) -> int | None:
         if self.settings.window != WINDOW:
@@ -224,7 +224,7 @@ class SbiLoop(PackageLoop):
         return self._faster.setdefault((len(std), std.device), _Faster())
 
     def _theirs(self, asked: dict[str, Any], times: Tensor) -> float:
-        """Seconds that sbi's own loop would take, from its first steps."""
+        """Seconds that sbi's own loop would take, estimated from its first steps."""
         few = times[: _TIMED + 1]
         began = perf_counter()
         self.original(**asked | {"ts": few, "show_progress_bars": False}).cpu()
@@ -232,7 +232,7 @@ class SbiLoop(PackageLoop):
 
 
 def sde_steps(estimator: Any, times: Tensor, eta: float, corrector: Corrector) -> Chain:
-    """The chain of sbi's loop on these times. Each coefficient is computed by itself, as the loop does: to the bit."""
+    """The chain of sbi's loop on these times, each coefficient computed as in the loop, to the same bits."""
     if times.ndim != 1 or len(times) < 2 or not (times.diff() < 0).all():
         raise ValueError(
             "the times must fall strictly from t_max to t_min, at least two of them: give steps=2 or more, "
@@ -262,11 +262,11 @@ def _after_each(values: Tensor, further: Sequence[float]) -> Tensor:
 
 
 def _require_times_in_rows(potential: Any, times: Tensor) -> None:
-    """Refuse a score that sbi evaluates at one time only, as it does for flow matching and for some guidance."""
+    """Refuse a score that sbi evaluates at a single time only, as for flow matching and for some guidance."""
     shape = potential.vector_field_estimator.input_shape
     with standing_in(potential, "_x_o", potential.x_o[:1]):
         apart = [_times_apart(potential, shape, times, rows) for rows in {2, shape[-1], shape[-1] + 1}]
-    if not all(apart):  # with as many rows as a state has numbers, times may pass for these
+    if not all(apart):  # with as many rows as numbers in a state, times could be taken for these
         kind = potential.guidance_method or type(potential.vector_field_estimator).__name__
         raise ValueError(
             f"the score of {kind} for a sample depends on the other samples evaluated with it, or on their times: use "

@@ -64,7 +64,7 @@ def accelerate_policy(policy: Any, settings: Settings, plan: PlanSettings) -> Ac
 
 
 def restore_policy(policy: Any) -> None:
-    """Give a policy its own methods back; a policy that was not accelerated stays as it is."""
+    """Restore a policy's own methods; a policy that was not accelerated stays as it is."""
     loop = find_loop(policy)
     if loop is None:
         raise TypeError(f"{type(policy).__name__} is not a diffusion policy that foresample knows")
@@ -126,7 +126,7 @@ class ForgettingReset:
 
 
 def _refuse_early(loop: Loop) -> None:
-    """Read a copy of the scheduler, so that one that cannot work is refused before the first plan."""
+    """Read a copy of the scheduler, to refuse an unsuitable one before the first plan."""
     scheduler, known = copy.deepcopy(loop.scheduler), loop.read is not None
     options = (getattr(loop.owner, "kwargs", None) if known else None) or {}
     if type(scheduler).__name__ == "DDIMScheduler" and not options.get("eta", 0.0) > 0:

@@ -10,10 +10,10 @@ Nothing is imported from any library: a policy is recognised by its attributes a
                            noise_scheduler
     LeRobot multi_task_dit objective.conditional_sample, with noise_predictor and objective.noise_scheduler
 
-The first two do nothing but draw, so a plan is read off their arguments (`Loop.read`). `diffusion_policy` overwrites
-conditioned coordinates before each network call and at the end. What noise does to them in between never reaches
-anything, so the chain here runs on the free coordinates alone: given the conditions, those follow a Gaussian chain with
-isotropic noise, and the result has the sequential distribution.
+The first two only draw, so a plan is read off their arguments (`Loop.read`). `diffusion_policy` overwrites conditioned
+coordinates before each network call and at the end, so noise on them has no effect. The chain here runs on the free
+coordinates alone: given the conditions, those follow a Gaussian chain with isotropic noise, and the result has the
+sequential distribution.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def diffusion_policy_request(model: Any, arguments: dict[str, Any]) -> Request:
 
 
 def _observed_width(config: Any) -> int | None:
-    """Width of the condition of LeRobot's network; None if its configuration does not say."""
+    """Width of the condition of LeRobot's network; None if its configuration does not have it."""
     state = getattr(config, "robot_state_feature", None)
     if state is None or getattr(config, "image_features", None):
         return None
@@ -194,4 +194,4 @@ _METHODS = (
     ("unet", lerobot_request, {"batch_size"}),
     ("model", diffusion_policy_request, {"condition_data", "condition_mask"}),
 )
-"""Where a model has its network, how its method's arguments are read, and those by which it is known."""
+"""The attribute of a model's network, the reader of its method's arguments, and those that identify it."""

@@ -1,7 +1,7 @@
 """Learning a prior from a policy's own plans: the conditions, the network it belongs to, and unused noise.
 
 `accelerate(policy, learn=True)` keeps the paths of the plans it draws, each with its observation. `learn()` trains on
-them, in seconds, and only when it is called; from then on every plan is drafted from its own observation.
+them in seconds, and only when it is called. After that, every plan is drafted from its own observation.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def learn_prior(
 
 
 def unused_seeds(seeds: Tensor, past: str) -> Tensor:
-    """Seeds whose noise nothing in the `past` was drawn with: each seed is hashed with the past.
+    """Seeds whose noise was not used in the `past`: each seed is hashed with it.
 
-    A draft may know earlier plans, and must not know the noise of its own plan. A caller who gives the same seed to
-    several plans would otherwise have a plan drafted from a path that its own noise led to.
+    A draft may depend on earlier plans, but not on the noise of its own plan. Otherwise, if a caller gave the same seed
+    to several plans, a plan could be drafted from a path that its own noise led to.
     """
     if not past:
         return seeds

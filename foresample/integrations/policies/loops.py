@@ -1,15 +1,15 @@
-"""The method that stands in for a policy's own, in two ways.
+"""The method that stands in for a policy's own, in one of two ways.
 
-A method whose arguments are known (`families`) and that is its library's own function is watched at the first plan of a
-kind, and does not run from then on. Every other method runs along with every plan: while it runs, its network and its
-scheduler's `step` are stood in for. The network's first call has the start and the conditions, and the whole plan is
-drawn there. From then on the method walks along the path of that plan: its network answers what it answered at each
-state of the path, and `step` returns the next state. No network call is added.
+A method that is its library's own function with known arguments (`families`) is watched at the first plan of a kind,
+and does not run afterwards. Any other method runs along with every plan, with stand-ins for its network and its
+scheduler's `step`. The network's first call has the start and the conditions, and there the whole plan is drawn. Then
+the method walks along the path of that plan: its network returns the outputs that it had at the states of the path, and
+`step` returns the next state. No network call is added.
 
-That is the sequential distribution if the method does nothing else between its network and its scheduler. Every plan is
-held to it, on the very states and answers of that plan: the network must be shown what `step` returned, with the
-conditions of the first call and at the scheduler's timestep; `step` must be given that state, what the network answered
-and the same timestep; and there must be as many of both as the chain has transitions.
+The result has the sequential distribution if the method does nothing else between its network and its scheduler. This
+is checked at every plan, on its own states and outputs. The network must get the state that `step` returned, with the
+conditions of the first call and at the scheduler's timestep. `step` must get that state, the network's output and the
+same timestep. Both must be called once for each transition of the chain.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TRUSTED = {
     "lerobot.common.policies.diffusion.modeling_diffusion.DiffusionModel.conditional_sample": "LeRobot's own",
     "foresample.pretrained.policy.DiffusionModel.conditional_sample": "foresample's own",
 }
-"""Loops that are known to be the same for every observation: watched once for each kind of plan, not at each plan."""
+"""Loops known to be the same for every observation: watched once for each kind of plan, not at every plan."""
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class SpeculativeLoop:
             require_own_scheduler(loop.scheduler)
 
         def run(generator: torch.Generator | None) -> Any:
-            """The untouched method on the call at hand, with this generator where it takes one."""
+            """Run the untouched method on this call, with this generator if it takes one."""
             given = dict(bound.arguments)
             if request is not None and "generator" in given:
                 given["generator"] = generator
@@ -118,10 +118,10 @@ class Walk:
     """One run of a method, along the path of the plan that is drawn at its network's first call.
 
     Args:
-        loop: the method and what it walks with.
-        plans: of the policy.
-        original: the untouched method on the call at hand, with this generator where it takes one.
-        given: the same call as read from the method's arguments, for methods whose arguments are known.
+        loop: the method, its network and its scheduler.
+        plans: the policy's plans.
+        original: runs the untouched method on this call, with this generator if it takes one.
+        given: the same call, read from the method's arguments if these are known.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Walk:
         self.state: Tensor | None = None
         """The last result of `step`."""
         self.answer: Tensor | None = None
-        """The network's last answer."""
+        """The network's last output."""
         self.times: list[Tensor] = []
         self.report: Any = None
 
@@ -208,12 +208,12 @@ class Walk:
         return (self.state,) if bare else _Stepped(self.state, self._refuse)
 
     def _beside(self, state: Tensor) -> Tensor:
-        """A copy to hand out, its conditioned coordinates wrong: it is for the method to overwrite them."""
+        """A copy to hand out, with wrong conditioned coordinates, which the method must overwrite."""
         mask = None if self.given is None else self.given.mask
         return state.clone() if mask is None else torch.where(mask, state + 1, state)
 
     def _is_state(self, sample: Any) -> bool:
-        """Whether this is the state of the path where the method is."""
+        """Whether this is the state at the method's place on the path."""
         conditioned = self.given is not None and self.given.mask is not None
         return _equal(sample, self.states[self.steps], None if conditioned else self.state)
 
@@ -225,7 +225,7 @@ class Walk:
         )
 
     def _draw(self, sample: Tensor, names: list[str], conditions: dict[str, Any]) -> None:
-        """Draw the plan from the start and the conditions that the network is shown first."""
+        """Draw the plan from the start and the conditions of the network's first call."""
         loop, plans, forward, given = self.loop, self.plans, self.forward, self.given
         data = torch.zeros_like(sample) if given is None else given.data
         if sample.shape != data.shape:
@@ -255,7 +255,7 @@ class Walk:
         )
         call = (getattr(forward, "__func__", forward), tuple(names), repr(sorted(fixed.items())))
         kind = kind_of(request, loop.network, loop.scheduler, plans.settings.graph, *call)
-        # Where it starts is watched as well, unless it was given.
+        # The start is watched as well, unless it was given.
         watched = replace(request, noise=None) if given is None else replace(given, network=forward)
 
         def instead(watch: nn.Module) -> ExitStack:
@@ -269,7 +269,7 @@ class Walk:
         self.report = run.report
 
     def _named(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        """The names of state and timestep among the network's arguments, and all of these; a number is a position."""
+        """The names of state and timestep among the network's arguments, and all arguments; numbers are positions."""
         call = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
         names = list(call)
         if len(args) < 2:
@@ -280,7 +280,7 @@ class Walk:
         return list(dict.fromkeys(names))[:2], call
 
     def _require_times(self) -> None:
-        """Network and scheduler were at the scheduler's timesteps, in turn; read from the device once."""
+        """Require the scheduler's timesteps, in order, of network and scheduler; one read from the device."""
         known = self.loop.scheduler.timesteps.cpu().repeat_interleave(2)
         sizes = torch.tensor([time.numel() for time in self.times])
         times = torch.cat([time.reshape(-1) for time in self.times]).cpu()
@@ -290,7 +290,7 @@ class Walk:
             self._refuse(f"at step {k} its timestep is not the scheduler's")
 
     def _require_conditioned(self, result: Any) -> None:
-        """The method overwrote the conditioned coordinates of what it returns."""
+        """Require the given values at the conditioned coordinates of the result."""
         given = self.given
         if given is None or given.mask is None or not given.mask.any():
             return
@@ -355,8 +355,8 @@ def require_same_chain(
 ) -> None:
     """Run a method once, on the current observation, and refuse it if it does something else than the chain.
 
-    A subclass may do something else behind known arguments (guidance, a temperature, another order). The network
-    answers at three steps, and then at a state of each together, as it will be called in rounds.
+    A subclass with known arguments may do something else (guidance, a temperature, another order). The network runs at
+    three steps, and then at a state of each in one call, as it will be called in rounds.
     """
     standard = policy_standard(name)
     loop = Rerun(

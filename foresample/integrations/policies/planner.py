@@ -83,7 +83,7 @@ class PlanSettings:
     prior: Prior | LearnedPrior | str | Path | None = None
     warm: bool = False
     executed: int | None = None
-    """Actions executed of a plan before the next is drawn; None, not known, leaves the last plan where it was."""
+    """Actions of a plan that are executed before the next plan; None (unknown) does not move the last plan."""
     pilots: int | None = None
     learn: bool = False
     trace: bool = True
@@ -124,7 +124,7 @@ class Planner:
         data, free = request.data, request.free
         self.network, self.settings, self.options, self.follow = request.network, settings, options, follow
         self.unreported = len(chain.std) if options.trace else 0
-        """Steps of the original loop that were watched for this planner, until a report says so."""
+        """Steps of the original loop that were watched for this planner and are in no report yet."""
         self.data, self.start = data.clone(), None
         self.conditions = {name: v if v is None else v.clone() for name, v in request.conditions.items()}
         self.index = None if bool(free.all()) else free.flatten().nonzero().squeeze(1)
@@ -284,7 +284,7 @@ class Planner:
 
 
 class _FollowedTarget(RecordingTarget):
-    """A planner's target that also remembers the network's whole answers."""
+    """A planner's target that also records the network's whole outputs."""
 
     def __init__(self, planner: Planner, steps: int) -> None:
         super().__init__(planner.target, len(planner.data), steps)
@@ -300,7 +300,7 @@ class _FollowedTarget(RecordingTarget):
 def _shift(free: Tensor, executed: int) -> Tensor:
     """For each free coordinate, [F], the one `executed` actions later; beyond the plan's end, that of its last action.
 
-    Where that coordinate is conditioned, and so not part of a path, the coordinate itself.
+    If that coordinate is conditioned, and so not part of a path, the coordinate itself is used.
     """
     number = torch.where(free, free.flatten().long().cumsum(0).view_as(free) - 1, -1)
     later = (torch.arange(len(free), device=free.device) + executed).clamp(max=len(free) - 1)

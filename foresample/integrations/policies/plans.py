@@ -63,9 +63,9 @@ class Plans:
     settings: Settings
     options: PlanSettings
     prior: Prior | LearnedPrior | None
-    """Given, fitted on the first plans, or learned from the latest."""
+    """The prior: given, fitted on the first plans, or learned from the latest."""
     planners: dict[tuple, Planner] = field(default_factory=dict)
-    """One for each kind of request, the last used last: engines, captured rounds, the last plans."""
+    """One planner for each kind of request, the latest used last; it has the engine, captured rounds and last plans."""
     pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Paths of the first plans, until there are enough to fit a prior."""
     seen: deque[tuple[Tensor, Tensor, Tensor]] = field(default_factory=deque)
@@ -164,11 +164,11 @@ def seeds_from(generator: torch.Generator | None, count: int) -> Tensor:
 
 
 def require_own_scheduler(scheduler: Any) -> None:
-    """Refuse a scheduler with code of someone else: its chain is read off its tables, and its `step` is not run."""
+    """Refuse a scheduler with foreign code: its chain is read off its tables, and its `step` is not run."""
     foreign = foreign_part(scheduler, "diffusers")
     if foreign is not None:
         raise ValueError(
-            f"the policy's scheduler is not as diffusers made it ({foreign}), so its steps may be others than the ones "
+            f"the policy's scheduler is not diffusers' own ({foreign}), so its steps may differ from those that "
             "foresample reads off its tables: use diffusers' scheduler, make a target with foresample.targets, or give "
             "trace=False if you know that the steps are the same"
         )
@@ -188,7 +188,7 @@ def policy_chain(scheduler: Any, options: dict[str, Any]) -> Chain:
         )
     if chain.scale is not None or chain.start_scale != 1.0:
         raise ValueError(
-            f"a policy's loop starts from unit noise and shows its states as they are, and {type(scheduler).__name__} "
+            f"a policy's loop starts from unit noise and does not scale its states, but {type(scheduler).__name__} "
             "needs both scaled: use DDPMScheduler"
         )
     return chain

@@ -1,6 +1,6 @@
 """LeRobot's asynchronous policy server, its plans drawn speculatively.
 
-The server loads the policy that a client requests, and accelerates it here. Queues, protocol and client are LeRobot's.
+The server loads the policy that a client requests and accelerates it. Queues, protocol and client are LeRobot's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def accelerated_server(server: Any, **options: Any) -> Any:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; of names only localhost."""
+    """Whether only this machine can reach an address; the only name accepted is localhost."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
