@@ -46,7 +46,9 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     if not dataset.complete:
         fair = f"{dataset.fair} are known to be fair; the others finished early, a biased selection"
         table.add_row("in order", f"the first {dataset.in_order}, of which {fair}")
-    table.add_row("shards", f"{len(manifest['shards'])} of {settings['shard']} samples, each with its checksum")
+    table.add_row(
+        "shards", f"{len(manifest['shards'])}, each with up to {settings['shard']} samples and a checksum"
+    )
     drawn = f"window {settings['window']}" if settings["window"] else "drawn sequentially"
     table.add_row("chain", f"{settings['steps']} steps, {drawn}, seed {settings['seed']}")
     if manifest.get("choice"):

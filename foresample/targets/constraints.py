@@ -9,7 +9,7 @@ which is not a chain with isotropic noise. The one here draws all of the noise,
 
     y_{k+1} = mean_k(y_k, p_k) + std_k z_k,        p_k = P network(c(y_k)),
 
-and x = c(y): since the mean is numbers times state and prediction, c(y) takes the very steps of x whatever the other
+and x = c(y): since the mean weights state and prediction by numbers, c(y) takes the same steps as x whatever the other
 coordinates of y do. They drift unseen, and as their prediction is 0 in draft and target they cost no call.
 """
 
@@ -31,14 +31,14 @@ def constrained(target: Target, constrain: Constrain) -> ConstrainedTarget:
     """The chain whose states obey a constraint; its network sees no others. See the module.
 
     Args:
-        target: the chain without the constraint, with a mean of numbers times state and prediction.
+        target: the chain without the constraint, with a mean a·x + b·prediction, a and b numbers for each step.
         constrain: c(x, row), an affine projection of each state.
     """
     require_target(target)
     if affine_chain(target) is None:
         raise ValueError(
-            f"the mean of {type(target).__name__} is not known to be numbers times state and prediction, which is what "
-            "lets unseen coordinates drift: put the constraint into predict and mean of a target of your own"
+            f"the mean of {type(target).__name__} is not known to be affine in state and prediction, as constraints "
+            "require: put the constraint into predict and mean of your own target"
         )
     generator = torch.Generator().manual_seed(0)
     x, y = (10 * torch.randn((1, *target.shape), generator=generator).to(target.std) for _ in range(2))

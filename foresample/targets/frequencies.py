@@ -37,8 +37,8 @@ def in_frequencies(target: Target) -> FrequencyTarget:
         )
     if affine_chain(target) is None:
         raise ValueError(
-            f"the mean of {type(target).__name__} is not known to be numbers times state and prediction, which is what "
-            "changes with the basis as they do: sample this target as it is"
+            f"the mean of {type(target).__name__} is not known to be affine in state and prediction, as a change of "
+            "basis requires: sample this target as it is"
         )
     return FrequencyTarget(target)
 
@@ -78,7 +78,7 @@ def _product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def cosines(size: int) -> Tensor:
-    """The orthonormal cosine transform of so many elements (DCT-II), a frequency a row."""
+    """The orthonormal cosine transform of this many elements (DCT-II), one frequency per row."""
     frequency, place = torch.arange(size, dtype=torch.float64).view(-1, 1), torch.arange(size) + 0.5
     waves = torch.cos(math.pi / size * frequency * place) * math.sqrt(2 / size)
     waves[0] /= math.sqrt(2)

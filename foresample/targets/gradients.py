@@ -43,7 +43,7 @@ def guided(target: Target, log_likelihood: LogLikelihood, scale: float = 1.0) ->
     """The chain guided by the gradient of log p(y | x): std² times it is added to the mean of each transition.
 
     Args:
-        target: the chain without guidance, with a mean of numbers times state and prediction.
+        target: the chain without guidance, with a mean a·x + b·prediction, a and b numbers for each step.
         log_likelihood: log_likelihood(x, step, row) -> [B], differentiable in x; `row` looks up the condition y.
         scale: a factor of the gradient.
     """
@@ -51,8 +51,8 @@ def guided(target: Target, log_likelihood: LogLikelihood, scale: float = 1.0) ->
     chain = affine_chain(target)
     if chain is None or ((chain.prediction_weight == 0) & (target.std > 0)).any():
         raise ValueError(
-            f"the mean of {type(target).__name__} is not known to be numbers times state and prediction, neither of "
-            "them 0, so its prediction cannot carry the gradient: add it in the mean of a target of your own"
+            f"the mean of {type(target).__name__} is not known to be affine in state and prediction, or a weight "
+            "of the prediction is 0, so the prediction cannot carry the gradient: add it in the mean of your own target"
         )
     strength = torch.where(target.std > 0, scale * target.std**2 / chain.prediction_weight, 0.0)
     return _Guided(target, with_gradients(lambda x, *rest: _gradient(log_likelihood, x, *rest)), strength)

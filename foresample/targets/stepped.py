@@ -86,7 +86,7 @@ def from_step(
 ) -> StepTarget:
     """A target from a package's own step function.
 
-    For a method p_sample(model, x, t, noise) that calls its model inside, hand it the prediction in place of the model:
+    For a method p_sample(model, x, t, noise) that calls its model inside, give it the prediction instead of the model:
 
         def step(prediction, x, k, noise):
             return diffusion.p_sample(lambda *_: prediction, x, times[k], noise=noise)
@@ -121,8 +121,8 @@ def from_step(
     std = torch.stack([number for number, _ in read])
     if not any(uses for _, uses in read):
         raise ValueError(
-            "step does not use the prediction: it probably calls the network itself; hand it "
-            "`lambda *_: prediction` in place of the model"
+            "step does not use the prediction: it probably calls the network itself; give it "
+            "`lambda *_: prediction` instead of the model"
         )
     if not (std > 0).any():
         raise ValueError("step adds no noise at any k, so there is nothing to speculate on")

@@ -182,7 +182,7 @@ def test_a_projection_that_is_not_affine_is_refused(constrain: Callable[..., Ten
 
 def test_a_mean_that_is_not_affine_is_refused() -> None:
     two = fs.targets.from_chain(moving, fs.chains.dpmpp_sde_chain([3.0, 1.0, 0.0]), (3, 2))
-    with pytest.raises(ValueError, match="not known to be numbers times state and prediction"):
+    with pytest.raises(ValueError, match="not known to be affine in state and prediction"):
         centred(two)
 
 

@@ -157,7 +157,7 @@ def test_refusals() -> None:
         in_frequencies(ddpm())
     flat = turned()  # whose mean depends on extra noise
     noisy = replace(flat, base=picture(flat.base, (1, 1, 2)))
-    with pytest.raises(ValueError, match="not known to be numbers times state and prediction"):
+    with pytest.raises(ValueError, match="not known to be affine in state and prediction"):
         in_frequencies(noisy)
     small, large = picture(ddpm(), (1, 1, 2)), smooth(6)  # with a matrix, and without
     for base in (small, large):
