@@ -615,9 +615,9 @@ def response() -> str:
         old, new = (_row(saved.rows, steps=steps, method="default", reuse="x0") for saved in files)
         moves.append(f"from {_speedup(old)} to {_speedup(new)} at {steps}")
     return (
-        f"On the CIFAR-10 model, which was not used for the choice, it moved the speed-up {moves[0]} steps, "
-        f"{moves[1]} and {moves[2]} (same seed, 64 samples): a small gain, of the order of two standard errors "
-        "at best."
+        "On the CIFAR-10 model, which was not used for these choices, the slope κ beyond the horizon changed the "
+        f"speed-up {moves[0]} steps, {moves[1]} and {moves[2]} (same seed, 64 samples): a small gain, about two "
+        "standard errors at best."
     )
 
 
