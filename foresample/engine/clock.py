@@ -62,10 +62,10 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """A few words: how much sooner or slower the speculative sampler is, or a tie."""
+        """A few words: how much faster or slower the speculative sampler is, or a tie."""
         if self.tie:
             return "a tie"
-        return f"{self.ratio:.2f}× sooner" if self.ratio > 1 else f"{1 / self.ratio:.2f}× slower"
+        return f"{self.ratio:.2f}× faster" if self.ratio > 1 else f"{1 / self.ratio:.2f}× slower"
 
     @property
     def detail(self) -> str:

@@ -18,7 +18,7 @@ def times(*seconds: float, network: float = 0.9) -> Times:
 
 def test_a_faster_sampler_is_reported_with_its_factor() -> None:
     found = Comparison(times(0.4, 0.41, 0.39, 0.4), times(0.1, 0.1, 0.1, 0.1))
-    assert (found.verdict, found.detail) == ("4.00× sooner", "")
+    assert (found.verdict, found.detail) == ("4.00× faster", "")
 
 
 def test_a_tie_is_called_a_tie() -> None:
