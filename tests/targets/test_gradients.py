@@ -112,7 +112,7 @@ def test_an_error_without_gradients_names_the_remedy() -> None:
 
 def test_chains_and_likelihoods_that_do_not_allow_guidance_are_refused() -> None:
     two = fs.targets.from_chain(x0, fs.chains.dpmpp_sde_chain([3.0, 1.0, 0.0]), (2,))
-    with pytest.raises(ValueError, match="its prediction cannot carry the gradient"):
+    with pytest.raises(ValueError, match="the prediction cannot carry the gradient"):
         guided(two, log_likelihood)
     with pytest.raises(ValueError, match=r"a number for each state, .* do not average"):
         fs.sample(guided(plain(), lambda x, step, row: log_likelihood(x, step, row).mean()), 2, window=3)
