@@ -43,6 +43,7 @@ from benchmarks.results import (
     Quality,
     QualityCost,
     QualityCostPoint,
+    Ranked,
     RobotClock,
     RobotClockRow,
     RobotSuccess,
@@ -775,6 +776,7 @@ def curves_missing() -> str:
 FASHION_COST = ("quality-cost-fashion",)
 CIFAR10_COST = ("quality-cost-cifar10", "quality-cost-cifar10-tight")
 POLICY_COST = ("quality-cost-policy",)
+MIXTURE_COST = ("quality-cost-mixture",)
 
 
 def quality_cost() -> str:
@@ -790,6 +792,11 @@ def quality_cost_cifar10() -> str:
 def quality_cost_policy() -> str:
     """The same for the robot policy."""
     return _quality_cost(*POLICY_COST)
+
+
+def quality_cost_mixture() -> str:
+    """The same for a mixture whose denoiser is exact."""
+    return _quality_cost(*MIXTURE_COST)
 
 
 def _costs(*names: str) -> QualityCost:
@@ -840,6 +847,49 @@ def _with_error(value: float | None, error: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
+
+
+def quality_cost_summary() -> str:
+    """The fewest calls at which each method cannot be told from the sequential sampler, or its closest."""
+    saved, cells = _costs(*MIXTURE_COST), []
+    floor = saved.floor
+    for method in dict.fromkeys(row.method for row in saved.rows):
+        rows = [row for row in saved.rows if row.method == method]
+        near = [row for row in rows if _as_near(row, floor)]
+        row = min(near, key=lambda row: row.calls) if near else min(rows, key=lambda row: row.distance)
+        cells.append(
+            [
+                f"{label(method)}, {'other seeds' if row is floor else row.detail}",
+                f"{row.calls:.1f}",
+                _with_error(row.distance, row.distance_error),
+                "the floor" if row is floor else "yes" if near else "no",
+                _with_error(row.to_data, row.to_data_error),
+            ]
+        )
+    heads = ["method", "calls", "distance to the sequential sampler", "at the floor", "distance to the data"]
+    return f"{_title_of(saved)}:\n\n{table(heads, cells)}"
+
+
+def _as_near(row: QualityCostPoint, floor: QualityCostPoint) -> bool:
+    """Whether a distance is no more than two standard errors above the floor."""
+    error = math.hypot(row.distance_error or 0.0, floor.distance_error or 0.0)
+    return row.distance - floor.distance <= 2 * error
+
+
+def ranked() -> str:
+    """Calls saved by ranking the children, on several chains."""
+    cells = [
+        [
+            row.chain,
+            f"{row.mismatch:.2f}",
+            f"{100 * row.rejected_in_turn:.1f} %",
+            f"{100 * row.rejected_by_rank:.1f} %",
+            f"{row.fewer_calls:.1f} ± {row.error:.1f} %",
+        ]
+        for row in load(Ranked, "ranked").rows
+    ]
+    heads = ["chain", "median mismatch", "D-GRS rejects", "RASS rejects", "RASS saves in calls"]
+    return table(heads, cells)
 
 
 def mcmc() -> str:
@@ -977,6 +1027,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "quality_cost": quality_cost,
     "quality_cost_cifar10": quality_cost_cifar10,
     "quality_cost_policy": quality_cost_policy,
+    "quality_cost_mixture": quality_cost_mixture,
+    "quality_cost_summary": quality_cost_summary,
+    "ranked": ranked,
     "mcmc": mcmc,
     "curves_missing": curves_missing,
     "curves_cost": curves_cost,

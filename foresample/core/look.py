@@ -60,8 +60,8 @@ _SENTENCES: dict[Cause, tuple[str, str, str]] = {
     "mixes": (
         "mixes rows",
         "evaluated with other batch-mates",
-        "put batch normalisation in eval mode, and take attention over the batch and batch statistics out of the "
-        "network",
+        "let the network use each row's own time, put batch normalisation in eval mode, and take attention over the "
+        "batch and batch statistics out of it",
     ),
     "changed": (
         "changed between two calls",

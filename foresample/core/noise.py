@@ -18,7 +18,7 @@ Numbers carry 53 random bits and are made in float64, then rounded to the chain'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ def as_seeds(seeds: Sequence[int] | Tensor) -> Tensor:
     """A list of seeds as a tensor on the host, or an error that names the one that cannot be a seed."""
     if isinstance(seeds, Tensor) and seeds.dtype == torch.int64 and seeds.ndim == 1 and not (seeds < 0).any():
         return seeds.cpu()
+    if not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds must be a list with one seed per sample, such as range(4), not {seeds!r}")
     return torch.tensor([seed_number(seed) for seed in seeds], dtype=torch.int64)
 
 

@@ -150,7 +150,11 @@ class Engine:
                 turn += 1
 
     def sample(
-        self, seeds: Sequence[int] | Tensor, observe: Observer | None = None, *, rows: Tensor | None = None
+        self,
+        seeds: Sequence[int] | Tensor,
+        observe: Observer | None = None,
+        *,
+        rows: Sequence[int] | Tensor | None = None,
     ) -> Run:
         """All samples of these seeds, in order, and their costs.
 
@@ -161,7 +165,7 @@ class Engine:
                 share one; samples come in the order of their rows, those of one row in any order.
         """
         seeds, started, parts = resolve_seeds(seeds=seeds), perf_counter(), []
-        rows = torch.arange(len(seeds)) if rows is None else rows
+        rows = torch.arange(len(seeds)) if rows is None else _row_numbers(rows, len(seeds))
         prepared, self.preparation_seconds = self.preparation_seconds, 0.0
         if self.in_turn is not None:
             run = self.in_turn.sampler.sample(seeds, observe, rows=rows)
@@ -257,6 +261,16 @@ def chosen_window(target: Target, settings: Settings) -> int | None:
 
         window = measure(target, settings)
     return window if isinstance(window, int) else window.window_for(len(target.std), settings.slots or 1)
+
+
+def _row_numbers(rows: Sequence[int] | Tensor, count: int) -> Tensor:
+    """`rows` as a tensor, one row for each of `count` samples."""
+    numbers = torch.as_tensor(rows)
+    if numbers.shape != (count,) or numbers.dtype.is_floating_point or bool((numbers < 0).any()):
+        raise ValueError(
+            f"rows has shape {list(numbers.shape)}: give a row number, 0 or more, for each of the {count} seeds"
+        )
+    return numbers.long()
 
 
 def sample(

@@ -211,7 +211,7 @@ def test_unsupported_settings_are_refused_with_an_alternative(scheduler: Any, se
         scheduler_chain(instance)
 
 
-class Noted(diffusers.DDPMScheduler):
+class Noted(diffusers.DDPMScheduler):  # type: ignore[name-defined]
     """A user's subclass: a grid of its own, and a method that no step calls."""
 
     def set_timesteps(self, *args: Any, **kwargs: Any) -> None:

@@ -287,6 +287,20 @@ def test_any_rows_of_the_target_can_be_sampled(kind: str) -> None:
     whole, part = made.sample(seeds), made.sample(seeds[3:], rows=torch.tensor([3, 4]))
     assert torch.equal(part.samples, whole.samples[3:])
     assert not torch.equal(made.sample(seeds[3:]).samples, part.samples)
+    assert torch.equal(made.sample(seeds[3:], rows=[3, 4]).samples, part.samples)
+
+
+@pytest.mark.parametrize("rows", [[0], torch.zeros(2, 1, dtype=torch.long), [0.0, 1.0], [0, -1], 3])
+def test_rows_that_do_not_name_one_row_per_seed_are_refused(rows: Any) -> None:
+    with pytest.raises(ValueError, match="give a row number, 0 or more, for each of the 2 seeds"):
+        engine(flow(), "loose", window=5, slots=2).sample(seeds_of(0, 2), rows=rows)
+
+
+def test_a_count_in_place_of_seeds_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"seeds must be a list with one seed per sample, such as range\(4\), not 4"
+    ):
+        engine(flow(), "loose", window=5, slots=2).sample(4)  # type: ignore[arg-type]
 
 
 @kinds

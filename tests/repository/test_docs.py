@@ -416,6 +416,7 @@ NUMBER = re.compile(r"[×±] ?\d[\d.]*|(?<![\w.])\d[\d ]*\.\d+(?: ?[×%])?|(?<![
 
 ALLOWED: dict[str, dict[str, str]] = {
     "README.md": {"2.0": "version of the licence"},
+    "comparison.md": {"20 %": "published (RASS)", "0.001": "tolerance of the authors", "0.1": "tolerance"},
     "comparison-tables.md": {
         "1.96": "published (draft-tree papers)",
         "1.99": "published (draft-tree papers)",
