@@ -47,6 +47,7 @@ from benchmarks.results import (
     RobotClock,
     RobotClockRow,
     RobotSuccess,
+    Start,
     SuccessRow,
     Throughput,
     Training,
@@ -432,6 +433,27 @@ def cpu_rounds() -> str:
     ]
     heads = ["target", "window", "samples at once", "the network, a round", "all else", "all else, plain"]
     return table([*heads, "a sample, sequential", "a sample"], cells)
+
+
+def start() -> str:
+    """Seconds from the start of a process to its first sample, on a CPU; processor seconds of help and errors."""
+    saved = load(Start, "start-cpu")
+    cells = [
+        [
+            row.way,
+            "used before" if row.cached else "new",
+            f"{row.seconds:.1f}",
+            f"{row.preparation_seconds:.1f}",
+            f"{row.next_seconds:.1f}",
+        ]
+        for row in saved.rows
+    ]
+    seconds = [command.processor_seconds for command in saved.commands]
+    heads = ["network", "installation", "seconds to the first sample", "of these, preparation", "the second sample"]
+    return (
+        f"{table(heads, cells)}\n\nHelp and usage errors take {min(seconds):.2f} to {max(seconds):.2f} seconds of "
+        "processor time."
+    )
 
 
 def throughput() -> str:
@@ -1008,6 +1030,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "cpu": cpu,
     "headlines": headlines,
     "cpu_rounds": cpu_rounds,
+    "start": start,
     "throughput": throughput,
     "frontier": frontier,
     "growth": growth,

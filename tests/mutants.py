@@ -360,7 +360,7 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "engine/priors.py",
-        "_SEED = 2**61  # of the pilots, away from those a user draws",
+        "_SEED = 2**61  # of the pilots, far from the seeds that users choose",
         "'61' → '62'",
         "as far away",
     ),
@@ -430,7 +430,7 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "datasets/shards.py",
-        "if ((costs < 1) | (costs > 2**40)).any():  # more cannot be meant, nor added up",
+        "if ((costs < 1) | (costs > 2**40)).any():  # more is an error, and could overflow sums",
         "'>' → '>='",
         "nobody means that very number, either",
     ),
@@ -442,7 +442,7 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "datasets/workers.py",
-        "_WRITING = 2  # full shards that may wait for the disk before drawing does",
+        "_WRITING = 2  # full shards that may wait for the disk before drawing stops to wait",
         "'2' → '3'",
         "a matter of memory",
     ),

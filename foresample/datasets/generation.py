@@ -205,7 +205,7 @@ def _workers(
 ) -> AbstractContextManager[LocalWorker | Cluster]:
     if ray is None:
         if cpus is not None:
-            raise ValueError("cpus is a matter of Ray's workers: give ray='auto' as well, or leave it out")
+            raise ValueError("cpus applies to workers on Ray only: give ray='auto' as well, or leave cpus out")
         return nullcontext(LocalWorker(target, settings))
     if isinstance(target, Target) or not callable(target):
         raise TypeError(

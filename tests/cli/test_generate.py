@@ -295,7 +295,7 @@ def test_control_c_stops_at_once_before_the_first_sample_and_after_the_last() ->
 
 
 def test_wrong_input_exits_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuses("give ray='auto' as well", *mixture(tmp_path, "--cpus", "2"))
+    refuses("add --ray auto, or leave --cpus out", *mixture(tmp_path, "--cpus", "2"))
     refuses("no Ray cluster at 127.0.0.1:1", *mixture(tmp_path, "--ray", "127.0.0.1:1"))
     refuses("greater than or equal to 1", *mixture(tmp_path, "--count", "0"))
     (tmp_path / "file").write_text("")

@@ -84,7 +84,7 @@ main()
         (["check", "--drafter", "psychic"], "--drafter takes one of"),
         (["inspect", "/nowhere"], "/nowhere holds no manifest.json: not a folder of foresample generate"),
         (["generate", "--out", "/dev/null/x", "--count", "3"], "cannot write to /dev/null/x"),
-        (["generate", "--out", "x", "--count", "3", "--cpus", "2"], "give ray='auto' as well"),
+        (["generate", "--out", "x", "--count", "3", "--cpus", "2"], "add --ray auto, or leave --cpus out"),
         (["demo", "--out", "/dev/null/x"], "cannot write to /dev/null"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",

@@ -331,7 +331,7 @@ def test_a_prior_is_fitted_on_samples_and_not_on_a_look() -> None:
 
 def test_the_size_of_the_effect_is_given_in_std() -> None:
     told = str(Difference("mixes", 0.1, 3, 2.0))
-    assert "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std; put" in told
+    assert "a prediction changes by 1.0e-01 of its size, the mean of step 3 by 2 std; let the network" in told
     assert "std" not in str(Difference("random", 0.1, 3, None))
     assert "the target's mean mixes rows: evaluated with other batch-mates, it changes" in str(
         Difference("mixes", 0.1, 3, None, "mean")
@@ -373,7 +373,7 @@ def test_the_effect_is_that_of_the_first_step_with_noise() -> None:
     x = torch.randn(4, SIZE)
     assert "the mean of step 2 by " in refusal(replace(base, chain=replace(base.chain, std=std)), x)
     quiet = replace(base, chain=replace(base.chain, std=torch.zeros_like(std)))
-    assert "of its size; put" in refusal(quiet, x)
+    assert "of its size; let the network" in refusal(quiet, x)
 
 
 def test_two_predictions_are_compared_with_the_rest_of_the_batch_exchanged() -> None:

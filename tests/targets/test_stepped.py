@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "a memory": (Remembers(), "remembers earlier calls"),
     "rows of a mean": (lambda p, x, k, z: step(p - p.mean(0), x, k, z), "rows must not be mixed"),
-    "a network inside": (lambda p, x, k, z: step(x.sin(), x, k, z), "in place of the model"),
+    "a network inside": (lambda p, x, k, z: step(x.sin(), x, k, z), "instead of the model"),
     "no noise": (with_noise(lambda p, x, z: 0 * z), "adds no noise"),
     "noise subtracted": (with_noise(lambda p, x, z: -z), "not below 0"),
     "NaN": (lambda p, x, k, z: step(p, x, k, z) / (x * 0), "must be finite"),
