@@ -449,7 +449,13 @@ def start() -> str:
         for row in saved.rows
     ]
     seconds = [command.processor_seconds for command in saved.commands]
-    heads = ["network", "installation", "seconds to the first sample", "of these, preparation", "the second sample"]
+    heads = [
+        "network",
+        "installation",
+        "seconds to the first sample",
+        "of these, preparation",
+        "the second sample",
+    ]
     return (
         f"{table(heads, cells)}\n\nHelp and usage errors take {min(seconds):.2f} to {max(seconds):.2f} seconds of "
         "processor time."
@@ -520,7 +526,7 @@ def overhead() -> str:
             f"{row.count}, {row.slots}",
             f"{100 * row.inside:.2f} %",
             f"{100 * row.inside_cpu:.2f} %",
-            f"{100 * row.beside:+.1f} %",
+            f"{100 * row.beside:+.1f} ± {100 * (row.beside_error or 0):.1f} %",
         ]
         for row in load(GenerateOverhead, "generate-overhead").rows
     ]

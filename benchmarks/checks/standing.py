@@ -139,7 +139,9 @@ STANDING["curves-mixture-T300"] = Standing(
 )
 STANDING["published"] = Standing(f"{_COUNTS} Its own command runs on a CPU and is due.")
 for _name in ("curves-policy-T100", "policy-warm", "quality-cost-mixture", "ranked"):
-    STANDING[_name] = Standing("On a CPU, at a2b3eff. Since then only refusals and their sentences have changed.")
+    STANDING[_name] = Standing(
+        "On a CPU, at a2b3eff. Since then only refusals and their sentences have changed."
+    )
 STANDING["openai"] = Standing(
     "It needs checkouts of four repositories. `make test` runs the same tests on a stand-in of their class at every "
     "commit."
