@@ -104,6 +104,11 @@ def in_history(commit: str) -> bool:
     return _git("merge-base", "--is-ancestor", commit, "HEAD") is not None
 
 
+def whole_history() -> bool:
+    """True in a clone with all commits; False in a shallow one, and where git does not answer."""
+    return (_git("rev-parse", "--is-shallow-repository") or "").strip() == "false"
+
+
 def stale(result: Result) -> list[str]:
     """Code of the result that changed and has not been judged since: files, and functions of files."""
     return changed(result, JUDGED if result.name in STANDING else None)
