@@ -15,7 +15,7 @@ from time import perf_counter
 from foresample.core.report import Report
 from foresample.text import duration
 
-_TAIL = 0.015  # probability that the ratio lies above, or below, its interval; at most twice that with a second look
+_TAIL = 0.015  # probability that the ratio is above (or below) its interval; twice that if a tie is timed again
 
 
 @dataclass
@@ -114,7 +114,7 @@ def time_in_turns(
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """The interval that holds the middle of the ratios' distribution with probability 95% or more.
+    """The interval that holds the middle of the ratios' distribution with probability 97 % or more.
 
     It is that of Wilcoxon's signed-rank test on the logarithms: order statistics of the means of all pairs. Fewer than
     six ratios cannot reach that probability: their interval is the smallest and the largest.

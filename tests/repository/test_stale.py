@@ -9,11 +9,8 @@ import pytest
 from benchmarks.checks import stale
 from benchmarks.checks.code import essence
 from benchmarks.checks.commands import refusal
+from benchmarks.checks.test_results import needs_history
 from benchmarks.results import KINDS, Curves, read
-
-needs_history = pytest.mark.skipif(
-    not stale.whole_history(), reason="this clone does not have all commits: git fetch --unshallow"
-)
 
 CODE = """
 def window(size):
