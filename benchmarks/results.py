@@ -1177,6 +1177,8 @@ class SuccessSettings:
     device: str
     longest: AtLeastOne
     """Steps of an episode, at most."""
+    waits: dict[str, Count] = field(default_factory=dict)
+    """Steps that the robot holds still before each plan, by method; none where physics waits for plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1185,8 +1187,47 @@ class RobotSuccess(Result):
 
     settings: SuccessSettings
     rows: Some[SuccessRow]
-    plan_ms: dict[str, Positive]
-    """Milliseconds of a plan at batch 1, by method."""
+    plan_ms: dict[str, Positive] = field(default_factory=dict)
+    """Milliseconds of a plan at batch 1, by method, in files from before `benchmarks.robots deadlines`."""
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(row.method for row in self.rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineRow:
+    """Plans of one method at batch 1."""
+
+    method: str
+    plans: AtLeastOne
+    ms: Spread
+    late: Count
+    """Plans that took longer than the deadline."""
+    faster: Ratio | None = None
+    """Speed-up over the first method, in turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineSettings:
+    """The policy, where it ran, and its deadline."""
+
+    policy: str
+    parameters: AtLeastOne
+    device: str
+    threads: AtLeastOne
+    steps: AtLeastOne
+    window: AtLeastOne
+    deadline_ms: Positive
+    """Time in which the robot executes the actions of a plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines(Result):
+    """Plans that come too late, by method (`benchmarks.robots deadlines`)."""
+
+    settings: DeadlineSettings
+    rows: Some[DeadlineRow]
 
 
 # ------------------------------------------------------------------ the first sample
@@ -1457,6 +1498,7 @@ KINDS: Mapping[str, type[Result]] = {
     "pens": Pens,
     "robot-clock": RobotClock,
     "robot-success": RobotSuccess,
+    "robot-deadlines": Deadlines,
     "generate-overhead": GenerateOverhead,
     "generate-memory": GenerateMemory,
     "generate-law": GenerateLaw,

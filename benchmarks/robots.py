@@ -1,6 +1,7 @@
 """LeRobot's diffusion policy on Meta-World: how long does a plan take, and does the robot do as well?
 
     python -m benchmarks.robots clock --policy FOLDER --device cuda     # milliseconds a plan, recorded observations
+    python -m benchmarks.robots deadlines                               # plans that come too late, by method
     python -m benchmarks.robots success                                 # closed loop, needs metaworld
     python -m benchmarks.robots episode                                 # one of them, as a moving picture
     python -m benchmarks.robots handwriting                             # the small handwriting policy started warm
@@ -16,10 +17,9 @@ import math
 import multiprocessing
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean, median
-from time import perf_counter
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,17 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.policies import draw
-from benchmarks.results import RESULTS, PolicyWarmRow, RobotClockRow, Spread, SuccessRow, save
+from benchmarks.results import (
+    RESULTS,
+    DeadlineRow,
+    Deadlines,
+    PolicyWarmRow,
+    RobotClockRow,
+    Spread,
+    SuccessRow,
+    load,
+    save,
+)
 from benchmarks.timing import Timing, take_turns
 from foresample.baseline import Sequential
 from foresample.engine.tuning import call_seconds
@@ -42,6 +52,7 @@ WARM_UP = 5
 EPISODES = 20  # clocked
 PILOTS = 6  # plans of each kind on which the fastest are chosen
 WINDOWS = (32, 64, 99, 16, 8)
+METHODS = ("DDPM", "accelerated", "DDIM-16", "DDIM-10", "DDIM-5")
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
@@ -346,20 +357,32 @@ def observation(loaded: metaworld.LoadedPolicy, seen: np.ndarray, task: Tensor) 
     return {name: value for name, value in loaded.before(features).items() if name in features}
 
 
-def roll_out(loaded: metaworld.LoadedPolicy, physics: Physics, seed: int) -> tuple[np.ndarray, int, float]:
-    """All episodes at once: who succeeded, plans made, mean calls of a plan."""
+def roll_out(
+    loaded: metaworld.LoadedPolicy,
+    physics: Physics,
+    seed: int,
+    longest: int = metaworld.LONGEST,
+    wait: int = 0,
+) -> tuple[np.ndarray, int, float]:
+    """All episodes at once: who succeeded, plans made, mean calls of a plan.
+
+    While a plan is computed, physics stands still, or goes on for `wait` steps in which the robot holds still.
+    """
     torch.manual_seed(seed)
     policy = loaded.policy
     policy.reset()
     seen, succeeded, plans, calls = physics.begin(), np.zeros(len(physics.task), dtype=bool), 0, []
-    for _ in range(metaworld.LONGEST // policy.config.n_action_steps):
+    still = np.zeros((len(physics.task), wait, 4), dtype=np.float32)
+    still[..., 3] = -1  # an open gripper
+    for _ in range(longest // (wait + policy.config.n_action_steps)):
         with torch.no_grad():
             actions = policy.diffusion.generate_actions(observation(loaded, seen, physics.task))
         report = getattr(policy, "foresample_report", None)
         calls.append(policy.diffusion.num_inference_steps if report is None else report.calls_mean)
         plans += int((~succeeded).sum())
-        actions = loaded.after(actions.flatten(0, 1)).view(actions.shape).clamp(-1, 1)
-        seen, done = physics.step(actions.float().cpu().numpy(), ~succeeded)
+        actions = loaded.after(actions.flatten(0, 1)).view(actions.shape).clamp(-1, 1).float().cpu().numpy()
+        seen, done = physics.step(np.concatenate([still, actions], 1), ~succeeded)
+        still[..., 3] = actions[:, -1:, 3]  # the gripper stays as it is
         succeeded |= done
         if succeeded.all():
             break
@@ -395,6 +418,65 @@ def method_of(policy: Any, name: str, window: int, prior: Any) -> Iterator[None]
             model.noise_scheduler, model.num_inference_steps = kept
 
 
+def along(policy: Any, courses: list[list[Observation]]) -> Callable[[int], None]:
+    """One plan a turn along these episodes; the policy is reset where one begins."""
+    moments = [(seen, i == 0) for course in courses for i, seen in enumerate(course)]
+
+    def turn(number: int) -> None:
+        seen, begins = moments[number % len(moments)]
+        if begins:
+            policy.reset()
+        policy.diffusion.generate_actions(seen)
+
+    return turn
+
+
+@app.command()
+def deadlines(
+    policy: Annotated[Path, typer.Option(help="a folder of `recipes.metaworld train`")] = metaworld.ASSET,
+    data: Annotated[Path, typer.Option(help="what `recipes.metaworld record` wrote")] = metaworld.DATA,
+    device: str = "cpu",
+    plans: Annotated[int, typer.Option(help="plans of each method, in turns")] = 200,
+    window: int = 16,
+    methods: Annotated[list[str] | None, typer.Option("--method", help="the first is the baseline")] = None,
+    name: Annotated[str, typer.Option(help="of the result file")] = "robot-deadlines",
+    out: Annotated[Path, typer.Option(help="folder for the result file")] = RESULTS,
+) -> None:
+    """Milliseconds of a plan at batch 1, all methods in turns, and how many plans miss the deadline.
+
+    The deadline is the time that the robot needs to execute the actions of a plan.
+    """
+    torch.manual_seed(0)
+    loaded, recorded = metaworld.load(policy, device), metaworld.Demonstrations.load(data)
+    count = int(recorded.episode[-1]) + 1
+    courses = episodes(loaded, recorded, range(0, count, max(1, count // EPISODES)))
+    deadline = 1000 * metaworld.STEP * loaded.policy.config.n_action_steps
+    with ExitStack() as stack:
+        sides = {}
+        for method in methods or METHODS:
+            own = metaworld.load(policy, device).policy
+            stack.enter_context(method_of(own, method, window, None))
+            sides[method] = along(own, courses)
+        timing = take_turns(sides, warm=WARM_UP, least=plans, most=plans)
+    rows = []
+    for method, seconds in timing.seconds.items():
+        ms = [1000 * one for one in seconds]
+        late = sum(one > deadline for one in ms)
+        faster = None if method == timing.baseline else timing.ratio(method)
+        rows.append(DeadlineRow(method=method, plans=len(ms), ms=spread(ms), late=late, faster=faster))
+        print(rows[-1], flush=True)
+    settings = {
+        "policy": policy.name,
+        "parameters": sum(p.numel() for p in loaded.policy.parameters()),
+        "device": torch.cuda.get_device_name() if torch.device(device).type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "steps": loaded.policy.diffusion.num_inference_steps,
+        "window": window,
+        "deadline_ms": deadline,
+    }
+    save(out / f"{name}.json", "robot-deadlines", settings, rows=rows)
+
+
 @app.command()
 def success(
     policy: Annotated[Path, typer.Option(help="a folder of `recipes.metaworld train`")] = metaworld.ASSET,
@@ -403,69 +485,74 @@ def success(
     count: Annotated[int, typer.Option(help="episodes a task")] = 100,
     workers: Annotated[int, typer.Option(help="processes for the physics")] = 1,
     window: int = 16,
-    pilots: Annotated[int, typer.Option(help="plans the prior is fitted on")] = 256,
+    pilots: Annotated[int, typer.Option(help="plans the prior is fitted on; 0: none")] = 256,
     methods: Annotated[list[str] | None, typer.Option("--method")] = None,
     learned: Annotated[
         Path | None, typer.Option(help="a prior kept by `benchmarks.learning`, for the method `learned`")
     ] = None,
+    timed: Annotated[
+        Path | None,
+        typer.Option(help="a result of `deadlines`: the robot holds still for the median time of each plan"),
+    ] = None,
+    longest: Annotated[int, typer.Option(help="steps of an episode")] = metaworld.LONGEST,
     seed: int = 0,
     name: Annotated[str, typer.Option(help="of the result file")] = "robot-success",
     out: Annotated[Path, typer.Option(help="folder for the result file")] = RESULTS,
 ) -> None:
     """Success rates in closed loop, the same situations for every method."""
-    facts = json.loads((policy / "training.json").read_text())
-    physics = Physics(tuple(facts["tasks"]), count, workers)
+    tasks = json.loads((policy / "training.json").read_text())["tasks"]
+    physics = Physics(tuple(tasks), count, workers)
     loaded = metaworld.load(policy, device)
-    recorded = metaworld.Demonstrations.load(data)
-    last = int(recorded.episode[-1]) + 1
-    courses = episodes(loaded, recorded, range(1, last, max(1, last // 60)))
-    chosen = methods or ["DDPM", "accelerated", "DDIM-10", "DDIM-5"]
+    chosen = methods or list(METHODS)
     if "learned" in chosen and learned is None:
         raise typer.BadParameter("the method learned needs --learned, a prior kept by benchmarks.learning")
-    prior = fit(loaded.policy, courses, pilots) if "accelerated" in chosen else None
-    rows, plan_ms = [], {}
-
-    def plan(turn: int) -> None:
-        loaded.policy.diffusion.generate_actions(courses[0][turn % len(courses[0])])
-
+    prior = None
+    if pilots and "accelerated" in chosen:
+        recorded = metaworld.Demonstrations.load(data)
+        last = int(recorded.episode[-1]) + 1
+        prior = fit(loaded.policy, episodes(loaded, recorded, range(1, last, max(1, last // 60))), pilots)
+    waits = waits_of(timed) if timed else {}
+    settings = {
+        "policy": policy.name,
+        "parameters": sum(p.numel() for p in loaded.policy.parameters()),
+        "count": count,
+        "window": window,
+        "pilots": pilots,
+        "seed": seed,
+        "device": device,
+        "longest": longest,
+        "waits": waits,
+    }
+    rows = list[SuccessRow]()
     for method in chosen:
-        began = perf_counter()
         with method_of(loaded.policy, method, window, learned if method == "learned" else prior):
-            succeeded, plans, calls = roll_out(loaded, physics, seed)
-            one = take_turns({method: plan}, warm=WARM_UP, least=10, most=10)
-        plan_ms[method] = 1000 * one.median(method)
+            succeeded, plans, calls = roll_out(loaded, physics, seed, longest, waits.get(method, 0))
         for number, task in enumerate(physics.tasks):
             mine = succeeded[(physics.task == number).numpy()]
-            low, high = wilson(int(mine.sum()), len(mine))
-            rows.append(
-                SuccessRow(
-                    task=task,
-                    method=method,
-                    episodes=len(mine),
-                    successes=int(mine.sum()),
-                    low=low,
-                    high=high,
-                    plans=plans,
-                    calls=calls,
-                )
-            )
-            print(
-                f"{method:12s} {task:20s} {int(mine.sum())} of {len(mine)} ({low:.2f} to {high:.2f})",
-                flush=True,
-            )
-        print(f"{method:12s} {calls:.2f} calls a plan, {perf_counter() - began:.1f} s", flush=True)
-        settings = {
-            "policy": policy.name,
-            "parameters": facts["parameters"],
-            "count": count,
-            "window": window,
-            "pilots": pilots,
-            "seed": seed,
-            "device": device,
-            "longest": metaworld.LONGEST,
-        }
-        save(out / f"{name}.json", "robot-success", settings, rows=rows, plan_ms=plan_ms)
+            rows.append(success_row(task, method, int(mine.sum()), len(mine), plans, calls))
+            print(rows[-1], flush=True)
+        save(out / f"{name}.json", "robot-success", settings, rows=rows)
     physics.end()
+
+
+def waits_of(timed: Path) -> dict[str, int]:
+    """Steps of the robot that the median plan of each method takes."""
+    rows = load(Deadlines, timed.stem, timed.parent).rows
+    return {row.method: math.ceil(row.ms.median / 1000 / metaworld.STEP) for row in rows}
+
+
+def success_row(task: str, method: str, successes: int, count: int, plans: int, calls: float) -> SuccessRow:
+    low, high = wilson(successes, count)
+    return SuccessRow(
+        task=task,
+        method=method,
+        episodes=count,
+        successes=successes,
+        low=low,
+        high=high,
+        plans=plans,
+        calls=calls,
+    )
 
 
 @app.command()

@@ -1,6 +1,7 @@
-"""LeRobot's own diffusion policy for five tasks of Meta-World: demonstrations, training, the closed loop.
+"""LeRobot's own diffusion policy for tasks of Meta-World: demonstrations, training, the closed loop.
 
     python -m recipes.metaworld record                 # scripted experts on the CPU, real MuJoCo physics: minutes
+    python -m recipes.metaworld record --task assembly-v3 --task box-close-v3    # other tasks than the usual five
     python -m recipes.metaworld train --size small     # the policy under assets/, which runs on a CPU
     python -m recipes.metaworld train --size full      # LeRobot's default network, 251 M parameters, for a GPU
 
@@ -35,6 +36,7 @@ from recipes.data import DataError
 ASSET = Path(__file__).parent.parent / "assets" / "metaworld_policy"
 DATA = Path(".data/metaworld/demonstrations.npz")
 TASKS = ("push-v3", "pick-place-v3", "door-open-v3", "drawer-close-v3", "peg-insert-side-v3")
+STEP = 0.0125  # seconds of a step: Meta-World's robot takes 80 actions a second
 LONGEST = 200  # steps of an episode; experts need 50 to 120
 AFTER = 8  # steps recorded after success, so that plans near the end have something to learn from
 SHAKEN = (
@@ -42,6 +44,7 @@ SHAKEN = (
 )
 HAND, OBJECTS, GOAL = slice(0, 4), slice(4, 18), slice(36, 39)  # in Meta-World's 39 numbers
 NARROWEST = 0.02  # a coordinate that varies less is scaled as if it varied so much
+MISSING = "Meta-World is not installed: `pip install metaworld==3.1.1 packaging`."
 SIZES = {"tiny": (16, 32), "small": (64, 128, 256), "full": (512, 1024, 2048)}
 """Channels of the network, LeRobot's `down_dims`; `full` is its default, `tiny` is for tests."""
 
@@ -121,7 +124,7 @@ def situations(task: str, seed: int, count: int) -> list[Callable[[Any], tuple[A
     try:
         import metaworld
     except ImportError:
-        raise DataError("Meta-World is not installed: `pip install metaworld==3.1.1 packaging`.") from None
+        raise DataError(MISSING) from None
     found: list[Callable[[Any], tuple[Any, np.ndarray]]] = []
     while len(found) < count:
         benchmark = metaworld.MT1(task, seed=seed + len(found))
@@ -137,8 +140,14 @@ def _begin(make: Callable[[], Any], situation: Any, environment: Any) -> tuple[A
 
 def record(tasks: tuple[str, ...] = TASKS, count: int = 100, seed: int = 0) -> Demonstrations:
     """`count` successful episodes of each task. Trials have other situations."""
-    from metaworld.policies import ENV_POLICY_MAP
-
+    try:
+        from metaworld.policies import ENV_POLICY_MAP
+    except ImportError:
+        raise DataError(MISSING) from None
+    if unknown := [task for task in tasks if task not in ENV_POLICY_MAP]:
+        raise DataError(
+            f"--task {unknown[0]}: Meta-World has no expert for it, only for {', '.join(ENV_POLICY_MAP)}."
+        )
     hands, scenes, actions, episodes, number = [], [], [], [], 0
     for which, task in enumerate(tasks):
         rng, kept, environment = np.random.default_rng([seed, which]), 0, None
@@ -429,10 +438,17 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 def record_command(
     count: Annotated[int, typer.Option(help="successful episodes a task")] = 100,
     seed: Annotated[int, typer.Option(help="of situations and shaking")] = 0,
+    tasks: Annotated[
+        list[str] | None, typer.Option("--task", help=f"a task; repeat for several [{', '.join(TASKS)}]")
+    ] = None,
     out: Annotated[Path, typer.Option(help="where they go")] = DATA,
 ) -> None:
     """Record the scripted experts."""
-    data = record(count=count, seed=seed)
+    try:
+        data = record(tuple(tasks or TASKS), count, seed)
+    except DataError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
     typer.echo(f"{len(data.episode)} moments, {data.save(out)} bytes in {out}")
 
 

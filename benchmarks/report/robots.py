@@ -101,7 +101,7 @@ def _tail_plot(result: RobotClock) -> Plot:
 
 
 def _success_table(result: RobotSuccess) -> str:
-    methods = list(result.plan_ms)
+    methods = result.methods
     tasks = dict.fromkeys(row.task for row in result.rows)
     found = {(row.task, row.method): row for row in result.rows}
 
@@ -116,7 +116,9 @@ def _success_table(result: RobotSuccess) -> str:
     rows = [[task, *(cell(task, method) for method in methods)] for task in tasks]
     calls = {row.method: row.calls for row in result.rows}
     rows.append(["calls a plan", *(number(calls.get(method)) for method in methods)])
-    return table(["task", *methods], rows, "Episodes that succeeded, the same situations for every method")
+    still = "; the robot holds still while a plan is computed" if result.settings.waits else ""
+    caption = f"Episodes that succeeded, the same situations for every method{still}"
+    return table(["task", *methods], rows, caption)
 
 
 def _starts_table(result: PolicyWarm) -> str:

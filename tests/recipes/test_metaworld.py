@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from recipes import metaworld
 from recipes.data import DataError
@@ -34,6 +37,31 @@ def test_demonstrations_are_read_back_unchanged(tmp_path: Path) -> None:
     (tmp_path / "some.npz").write_bytes(b"no")
     with pytest.raises(DataError, match="holds no demonstrations"):
         metaworld.Demonstrations.load(tmp_path / "some.npz")
+
+
+def test_other_tasks_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[tuple[str, ...], int, int]] = []
+
+    def record(tasks: tuple[str, ...], count: int, seed: int) -> metaworld.Demonstrations:
+        asked.append((tasks, count, seed))
+        return demonstrations()
+
+    monkeypatch.setattr(metaworld, "record", record)
+    for chosen in ([], ["--task", "assembly-v3", "--task", "box-close-v3"]):
+        out = str(tmp_path / "some.npz")
+        result = CliRunner().invoke(metaworld.app, ["record", "--count", "3", "--out", out, *chosen])
+        assert result.exit_code == 0, result.output
+    assert asked == [(metaworld.TASKS, 3, 0), (("assembly-v3", "box-close-v3"), 3, 0)]
+
+
+def test_a_task_without_an_expert_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = ModuleType("metaworld.policies")
+    policies.ENV_POLICY_MAP = {"push-v3": None}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "metaworld", ModuleType("metaworld"))
+    monkeypatch.setitem(sys.modules, "metaworld.policies", policies)
+    result = CliRunner().invoke(metaworld.app, ["record", "--task", "push-v3", "--task", "fly-v3"])
+    assert result.exit_code == 1
+    assert "--task fly-v3: Meta-World has no expert for it, only for push-v3." in result.output
 
 
 @pytest.mark.slow
