@@ -61,6 +61,13 @@ MODELS = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 """Models by their folders."""
 
 
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    """Wilson's interval of a share, at 95 %."""
+    share, z2 = successes / count, 1.959963984540054**2 / count
+    middle, wide = share + z2 / 2, math.sqrt(z2 * (share * (1 - share) + z2 / 4))
+    return max(0.0, (middle - wide) / (1 + z2)), min(1.0, (middle + wide) / (1 + z2))
+
+
 def label(method: str) -> str:
     """A method as people read it."""
     return LABELS.get(method, method)
@@ -1316,10 +1323,7 @@ class AgreementRow:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's, at 95 %."""
-        z, n, p = 1.959963984540054, self.pictures, self.share
-        middle, wide = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (middle - wide) / (1 + z * z / n), (middle + wide) / (1 + z * z / n)
+        return wilson(self.agree, self.pictures)
 
 
 @dataclass(frozen=True, kw_only=True)

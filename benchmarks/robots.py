@@ -39,6 +39,7 @@ from benchmarks.results import (
     SuccessRow,
     load,
     save,
+    wilson,
 )
 from benchmarks.timing import Timing, take_turns
 from foresample.baseline import Sequential
@@ -277,7 +278,6 @@ def clock(
 # ---------------------------------------------------------------- closed loop
 
 TRIALS = 10_000  # seed of the situations, which no demonstration has seen
-LEVEL = 1.959963984540054  # of Wilson's intervals: 95 %
 
 
 def _serve(pipe: Any, begins: list[Callable[[Any], tuple[Any, np.ndarray]]]) -> None:
@@ -387,14 +387,6 @@ def roll_out(
         if succeeded.all():
             break
     return succeeded, plans, sum(calls) / len(calls)
-
-
-def wilson(successes: int, count: int) -> tuple[float, float]:
-    """Wilson's interval of a share."""
-    share, z = successes / count, LEVEL**2 / count
-    centre = (share + z / 2) / (1 + z)
-    half = math.sqrt(z * (share * (1 - share) + z / 4)) / (1 + z)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from benchmarks.results import (
     CpuRounds,
     CurvePoint,
     Curves,
+    Deadlines,
     GenerateLaw,
     GenerateMemory,
     GenerateOverhead,
@@ -55,6 +56,7 @@ from benchmarks.results import (
     label,
     load,
     read,
+    wilson,
 )
 from foresample.engine.tuning import Frontier
 
@@ -314,19 +316,55 @@ def _robottable(rows: Sequence[RobotClockRow]) -> str:
 def robot_success() -> str:
     """Closed loop on Meta-World."""
     saved = load(RobotSuccess, "robot-success")
-    methods = list(saved.plan_ms)
-    tasks = list(dict.fromkeys(row.task for row in saved.rows))
-
-    def cell(row: SuccessRow) -> str:
-        return f"{row.successes} of {row.episodes} ({100 * row.low:.0f} to {100 * row.high:.0f} %)"
-
-    cells = [[task, *(cell(_row(saved.rows, task=task, method=m)) for m in methods)] for task in tasks]
-    per = {m: [row for row in saved.rows if row.method == m] for m in methods}
-    cells.append(["network calls a plan", *(f"{per[m][0].calls:.1f}" for m in methods)])
-    share = {m: sum(r.successes for r in per[m]) / sum(r.episodes for r in per[m]) for m in methods}
-    apart = ", ".join(f"{m} {100 * (share[m] - share['DDPM']):+.1f}" for m in methods if m != "DDPM")
+    share = {method: _share([row for row in saved.rows if row.method == method]) for method in saved.methods}
+    apart = ", ".join(f"{m} {100 * (share[m] - share['DDPM']):+.1f}" for m in saved.methods if m != "DDPM")
     together = f"All tasks together: {100 * share['DDPM']:.1f} % with DDPM; against it, in points: {apart}."
-    return f"{table(['task', *methods], cells)}\n\n{together}"
+    cells = [*_successes(saved), _calls(saved)]
+    return f"{table(['task', *saved.methods], cells)}\n\n{together}"
+
+
+def robot_success_hard() -> str:
+    """Closed loop on harder tasks, without and with the time that plans take."""
+    saved, waited = load(RobotSuccess, "robot-success-hard"), load(RobotSuccess, "robot-success-hard-timed")
+    clock = {row.method: row for row in load(Deadlines, "robot-deadlines-hard").rows}
+    timed = [clock[method] for method in saved.methods]
+    cells = [
+        *_successes(saved, together=True),
+        _calls(saved),
+        ["ms a plan: median / 99th percentile", *(f"{row.ms.median:.0f} / {row.ms.p99:.0f}" for row in timed)],
+        ["plans that miss the deadline", *(f"{row.late} of {row.plans}" for row in timed)],
+    ]
+    waits = ["steps held still before a plan", *(f"{waited.settings.waits[m]}" for m in waited.methods)]
+    return (
+        f"{table(['task', *saved.methods], cells)}\n\nIn real time, {waited.settings.longest} steps an episode:\n\n"
+        + table(["task", *waited.methods], [*_successes(waited, together=True), waits])
+    )
+
+
+def _successes(saved: RobotSuccess, together: bool = False) -> list[list[str]]:
+    """Rows of a table: successes of each task, and of all tasks together."""
+
+    def cell(rows: list[SuccessRow]) -> str:
+        successes, episodes = sum(row.successes for row in rows), sum(row.episodes for row in rows)
+        low, high = wilson(successes, episodes)
+        return f"{successes} of {episodes} ({100 * low:.0f} to {100 * high:.0f} %)"
+
+    tasks = list(dict.fromkeys(row.task for row in saved.rows))
+    lines = [[task, *(cell([_row(saved.rows, task=task, method=m)]) for m in saved.methods)] for task in tasks]
+    if together:
+        lines.append(
+            ["all tasks", *(cell([row for row in saved.rows if row.method == m]) for m in saved.methods)]
+        )
+    return lines
+
+
+def _calls(saved: RobotSuccess) -> list[str]:
+    calls = {row.method: row.calls for row in saved.rows}
+    return ["network calls a plan", *(f"{calls[method]:.1f}" for method in saved.methods)]
+
+
+def _share(rows: list[SuccessRow]) -> float:
+    return sum(row.successes for row in rows) / sum(row.episodes for row in rows)
 
 
 def policy_warm() -> str:
