@@ -136,10 +136,6 @@ for _name in (
 ):
     STANDING[_name] = Standing(_REPRODUCED)
 
-STANDING["curves-mixture-T300"] = Standing(
-    "On a CPU. Drawn again at a2b3eff with 40 samples instead of 100: every gain agrees within its error (39.6 ± 0.7 "
-    "at the widest window, where this has 38.6 ± 0.6)."
-)
 for _name in ("curves-policy-T100", "policy-warm", "quality-cost-mixture", "ranked"):
     STANDING[_name] = Standing(
         "On a CPU, at a2b3eff. Since then only refusals and their sentences have changed."
