@@ -268,7 +268,8 @@ def _row_numbers(rows: Sequence[int] | Tensor, count: int) -> Tensor:
     numbers = torch.as_tensor(rows)
     if numbers.shape != (count,) or numbers.dtype.is_floating_point or bool((numbers < 0).any()):
         raise ValueError(
-            f"rows has shape {list(numbers.shape)}: give a row number, 0 or more, for each of the {count} seeds"
+            f"rows must hold a row number, 0 or more, for each of the {count} seeds; it begins with "
+            f"{numbers.flatten()[:4].tolist()} and has shape {list(numbers.shape)}"
         )
     return numbers.long()
 
