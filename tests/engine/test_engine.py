@@ -292,7 +292,7 @@ def test_any_rows_of_the_target_can_be_sampled(kind: str) -> None:
 
 @pytest.mark.parametrize("rows", [[0], torch.zeros(2, 1, dtype=torch.long), [0.0, 1.0], [0, -1], 3])
 def test_rows_that_do_not_name_one_row_per_seed_are_refused(rows: Any) -> None:
-    with pytest.raises(ValueError, match="give a row number, 0 or more, for each of the 2 seeds"):
+    with pytest.raises(ValueError, match="a row number, 0 or more, for each of the 2 seeds"):
         engine(flow(), "loose", window=5, slots=2).sample(seeds_of(0, 2), rows=rows)
 
 
