@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from foresample.checks.findings import Finding
 from foresample.datasets.manifest import Manifest
@@ -31,13 +31,25 @@ from foresample.schema import (
 # ------------------------------------------------------------------ the kinds that commands write
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result(Origin):
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Record:
+    """An object of a result file; every subclass is a frozen dataclass with keyword arguments."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Result(Record, Origin):
     """The fields of all result files; each kind adds its findings."""
 
+    kind: ClassVar[str]
     name: str
     """Path inside the folder that was read, without its ending."""
     path: Path
+
+    def __init_subclass__(cls, kind: str) -> None:
+        super().__init_subclass__()
+        cls.kind, KINDS[kind] = kind, cls
 
     @property
     def origins(self) -> Sequence[Origin]:
@@ -45,8 +57,11 @@ class Result(Origin):
         return [self]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchRow:
+KINDS: dict[str, type[Result]] = {}
+"""The results by the kind that their files name."""
+
+
+class BenchRow(Record):
     """One method at one window."""
 
     method: str
@@ -56,12 +71,9 @@ class BenchRow:
     calls: Positive
     evaluations: Positive
     accepted: NotNegative
-    seconds: NotNegative | None = None
-    """Seconds for all samples, in older files; measured once and cold, so shown nowhere."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchSettings:
+class BenchSettings(Record):
     """The chain and the samples of the mixture benchmark."""
 
     target: str
@@ -73,24 +85,21 @@ class BenchSettings:
     seed: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchResult(Result):
+class BenchResult(Result, kind="bench"):
     """Findings of `python -m benchmarks.mixture`."""
 
     settings: BenchSettings
     rows: Some[BenchRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrontierResult(Result):
+class FrontierResult(Result, kind="frontier"):
     """Findings of `foresample tune` for several numbers of slots."""
 
     settings: dict[str, Any]
     tunings: Some[Tuning]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckResult(Result):
+class CheckResult(Result, kind="check"):
     """Findings of `foresample check`."""
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -98,8 +107,7 @@ class CheckResult(Result):
     findings: Some[Finding]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatasetResult(Manifest, Result):
+class DatasetResult(Manifest, Result, kind="dataset"):
     """The manifest of `foresample generate`."""
 
     @property
@@ -131,14 +139,14 @@ class Results:
         return [result for result in self.found if isinstance(result, kind)]
 
 
-def read_results(folder: Path, kinds: Mapping[str, type[Result]]) -> Results:
+def read_results(folder: Path) -> Results:
     """Every JSON file under the folder; one of a known kind that does not fit it is refused."""
     if not folder.is_dir():
         raise ResultError(f"no folder of results at {folder}; name one that a command has written to")
     found, foreign = [], []
     for path in sorted(folder.rglob("*.json")):
         name = path.relative_to(folder).with_suffix("").as_posix()
-        result = read_result(path, kinds, name)
+        result = read_result(path, name)
         if result is None:
             foreign.append(f"{name}.json")
         else:
@@ -153,8 +161,8 @@ def read_results(folder: Path, kinds: Mapping[str, type[Result]]) -> Results:
     return Results(folder, sorted(found, key=lambda result: _words(result.name)), foreign)
 
 
-def read_result(path: Path, kinds: Mapping[str, type[Result]], name: str | None = None) -> Result | None:
-    """Read one file; None if it is not a result of these kinds."""
+def read_result(path: Path, name: str | None = None) -> Result | None:
+    """Read one file; None if it is not a result of a known kind."""
     try:
         text = read_plain(path).decode(errors="replace")
     except OSError as error:
@@ -163,13 +171,13 @@ def read_result(path: Path, kinds: Mapping[str, type[Result]], name: str | None 
         data = parse_json(text)
     except Unfit as unfit:
         begins = re.match(r'\s*{\s*"kind"\s*:\s*(?:"([^"]*)")?', text)
-        if begins is None or (begins[1] or "") not in {"", *kinds}:  # nor does it begin like one
+        if begins is None or (begins[1] or "") not in {"", *KINDS}:  # nor does it begin like one
             return None
         raise _refusal(path, str(unfit)) from None
     kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in kinds:
+    if not isinstance(kind, str) or kind not in KINDS:
         return None
-    return parse_result(kinds[kind], data, path, name)
+    return parse_result(KINDS[kind], data, path, name)
 
 
 def parse_result(kind: type[R], data: Mapping[str, Any], path: Path, name: str | None = None) -> R:

@@ -8,22 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, field, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from benchmarks.result_files import (
-    BenchResult,
-    BenchRow,
-    CheckResult,
-    DatasetResult,
-    FrontierResult,
-    Result,
-    ResultError,
-    Results,
-    read_result,
-    read_results,
-)
+from benchmarks.result_files import BenchRow, Record, Result, ResultError, Results, read_result, read_results
 from benchmarks.timing import Ratio
 from foresample.checks.samples import SamplesLaw
 from foresample.datasets.manifest import Costs
@@ -82,7 +71,6 @@ Tree = Annotated[
 # ------------------------------------------------------------------ calls
 
 
-@dataclass(frozen=True, kw_only=True)
 class CallsRow(BenchRow):
     """One method on a chain of `steps` steps."""
 
@@ -94,8 +82,7 @@ class CallsRow(BenchRow):
         return f"{label(self.method)}, {self.reuse} reused"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallsSettings:
+class CallsSettings(Record):
     """A trained model."""
 
     model: str
@@ -105,16 +92,14 @@ class CallsSettings:
     half: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calls(Result):
+class Calls(Result, kind="calls"):
     """Speed-up in calls on a trained model (`benchmarks.models calls`)."""
 
     settings: CallsSettings
     rows: Some[CallsRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurveSettings:
+class CurveSettings(Record):
     """A chain, and how it was measured."""
 
     problem: str
@@ -127,14 +112,11 @@ class CurveSettings:
     seed: int
     pilots: AtLeastOne
     part: AtLeastOne
-    alone: Count | None = None
-    """Samples drawn alone on the clock, in older files."""
     device: str
     half: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
+class CurvePoint(Record):
     """One method at one verification batch: means over samples and their standard errors."""
 
     method: str
@@ -145,17 +127,13 @@ class CurvePoint:
     calls_error: NotNegative
     evaluations: Positive
     evaluations_error: NotNegative
-    seconds: Positive | None = None
-    """Seconds a sample, in older files; measured a few times and cold, so shown nowhere."""
-    seconds_error: NotNegative | None = None
     speedup: Positive
     speedup_error: NotNegative
     reuse: str
     shape: Tree | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curves(Result):
+class Curves(Result, kind="curves"):
     """Every method at equal states a call (`benchmarks.curves`)."""
 
     settings: CurveSettings
@@ -163,8 +141,7 @@ class Curves(Result):
     rows: Some[CurvePoint]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GrowthRow:
+class GrowthRow(Record):
     """A chain of `steps` steps."""
 
     steps: AtLeastOne
@@ -172,8 +149,7 @@ class GrowthRow:
     calls_error: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
-class GrowthSettings:
+class GrowthSettings(Record):
     """A trained model."""
 
     model: str
@@ -183,8 +159,7 @@ class GrowthSettings:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Growth(Result):
+class Growth(Result, kind="growth"):
     """Calls against chain length (`benchmarks.clock growth`)."""
 
     settings: GrowthSettings
@@ -195,8 +170,7 @@ class Growth(Result):
 # ------------------------------------------------------------------ the clock
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatencyRow:
+class LatencyRow(Record):
     """One sample at a time; window 0 is the sequential sampler."""
 
     steps: AtLeastOne
@@ -211,8 +185,7 @@ class LatencyRow:
     """True if the window was the fastest on pilot samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundShare:
+class RoundShare(Record):
     """Microseconds of a round and of the network in it; window 0 is the sequential sampler."""
 
     window: Count
@@ -224,8 +197,7 @@ class RoundShare:
     """Share of a round's time that is not the network's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatencySettings:
+class LatencySettings(Record):
     """A trained model, "graph" or "eager"."""
 
     model: str
@@ -241,8 +213,7 @@ class LatencySettings:
     """True if cuDNN chose its convolutions by trying them (`torch.backends.cudnn.benchmark`), for both samplers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Latency(Result):
+class Latency(Result, kind="latency"):
     """Milliseconds a sample on a GPU (`benchmarks.clock latency`)."""
 
     settings: LatencySettings
@@ -251,8 +222,7 @@ class Latency(Result):
     tunings: list[Tuning] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarmRow:
+class WarmRow(Record):
     """Calls of a sample started cold and started from a prior, from the same seeds."""
 
     model: str
@@ -270,8 +240,7 @@ class WarmRow:
     fewer_error: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarmSettings:
+class WarmSettings(Record):
     """Trained models."""
 
     samples: AtLeastOne
@@ -279,16 +248,14 @@ class WarmSettings:
     network: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Warm(Result):
+class Warm(Result, kind="warm"):
     """Calls saved by starting warm (`benchmarks.clock warm`)."""
 
     settings: WarmSettings
     rows: Some[WarmRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuRoundRow:
+class CpuRoundRow(Record):
     """Milliseconds of one core a round: the network, and all else by the compiled round and by the plain one."""
 
     target: str
@@ -310,24 +277,21 @@ class CpuRoundRow:
         return self.own_ms / self.network_ms
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuRoundSettings:
+class CpuRoundSettings(Record):
     """The quickest of `repeats` repeats counts."""
 
     repeats: AtLeastOne
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuRounds(Result):
+class CpuRounds(Result, kind="cpu-rounds"):
     """The sampler's own arithmetic on a CPU (`benchmarks.clock cpu`)."""
 
     settings: CpuRoundSettings
     rows: Some[CpuRoundRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuClockRow:
+class CpuClockRow(Record):
     """One chain on one core, its samples drawn `together`."""
 
     target: str
@@ -341,24 +305,21 @@ class CpuClockRow:
     ratio: Ratio
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuClockSettings:
+class CpuClockSettings(Record):
     """Time limit of a case, and the seed of the samples that were timed."""
 
     seconds: Positive
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuClock(Result):
+class CpuClock(Result, kind="cpu-clock"):
     """Both samplers on one core (`benchmarks.cpu`)."""
 
     settings: CpuClockSettings
     rows: Some[CpuClockRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThroughputRow:
+class ThroughputRow(Record):
     """A GPU that is full."""
 
     steps: AtLeastOne
@@ -374,8 +335,7 @@ class ThroughputRow:
     faster_than_fixed: Ratio | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThroughputSettings:
+class ThroughputSettings(Record):
     """A trained model."""
 
     model: str
@@ -385,8 +345,7 @@ class ThroughputSettings:
     samples: AtLeastOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class Throughput(Result):
+class Throughput(Result, kind="throughput"):
     """Many samples through few slots (`benchmarks.clock throughput`)."""
 
     settings: ThroughputSettings
@@ -394,8 +353,7 @@ class Throughput(Result):
     tunings: list[Tuning]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryRow:
+class MemoryRow(Record):
     """Peak memory of a stream."""
 
     steps: AtLeastOne
@@ -403,8 +361,7 @@ class MemoryRow:
     peak_mib: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemorySettings:
+class MemorySettings(Record):
     """A trained model."""
 
     model: str
@@ -413,16 +370,14 @@ class MemorySettings:
     window: AtLeastOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory(Result):
+class Memory(Result, kind="memory"):
     """Device memory over chain lengths and numbers of samples (`benchmarks.clock memory`)."""
 
     settings: MemorySettings
     rows: Some[MemoryRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuTests(Result):
+class GpuTests(Result, kind="gpu-tests"):
     """Tests that need a GPU (`benchmarks.clock tests`)."""
 
     passed: list[str]
@@ -432,8 +387,7 @@ class GpuTests(Result):
     """Begun or not: the run was stopped before."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoakSettings:
+class SoakSettings(Record):
     """Samples of all variants together, and how they were drawn."""
 
     samples: AtLeastOne
@@ -443,8 +397,7 @@ class SoakSettings:
     device: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoakRow:
+class SoakRow(Record):
     """One variant of the fused rounds in one precision."""
 
     variant: str
@@ -460,16 +413,14 @@ class SoakRow:
     """The first disagreement."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Soak(Result):
+class Soak(Result, kind="gpu-soak"):
     """Millions of samples through the fused rounds (`benchmarks.soak draw`)."""
 
     settings: SoakSettings
     rows: Some[SoakRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SanitizerSettings:
+class SanitizerSettings(Record):
     """Tools of compute-sanitizer, and the rounds they watched."""
 
     tools: list[str]
@@ -478,8 +429,7 @@ class SanitizerSettings:
     device: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SanitizerRow:
+class SanitizerRow(Record):
     """The verdict of one tool."""
 
     tool: str
@@ -496,8 +446,7 @@ class SanitizerRow:
         return self.status == 0 and self.findings == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sanitized(Result):
+class Sanitized(Result, kind="gpu-sanitizer"):
     """The kernels under compute-sanitizer (`benchmarks.soak sanitize`)."""
 
     settings: SanitizerSettings
@@ -507,8 +456,7 @@ class Sanitized(Result):
 # ------------------------------------------------------------------ quality
 
 
-@dataclass(frozen=True, kw_only=True)
-class Distance:
+class Distance(Record):
     """Fréchet distance of two sets of pictures: keys of `Quality.runs`, or "real"."""
 
     a: str
@@ -516,8 +464,7 @@ class Distance:
     distance: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class PictureRun:
+class PictureRun(Record):
     """One set of pictures."""
 
     sampler: str
@@ -527,8 +474,7 @@ class PictureRun:
     """Share of pictures in which the classifier sees the requested label."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QualitySettings:
+class QualitySettings(Record):
     """A trained model."""
 
     steps: AtLeastOne
@@ -537,8 +483,7 @@ class QualitySettings:
     half: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quality(Result):
+class Quality(Result, kind="quality"):
     """Are the pictures as good? (`benchmarks.models quality`)"""
 
     settings: QualitySettings
@@ -555,8 +500,7 @@ class Quality(Result):
         return groups
 
 
-@dataclass(frozen=True, kw_only=True)
-class QualityCostPoint:
+class QualityCostPoint(Record):
     """The cost of a method's samples, and their distance to the sequential sampler's."""
 
     method: str
@@ -587,8 +531,7 @@ class QualityCostPoint:
         return ", ".join(text.format(value) for text, value in parts.items() if value is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class QualityCostSettings:
+class QualityCostSettings(Record):
     """A trained model; `features` names the features in which distances are measured."""
 
     target: str
@@ -605,8 +548,7 @@ class QualityCostSettings:
     """The real data that distances are also taken to."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QualityCost(Result):
+class QualityCost(Result, kind="quality-cost"):
     """Distance to the sequential distribution against calls (`benchmarks.quality_cost`)."""
 
     settings: QualityCostSettings
@@ -636,8 +578,7 @@ class QualityCost(Result):
 # ------------------------------------------------------------------ published figures
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
+class Setting(Record):
     """A chain of the mixture of the draft-tree papers, and a window or a tree on it."""
 
     dim: AtLeastOne
@@ -651,8 +592,7 @@ class Setting:
         return f"d = {self.dim}, ε = {self.churn:g}, T = {self.steps}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(Record):
     """A published figure: one number, a range, or "up to" where there is no `low`."""
 
     low: float | None
@@ -664,8 +604,7 @@ class Claim:
         return f"{self.high:g}" if self.low == self.high else f"{self.low:g}–{self.high:g}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedRow:
+class PublishedRow(Record):
     """One method on one chain."""
 
     method: str
@@ -680,8 +619,7 @@ class PublishedRow:
     samples: AtLeastOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gain:
+class Gain(Record):
     """One method against another, in per cent."""
 
     method: str
@@ -695,8 +633,7 @@ class Gain:
     """Standard error of `faster`; that of `fewer_calls` is smaller."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedSettings:
+class PublishedSettings(Record):
     """The samples, and the prediction that is reused."""
 
     samples: AtLeastOne
@@ -704,8 +641,7 @@ class PublishedSettings:
     target: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published(Result):
+class Published(Result, kind="published"):
     """Papers' figures, measured again (`benchmarks.published`)."""
 
     settings: PublishedSettings
@@ -715,16 +651,14 @@ class Published(Result):
     """A sentence on what the gain of blocks depends on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankSettings:
+class RankSettings(Record):
     """Samples of each method and chain, and the tree of all."""
 
     samples: AtLeastOne
     tree: Tree
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankGain:
+class RankGain(Record):
     """RASS against D-GRS on one chain."""
 
     chain: str
@@ -739,8 +673,7 @@ class RankGain:
     error: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranked(Result):
+class Ranked(Result, kind="ranked"):
     """The saving of ranks in draft trees (`benchmarks.ranked`)."""
 
     settings: RankSettings
@@ -750,24 +683,21 @@ class Ranked(Result):
 # ------------------------------------------------------------------ the policy
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mean:
+class Mean(Record):
     """A mean with its standard error."""
 
     mean: float
     error: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
-class PValues:
+class PValues(Record):
     """p-values of two-sample tests against the sequential policy."""
 
     distance: float
     to_goal: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanClock:
+class PlanClock(Record):
     """Milliseconds of a plan."""
 
     ms: Positive
@@ -778,8 +708,7 @@ class PlanClock:
     """Speed-up over the sequential policy, in turns."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyRow:
+class PolicyRow(Record):
     """One policy in closed loop; without a window, the sequential one."""
 
     window: int | None
@@ -795,8 +724,7 @@ class PolicyRow:
         return "sequential" if self.window is None else f"accelerated, window {self.window}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Policy(Result):
+class Policy(Result, kind="policy"):
     """The handwriting policy (`benchmarks.policies`)."""
 
     rows: Some[PolicyRow]
@@ -807,8 +735,7 @@ class Policy(Result):
     """The time of a call of one state over that of a larger call, by its number of states."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyWarmRow:
+class PolicyWarmRow(Record):
     """Calls of a plan in closed loop, by what its first window and its slopes come from."""
 
     window: AtLeastOne
@@ -818,15 +745,13 @@ class PolicyWarmRow:
     error: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyWarm(Result):
+class PolicyWarm(Result, kind="policy-warm"):
     """The handwriting policy started warm (`benchmarks.robots handwriting`)."""
 
     rows: Some[PolicyWarmRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PenRow:
+class PenRow(Record):
     """One sampler's plans of the demo's handwriting policy."""
 
     sampler: str
@@ -843,8 +768,7 @@ class PenRow:
     """Points of each plan of the first drawing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PenSettings:
+class PenSettings(Record):
     """The shape that both pens drew, and how often they planned."""
 
     shape: str
@@ -855,8 +779,7 @@ class PenSettings:
     threads: AtLeastOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pens(Result):
+class Pens(Result, kind="pens"):
     """The two pens of the demo, planning in turns (`benchmarks.pens`)."""
 
     settings: PenSettings
@@ -870,8 +793,7 @@ class Pens(Result):
 # ------------------------------------------------------------------ packages
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageRow:
+class PackageRow(Record):
     """A package's sampler, drawn speculatively."""
 
     name: str
@@ -892,15 +814,13 @@ class PackageRow:
     passed: bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packages(Result):
+class Packages(Result, kind="packages"):
     """`benchmarks.packages`."""
 
     rows: Some[PackageRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageCountRow:
+class PackageCountRow(Record):
     """A package's own loop and the accelerated one, timed in turns for a number of samples at a time."""
 
     count: AtLeastOne
@@ -919,8 +839,7 @@ class PackageCountRow:
     """The own loop's time over the accelerated one's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageCounts(Result):
+class PackageCounts(Result, kind="package-counts"):
     """`benchmarks.packages` for 1 to 1000 samples at a time."""
 
     package: str
@@ -930,8 +849,7 @@ class PackageCounts(Result):
     """All samples of the last row's turns against those of the package's own loop."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyRow:
+class CopyRow(Record):
     """A repository's copy of OpenAI's diffusion class, and how many tests it passed."""
 
     repository: str
@@ -942,8 +860,7 @@ class CopyRow:
     failed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Copies(Result):
+class Copies(Result, kind="openai"):
     """`python -m tests.openai`."""
 
     rows: Some[CopyRow]
@@ -952,8 +869,7 @@ class Copies(Result):
 # ------------------------------------------------------------------ who finishes first
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderRow:
+class OrderRow(Record):
     """A rule by which samples are chosen from a run."""
 
     rule: str
@@ -966,8 +882,7 @@ class OrderRow:
     error: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderSettings:
+class OrderSettings(Record):
     """The chain and the runs."""
 
     steps: AtLeastOne
@@ -978,8 +893,7 @@ class OrderSettings:
     sequential: AtLeastOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order(Result):
+class Order(Result, kind="order"):
     """Samples chosen by when they were done (`benchmarks.order`)."""
 
     settings: OrderSettings
@@ -989,8 +903,7 @@ class Order(Result):
     rows: Some[OrderRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class McmcChain:
+class McmcChain(Record):
     """A Langevin chain, and the effective samples of one path behind its burn-in, for both samplers."""
 
     name: str
@@ -1001,8 +914,7 @@ class McmcChain:
     speculative_error: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
-class McmcRow:
+class McmcRow(Record):
     """One chain, or several at a time; window 0 is the sequential sampler."""
 
     chain: str
@@ -1018,8 +930,7 @@ class McmcRow:
     """Ratio to the sequential sampler; None for that sampler itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class McmcSettings:
+class McmcSettings(Record):
     """Chains of `steps` transitions, the first `burn` of which are not counted."""
 
     steps: AtLeastOne
@@ -1027,8 +938,7 @@ class McmcSettings:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mcmc(Result):
+class Mcmc(Result, kind="mcmc"):
     """Effective samples a second of Langevin chains (`benchmarks.mcmc`)."""
 
     settings: McmcSettings
@@ -1036,8 +946,7 @@ class Mcmc(Result):
     rows: Some[McmcRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
+class Spread(Record):
     """The spread of many plans: robots wait for the slow ones."""
 
     mean: Positive
@@ -1046,8 +955,7 @@ class Spread:
     most: Positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class RobotClockRow:
+class RobotClockRow(Record):
     """Plans at batch 1, one way of drawing them."""
 
     method: str
@@ -1072,8 +980,7 @@ class RobotClockRow:
     """True if it was the fastest of its method on other episodes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RobotClockSettings:
+class RobotClockSettings(Record):
     """The policy and where it ran."""
 
     policy: str
@@ -1090,29 +997,22 @@ class RobotClockSettings:
     """Measurements that were not possible."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RobotClock(Result):
+class RobotClock(Result, kind="robot-clock"):
     """LeRobot's diffusion policy on recorded observations (`benchmarks.robots clock`)."""
 
     settings: RobotClockSettings
     rows: Some[RobotClockRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanTail:
-    """Distribution of the calls of plans: robots wait for the slow ones."""
+class PlanTail(Spread):
+    """The spread of the calls of plans."""
 
-    mean: Positive
     error: NotNegative
     """Standard error of the mean."""
-    median: Positive
     p90: Positive
-    p99: Positive
-    most: Positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnedPlansRow:
+class LearnedPlansRow(Record):
     """Plans at batch 1, all drafted from the same kind of path."""
 
     window: AtLeastOne
@@ -1134,8 +1034,7 @@ class LearnedPlansRow:
     """The same for the slow plans."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnedPlansSettings:
+class LearnedPlansSettings(Record):
     """The policy, and the episodes it was planned on."""
 
     policy: str
@@ -1146,16 +1045,14 @@ class LearnedPlansSettings:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnedPlans(Result):
+class LearnedPlans(Result, kind="policy-learned"):
     """Calls of plans by what their first window is drafted from (`benchmarks.learning`)."""
 
     settings: LearnedPlansSettings
     rows: Some[LearnedPlansRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuccessRow:
+class SuccessRow(Record):
     """One task, one way of planning."""
 
     task: str
@@ -1170,8 +1067,7 @@ class SuccessRow:
     """Calls of a plan, on average."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuccessSettings:
+class SuccessSettings(Record):
     """The policy and its trials."""
 
     policy: str
@@ -1188,8 +1084,7 @@ class SuccessSettings:
     """Steps that the robot holds still before each plan, by method; none where physics waits for plans."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RobotSuccess(Result):
+class RobotSuccess(Result, kind="robot-success"):
     """Meta-World in closed loop (`benchmarks.robots success`)."""
 
     settings: SuccessSettings
@@ -1202,8 +1097,7 @@ class RobotSuccess(Result):
         return list(dict.fromkeys(row.method for row in self.rows))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeadlineRow:
+class DeadlineRow(Record):
     """Plans of one method at batch 1."""
 
     method: str
@@ -1215,8 +1109,7 @@ class DeadlineRow:
     """Speed-up over the first method, in turns."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeadlineSettings:
+class DeadlineSettings(Record):
     """The policy, where it ran, and its deadline."""
 
     policy: str
@@ -1229,8 +1122,7 @@ class DeadlineSettings:
     """Time in which the robot executes the actions of a plan."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deadlines(Result):
+class Deadlines(Result, kind="robot-deadlines"):
     """Plans that come too late, by method (`benchmarks.robots deadlines`)."""
 
     settings: DeadlineSettings
@@ -1240,8 +1132,7 @@ class Deadlines(Result):
 # ------------------------------------------------------------------ the first sample
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartRow:
+class StartRow(Record):
     """A new process, from its start to its first sample."""
 
     way: str
@@ -1259,8 +1150,7 @@ class StartRow:
     """Graphs that torch.compile compiled."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartCommand:
+class StartCommand(Record):
     """A command that prints help or a usage error."""
 
     arguments: list[str]
@@ -1269,8 +1159,7 @@ class StartCommand:
     """Median of several runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartSettings:
+class StartSettings(Record):
     """The model, the chain and the machine."""
 
     model: str
@@ -1280,8 +1169,7 @@ class StartSettings:
     repeats: AtLeastOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start(Result):
+class Start(Result, kind="start"):
     """Seconds to the first sample, and processor seconds of help and errors (`benchmarks.clock start`)."""
 
     settings: StartSettings
@@ -1292,8 +1180,7 @@ class Start(Result):
 # ------------------------------------------------------------------ one figure, settled
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgreementSettings:
+class AgreementSettings(Record):
     """Settings of every set of pictures."""
 
     steps: AtLeastOne
@@ -1302,8 +1189,7 @@ class AgreementSettings:
     count: AtLeastOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgreementRow:
+class AgreementRow(Record):
     """One set of pictures."""
 
     network: str
@@ -1326,8 +1212,7 @@ class AgreementRow:
         return wilson(self.agree, self.pictures)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallSizeRow:
+class CallSizeRow(Record):
     """Differences between the network's answers and its answers in calls of one state."""
 
     network: str
@@ -1341,8 +1226,7 @@ class CallSizeRow:
     """Root mean square of the answers themselves."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreement(Result):
+class Agreement(Result, kind="agreement"):
     """Labels that the classifier sees in sequential and in speculative pictures (`benchmarks.agreement`)."""
 
     settings: AgreementSettings
@@ -1375,8 +1259,7 @@ class Agreement(Result):
 # ------------------------------------------------------------------ datasets and training
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverheadRow:
+class OverheadRow(Record):
     """The cost of a dataset beyond the engine's own work."""
 
     target: str
@@ -1393,15 +1276,13 @@ class OverheadRow:
     inside_cpu: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateOverhead(Result):
+class GenerateOverhead(Result, kind="generate-overhead"):
     """`benchmarks.generate overhead`."""
 
     rows: Some[OverheadRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateMemoryRow:
+class GenerateMemoryRow(Record):
     """Peak resident memory of a dataset."""
 
     dim: AtLeastOne
@@ -1411,15 +1292,13 @@ class GenerateMemoryRow:
     seconds: Positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateMemory(Result):
+class GenerateMemory(Result, kind="generate-memory"):
     """`benchmarks.generate memory`."""
 
     rows: Some[GenerateMemoryRow]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateLawSettings:
+class GenerateLawSettings(Record):
     """The mixture."""
 
     dim: AtLeastOne
@@ -1429,8 +1308,7 @@ class GenerateLawSettings:
     count: AtLeastOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateLaw(Result):
+class GenerateLaw(Result, kind="generate-law"):
     """A large dataset (`benchmarks.generate law`)."""
 
     settings: GenerateLawSettings
@@ -1442,8 +1320,7 @@ class GenerateLaw(Result):
     peak_mib: Positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training(Result):
+class Training(Result, kind="training"):
     """A model (`recipes.train`)."""
 
     model: str
@@ -1456,8 +1333,7 @@ class Training(Result):
     test_loss: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassifierTraining(Result):
+class ClassifierTraining(Result, kind="training-classifier"):
     """The judge (`recipes.classifier`)."""
 
     parameters: AtLeastOne
@@ -1468,49 +1344,6 @@ class ClassifierTraining(Result):
     seconds: Positive
 
 
-KINDS: Mapping[str, type[Result]] = {
-    "bench": BenchResult,
-    "frontier": FrontierResult,
-    "check": CheckResult,
-    "dataset": DatasetResult,
-    "calls": Calls,
-    "curves": Curves,
-    "growth": Growth,
-    "latency": Latency,
-    "warm": Warm,
-    "throughput": Throughput,
-    "memory": Memory,
-    "gpu-tests": GpuTests,
-    "gpu-soak": Soak,
-    "gpu-sanitizer": Sanitized,
-    "quality": Quality,
-    "quality-cost": QualityCost,
-    "agreement": Agreement,
-    "cpu-clock": CpuClock,
-    "cpu-rounds": CpuRounds,
-    "published": Published,
-    "ranked": Ranked,
-    "policy": Policy,
-    "packages": Packages,
-    "package-counts": PackageCounts,
-    "openai": Copies,
-    "order": Order,
-    "mcmc": Mcmc,
-    "policy-warm": PolicyWarm,
-    "policy-learned": LearnedPlans,
-    "start": Start,
-    "pens": Pens,
-    "robot-clock": RobotClock,
-    "robot-success": RobotSuccess,
-    "robot-deadlines": Deadlines,
-    "generate-overhead": GenerateOverhead,
-    "generate-memory": GenerateMemory,
-    "generate-law": GenerateLaw,
-    "training": Training,
-    "training-classifier": ClassifierTraining,
-}
-
-
 # ------------------------------------------------------------------ reading and writing
 
 R = TypeVar("R", bound=Result)
@@ -1518,13 +1351,13 @@ R = TypeVar("R", bound=Result)
 
 def read(folder: Path = RESULTS) -> Results:
     """All results of the folder and those below it."""
-    return read_results(folder, KINDS)
+    return read_results(folder)
 
 
 def load(kind: type[R], name: str, folder: Path = RESULTS) -> R:
     """One of them, which must be of this kind."""
     path = folder / f"{name}.json"
-    result = read_result(path, KINDS, name)
+    result = read_result(path, name)
     if not isinstance(result, kind):
         raise ResultError(f"{path} is no result of the kind {kind.__name__}")
     return result

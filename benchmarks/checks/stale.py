@@ -15,7 +15,7 @@ from functools import cache
 from benchmarks.checks.code import essence
 from benchmarks.checks.standing import JUDGED, STANDING
 from benchmarks.result_files import Result
-from benchmarks.results import KINDS, RESULTS, read
+from benchmarks.results import RESULTS, read
 
 ROOT = RESULTS.parent.parent
 SHOWN = 3
@@ -119,10 +119,9 @@ def changed(result: Result, since: str | None = None) -> list[str]:
     """Code of the result that is another one today than at a commit, the result's own by default."""
     commit = since or commit_of(result)
     assert commit is not None, f"{result.name} names no commit"
-    (kind,) = (kind for kind, form in KINDS.items() if type(result) is form)
     other = f"foresample/backends/{'numba' if _on_gpu(result) else 'triton'}/"
     found = []
-    for source in SOURCES.get(kind, ENGINE):
+    for source in SOURCES.get(result.kind, ENGINE):
         path, _, function = source.partition("::")
         before, now = _files(commit, path), _files("HEAD", path)
         for file in sorted({*before, *now}):

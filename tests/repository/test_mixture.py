@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.mixture import METHODS, app
 from benchmarks.result_files import BenchResult, read_result
-from benchmarks.results import KINDS, LABELS
+from benchmarks.results import LABELS
 
 SMALL = ["--dim", "4", "--steps", "8", "--window", "3", "--samples", "5"]
 
@@ -35,7 +35,7 @@ def test_every_method_has_a_key_and_words() -> None:
 def test_a_table_a_result_and_a_plot(tmp_path: Path) -> None:
     told = run("--out", tmp_path).output
     assert all(LABELS[method] in told for method in METHODS)
-    read = read_result(tmp_path / "mixture-d4-T8-v.json", KINDS)
+    read = read_result(tmp_path / "mixture-d4-T8-v.json")
     assert isinstance(read, BenchResult)
     assert read.settings.steps == 8
     assert [row.method for row in read.rows] == list(METHODS)

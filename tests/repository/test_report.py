@@ -19,8 +19,8 @@ from benchmarks import report
 from benchmarks.report import evidence, recording
 from benchmarks.report.exactness import _gpu_tests
 from benchmarks.report.headlines import headlines
-from benchmarks.result_files import ResultError, Results, parse_result
-from benchmarks.results import KINDS, LABELS, RESULTS, GpuTests, read
+from benchmarks.result_files import KINDS, ResultError, Results, parse_result
+from benchmarks.results import LABELS, RESULTS, GpuTests, read
 from tests.law import test_law
 from tests.support import reference
 from tests.support.browser import Tab, chromium, data_of, in_a_browser, plots_of, values

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.result_files import (
+    KINDS,
     BenchResult,
     CheckResult,
     DatasetResult,
@@ -17,14 +18,14 @@ from benchmarks.result_files import (
     read_result,
     read_results,
 )
-from benchmarks.results import KINDS, label
+from benchmarks.results import label
 from foresample.provenance import make_result, write_result
 from tests.support.saved import BENCH, DATASET, FILES, save
 
 
 def test_every_kind_is_read_from_any_folder(tmp_path: Path) -> None:
     foreign = {"notes.json": [1], "other.json": {"kind": "letter", "x": 1}}
-    found = read_results(save(tmp_path, {**FILES, **foreign}), KINDS)
+    found = read_results(save(tmp_path, {**FILES, **foreign}))
     assert {type(result) for result in found.found} == {KINDS[data["kind"]] for data in FILES.values()}
     assert found.foreign == ["notes.json", "other.json"]
     (dataset,) = found.of(DatasetResult)
@@ -38,7 +39,7 @@ def test_written_results_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "check.json"
     findings = [{"question": "law", "passed": False, "detail": "p", "tests": 3, "smallest_p": 1e-9}]
     write_result(path, make_result("check", {"window": 3}, passed=False, level=0.001, findings=findings))
-    result = read_result(path, KINDS)
+    result = read_result(path)
     assert isinstance(result, CheckResult)
     assert not result.findings[0].passed
     assert result.settings == {"window": 3}
@@ -52,7 +53,7 @@ def test_missing_measurements_are_written_as_null(tmp_path: Path) -> None:
 
 def test_results_are_sorted_by_name_with_numbers_by_value(tmp_path: Path) -> None:
     names = ["T300", "T30", "b/x", "T4", "²"]
-    found = read_results(save(tmp_path, {f"{name}.json": BENCH for name in names}), KINDS).of(BenchResult)
+    found = read_results(save(tmp_path, {f"{name}.json": BENCH for name in names})).of(BenchResult)
     assert [result.name for result in found] == ["T4", "T30", "T300", "b/x", "²"]
 
 
@@ -104,7 +105,7 @@ def changed(data: dict[str, Any], value: Any, *at: Any) -> dict[str, Any]:
 def test_a_defect_is_one_sentence_with_file_place_and_remedy(tmp_path: Path, data: Any, sentence: str) -> None:
     save(tmp_path, {"fine.json": BENCH, "bad.json": data})
     with pytest.raises(ResultError) as raised:
-        read_results(tmp_path, KINDS)
+        read_results(tmp_path)
     told = str(raised.value)
     assert told.startswith(f"{tmp_path / 'bad.json'}: {sentence}")
     assert told.endswith("; write it again with its command, or take it out of the folder")
@@ -130,7 +131,7 @@ def test_a_folder_without_results_is_refused(
         folder.mkdir()
         save(folder, files)
     with pytest.raises(ResultError) as raised:
-        read_results(folder, KINDS)
+        read_results(folder)
     assert sentence in str(raised.value)
     assert str(folder) in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -10,7 +10,8 @@ from benchmarks.checks import stale
 from benchmarks.checks.code import essence
 from benchmarks.checks.commands import refusal
 from benchmarks.checks.test_results import needs_history
-from benchmarks.results import KINDS, Curves, read
+from benchmarks.result_files import KINDS
+from benchmarks.results import Curves, read
 
 CODE = """
 def window(size):
