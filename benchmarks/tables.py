@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,10 +74,16 @@ def _speedup(row: BenchRow | CurvePoint) -> str:
     return f"{row.speedup:.2f} ± {row.speedup_error:.2f}"
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     """The table in Markdown."""
     head, *lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return "\n".join([head, "|---" * len(heads) + "|", *lines])
+
+
+def table_of(rows: Iterable[Mapping[str, str]]) -> str:
+    """The table in Markdown, from rows whose cells are named by the heads of their columns."""
+    lines = list(rows)
+    return table(list(lines[0]), (line.values() for line in lines))
 
 
 def models() -> str:
@@ -140,36 +147,38 @@ def quality() -> str:
 def agreement() -> str:
     """Labels that the classifier sees, and what the size of a call does to the network's answers."""
     saved = load(Agreement, "fashion_mnist-agreement")
-    settings, cells = saved.settings, []
+    settings, rows = saved.settings, []
     for row in saved.rows:
         low, high = row.interval
-        share = f"{100 * row.share:.2f} % ({100 * low:.2f} … {100 * high:.2f})"
-        cells.append([row.network, row.sampler, f"{row.seed}", f"{row.pictures}", share, f"{row.calls:.1f}"])
-    heads = ["network", "sampler", "seed", "pictures", "label seen (Wilson, 95 %)", "calls a picture"]
+        rows.append(
+            {
+                "network": row.network,
+                "sampler": row.sampler,
+                "seed": f"{row.seed}",
+                "pictures": f"{row.pictures}",
+                "label seen (Wilson, 95 %)": f"{100 * row.share:.2f} % ({100 * low:.2f} … {100 * high:.2f})",
+                "calls a picture": f"{row.calls:.1f}",
+            }
+        )
     apart = ", ".join(
         f"{100 * d:+.2f} ± {100 * e:.2f} % in {network}" for network, (d, e) in saved.differences().items()
     )
-    shown = (
-        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{table(heads, cells)}\n\n"
-        f"Speculative minus sequential, with its standard error: {apart}. The p-value of no difference is "
-        f"{saved.p_value:.2f}."
-    )
-    if not saved.calls:
-        return shown
-    sizes = [
-        [
-            row.network,
-            f"{row.states}",
-            f"{row.most:.1e}",
-            f"{row.rms:.1e}",
-            f"{row.mean:+.1e} ± {row.mean_error:.0e}",
-        ]
+    sizes = table_of(
+        {
+            "network": row.network,
+            "states a call": f"{row.states}",
+            "largest difference": f"{row.most:.1e}",
+            "root mean square": f"{row.rms:.1e}",
+            "mean": f"{row.mean:+.1e} ± {row.mean_error:.0e}",
+        }
         for row in saved.calls
-    ]
+    )
     return (
-        f"{shown}\n\nThe network's outputs, of root mean square {saved.calls[0].answer:.2f}, for the same "
-        f"{max(row.states for row in saved.calls)} states, compared with those of calls with one state:\n\n"
-        + table(["network", "states a call", "largest difference", "root mean square", "mean"], sizes)
+        f"{settings.steps} steps, window {settings.window}, {settings.slots} slots:\n\n{table_of(rows)}\n\n"
+        f"Speculative minus sequential, with its standard error: {apart}. The p-value of no difference is "
+        f"{saved.p_value:.2f}.\n\nThe network's outputs, of root mean square {saved.calls[0].answer:.2f}, for the "
+        f"same {max(row.states for row in saved.calls)} states, compared with those of calls with one state:\n\n"
+        f"{sizes}"
     )
 
 
@@ -203,62 +212,43 @@ def policy() -> str:
 
 def package_counts() -> str:
     """Packages' own loops and the accelerated ones, for few samples and for many."""
-    cells = []
-    for saved in read().of(PackageCounts):
-        for row in saved.rows:
-            cells.append(
-                [
-                    saved.package if row is saved.rows[0] else "",
-                    f"{row.count}",
-                    f"{row.window}",
-                    f"{row.calls:.1f} of {saved.steps}",
-                    f"{row.evaluations:.0f}",
-                    f"{row.faster.ratio:.2f}× ± {row.faster.error:.2f}",
-                ]
-            )
-    heads = ["sampler", "samples at a time", "window", "calls a sample", "states evaluated a sample"]
-    return table([*heads, "faster than its own loop"], cells)
+    return table_of(
+        {
+            "sampler": saved.package if row is saved.rows[0] else "",
+            "samples at a time": f"{row.count}",
+            "window": f"{row.window}",
+            "calls a sample": f"{row.calls:.1f} of {saved.steps}",
+            "states evaluated a sample": f"{row.evaluations:.0f}",
+            "faster than its own loop": f"{row.faster.ratio:.2f}× ± {row.faster.error:.2f}",
+        }
+        for saved in read().of(PackageCounts)
+        for row in saved.rows
+    )
 
 
 def other_packages() -> str:
     """Samplers of other packages at a thousand steps."""
-    saved = load(Packages, "packages")
-    cells = []
+    saved, rows = load(Packages, "packages"), []
     for row in saved.rows:
-        law = (
-            ""
-            if row.smallest_p is None
-            else f"{row.checked} samples, {row.tests} tests, smallest p {row.smallest_p:.3f}"
-        )
+        tests = f"{row.checked} samples, {row.tests} tests, smallest p "
         error = "" if row.calls_error is None else f" ± {row.calls_error:.1f}"
-        cells.append(
-            [
-                row.name,
-                f"{row.window}",
-                f"{row.calls:.1f}{error} of {row.steps}",
-                f"{row.steps / row.calls:.0f}×",
-                f"{row.evaluations:.0f}",
-                f"{row.seconds:.1f}",
-                f"{row.sequential_seconds:.1f}",
-                law,
-            ]
+        rows.append(
+            {
+                "sampler": row.name,
+                "window": f"{row.window}",
+                "calls a sample": f"{row.calls:.1f}{error} of {row.steps}",
+                "fewer": f"{row.steps / row.calls:.0f}×",
+                "states evaluated a sample": f"{row.evaluations:.0f}",
+                f"seconds for {saved.rows[0].count} samples": f"{row.seconds:.1f}",
+                "sequential": f"{row.sequential_seconds:.1f}",
+                "distribution": "" if row.smallest_p is None else f"{tests}{row.smallest_p:.3f}",
+            }
         )
-    heads = ["sampler", "window", "calls a sample", "fewer", "states evaluated a sample"]
-    heads += [f"seconds for {saved.rows[0].count} samples", "sequential", "distribution"]
-    return table(heads, cells)
-
-
-def robot_clock() -> str:
-    """LeRobot's full-size policy on a GPU."""
-    return _robot_clock("robot-clock")
-
-
-def robot_clock_float32() -> str:
-    """The same, trained less and run without TF32: all windows."""
-    return _robot_clock("robot-clock-float32")
+    return table_of(rows)
 
 
 def _robot_clock(name: str) -> str:
+    """LeRobot's full-size policy on a GPU."""
     saved = load(RobotClock, name)
     settings = saved.settings
     about = (
@@ -397,52 +387,48 @@ def latency() -> str:
 
 def warm() -> str:
     """Calls started cold and from a prior."""
-    cells = [
-        [
-            MODELS.get(row.model, row.model),
-            f"{row.steps}",
-            f"{row.window}",
-            "table and bands" if row.bands else "table",
-            f"{row.cold:.2f} ± {row.cold_error:.2f}",
-            f"{row.warm:.2f} ± {row.warm_error:.2f}",
-            f"{100 * row.fewer:.1f} ± {100 * row.fewer_error:.1f} %",
-        ]
+    return table_of(
+        {
+            "model": MODELS.get(row.model, row.model),
+            "steps": f"{row.steps}",
+            "window": f"{row.window}",
+            "prior": "table and bands" if row.bands else "table",
+            "calls, cold": f"{row.cold:.2f} ± {row.cold_error:.2f}",
+            "calls, warm": f"{row.warm:.2f} ± {row.warm_error:.2f}",
+            "fewer": f"{100 * row.fewer:.1f} ± {100 * row.fewer_error:.1f} %",
+        }
         for model in ("cifar10", "fashion_mnist")
         for row in load(Warm, f"warm-{model}").rows
-    ]
-    return table(["model", "steps", "window", "prior", "calls, cold", "calls, warm", "fewer"], cells)
+    )
 
 
 def rounds() -> str:
     """The time of a round by its parts."""
-    cells = [
-        [
-            f"{row.window}" if row.window else "none: the sequential sampler",
-            f"{row.round_us:.0f} µs",
-            f"{row.network_us:.0f} µs",
-            f"{100 * row.share:.1f} %",
-        ]
+    return table_of(
+        {
+            "drafts": f"{row.window}" if row.window else "none: the sequential sampler",
+            "a round": f"{row.round_us:.0f} µs",
+            "the network alone": f"{row.network_us:.0f} µs",
+            "all else": f"{100 * row.share:.1f} %",
+        }
         for row in load(Latency, "cifar10-latency-graph").rounds
-    ]
-    return table(["drafts", "a round", "the network alone", "all else"], cells)
+    )
 
 
 def cpu() -> str:
     """Both samplers on one core."""
-    cells = [
-        [
-            f"{row.target}, {row.steps} steps{_together(row)}",
-            f"{row.window}",
-            f"{row.calls:.1f}",
-            f"{row.sequential_ms:.3g}",
-            f"{row.ms:.3g}",
-            f"{row.ratio.ratio:.2f} ± {row.ratio.error:.2f}×",
-            f"{row.ratio.turns}",
-        ]
+    return table_of(
+        {
+            "what is drawn": f"{row.target}, {row.steps} steps{_together(row)}",
+            "window": f"{row.window}",
+            "calls": f"{row.calls:.1f}",
+            "ms a sample, sequential": f"{row.sequential_ms:.3g}",
+            "ms a sample": f"{row.ms:.3g}",
+            "gain": f"{row.ratio.ratio:.2f} ± {row.ratio.error:.2f}×",
+            "turns": f"{row.ratio.turns}",
+        }
         for row in load(CpuClock, "cpu").rows
-    ]
-    heads = ["what is drawn", "window", "calls", "ms a sample, sequential", "ms a sample", "gain", "turns"]
-    return table(heads, cells)
+    )
 
 
 def headlines() -> str:
@@ -456,48 +442,36 @@ def _together(row: CpuClockRow) -> str:
 
 def cpu_rounds() -> str:
     """The time of a round by its parts, on a CPU."""
-    cells = [
-        [
-            f"{row.target}, {row.steps} steps",
-            f"{row.window}",
-            f"{row.slots}",
-            f"{row.network_ms:.2f}",
-            f"**{row.own_ms:.2f}** ({100 * row.share:.0f} %)",
-            f"{row.plain_own_ms:.2f}",
-            f"{row.sequential_ms:.1f}",
-            f"{row.sample_ms:.1f}",
-        ]
+    return table_of(
+        {
+            "target": f"{row.target}, {row.steps} steps",
+            "window": f"{row.window}",
+            "samples at once": f"{row.slots}",
+            "the network, a round": f"{row.network_ms:.2f}",
+            "all else": f"**{row.own_ms:.2f}** ({100 * row.share:.0f} %)",
+            "all else, plain": f"{row.plain_own_ms:.2f}",
+            "a sample, sequential": f"{row.sequential_ms:.1f}",
+            "a sample": f"{row.sample_ms:.1f}",
+        }
         for row in load(CpuRounds, "cpu-rounds").rows
-    ]
-    heads = ["target", "window", "samples at once", "the network, a round", "all else", "all else, plain"]
-    return table([*heads, "a sample, sequential", "a sample"], cells)
+    )
 
 
 def start() -> str:
     """Seconds from the start of a process to its first sample, on a CPU; processor seconds of help and errors."""
     saved = load(Start, "start-cpu")
-    cells = [
-        [
-            row.way,
-            "used before" if row.cached else "new",
-            f"{row.seconds:.1f}",
-            f"{row.preparation_seconds:.1f}",
-            f"{row.next_seconds:.1f}",
-        ]
+    rows = table_of(
+        {
+            "network": row.way,
+            "installation": "used before" if row.cached else "new",
+            "seconds to the first sample": f"{row.seconds:.1f}",
+            "of these, preparation": f"{row.preparation_seconds:.1f}",
+            "the second sample": f"{row.next_seconds:.1f}",
+        }
         for row in saved.rows
-    ]
-    seconds = [command.processor_seconds for command in saved.commands]
-    heads = [
-        "network",
-        "installation",
-        "seconds to the first sample",
-        "of these, preparation",
-        "the second sample",
-    ]
-    return (
-        f"{table(heads, cells)}\n\nHelp and usage errors take {min(seconds):.2f} to {max(seconds):.2f} seconds of "
-        "processor time."
     )
+    seconds = [command.processor_seconds for command in saved.commands]
+    return f"{rows}\n\nHelp and usage errors take {min(seconds):.2f} to {max(seconds):.2f} seconds of processor time."
 
 
 def throughput() -> str:
@@ -558,18 +532,16 @@ def frontier() -> str:
 
 def overhead() -> str:
     """The cost of drawing a dataset beyond the engine's own work."""
-    cells = [
-        [
-            row.target,
-            f"{row.count}, {row.slots}",
-            f"{100 * row.inside:.2f} %",
-            f"{100 * row.inside_cpu:.2f} %",
-            f"{100 * row.beside:+.1f} ± {100 * (row.beside_error or 0):.1f} %",
-        ]
+    return table_of(
+        {
+            "target": row.target,
+            "samples, slots": f"{row.count}, {row.slots}",
+            "time outside the engine": f"{100 * row.inside:.2f} %",
+            "processor time outside it": f"{100 * row.inside_cpu:.2f} %",
+            "dataset against engine alone": f"{100 * row.beside:+.1f} ± {100 * (row.beside_error or 0):.1f} %",
+        }
         for row in load(GenerateOverhead, "generate-overhead").rows
-    ]
-    heads = ["target", "samples, slots", "time outside the engine", "processor time outside it"]
-    return table([*heads, "dataset against engine alone"], cells)
+    )
 
 
 def dataset() -> str:
@@ -808,23 +780,24 @@ def curves_behind() -> str:
 
 def curves_cost() -> str:
     """Evaluations of a sample at three verification batches."""
-    cells = []
+    lines = []
     for saved in curve_files():
         rows = saved.rows
         for n in sorted({5, 16, 64}.intersection(batches(rows))):
             peer = best_peer(rows, n)
             both = _row(rows, method="default", states=n), peer
-            cells.append(
-                [
-                    _title(saved),
-                    f"{n}",
-                    ", ".join(f"{row.calls:.2f} ± {row.calls_error:.2f}" for row in both),
-                    ", ".join(f"{row.evaluations:.1f} ± {row.evaluations_error:.1f}" for row in both),
-                    label(peer.method),
-                ]
+            calls = (f"{row.calls:.2f} ± {row.calls_error:.2f}" for row in both)
+            evaluations = (f"{row.evaluations:.1f} ± {row.evaluations_error:.1f}" for row in both)
+            lines.append(
+                {
+                    "chain": _title(saved),
+                    "states a call": f"{n}",
+                    "calls: default, best rival": ", ".join(calls),
+                    "evaluations: default, best rival": ", ".join(evaluations),
+                    "best rival": label(peer.method),
+                }
             )
-    heads = ["chain", "states a call", "calls: default, best rival", "evaluations: default, best rival"]
-    return table([*heads, "best rival"], cells)
+    return table_of(lines)
 
 
 def curves_missing() -> str:
@@ -845,33 +818,14 @@ POLICY_COST = ("quality-cost-policy",)
 MIXTURE_COST = ("quality-cost-mixture",)
 
 
-def quality_cost() -> str:
-    """The lossy methods' distance to the sequential distribution against their calls."""
-    return _quality_cost(*FASHION_COST)
-
-
-def quality_cost_cifar10() -> str:
-    """The same for CIFAR-10, with every iteration."""
-    return _quality_cost(*CIFAR10_COST)
-
-
-def quality_cost_policy() -> str:
-    """The same for the robot policy."""
-    return _quality_cost(*POLICY_COST)
-
-
-def quality_cost_mixture() -> str:
-    """The same for a mixture whose denoiser is exact."""
-    return _quality_cost(*MIXTURE_COST)
-
-
-def _costs(*names: str) -> QualityCost:
+def _costs(names: Sequence[str]) -> QualityCost:
     (saved,) = QualityCost.joined([load(QualityCost, name) for name in names])
     return saved
 
 
-def _quality_cost(*names: str) -> str:
-    saved = _costs(*names)
+def _quality_cost(names: Sequence[str]) -> str:
+    """The distance to the sequential distribution against the calls, for exact and lossy methods."""
+    saved = _costs(names)
     rows, floor = saved.rows, saved.floor
     alone, data = (any(getattr(row, name) is not None for row in rows) for name in ("alone_ms", "to_data"))
     cells = [
@@ -917,7 +871,7 @@ def _with_error(value: float | None, error: float | None) -> str:
 
 def quality_cost_summary() -> str:
     """The fewest calls at which each method cannot be told from the sequential sampler, or its closest."""
-    saved, cells = _costs(*MIXTURE_COST), []
+    saved, cells = _costs(MIXTURE_COST), []
     floor = saved.floor
     for method in dict.fromkeys(row.method for row in saved.rows):
         rows = [row for row in saved.rows if row.method == method]
@@ -944,46 +898,37 @@ def _as_near(row: QualityCostPoint, floor: QualityCostPoint) -> bool:
 
 def ranked() -> str:
     """Calls saved by ranking the children, on several chains."""
-    cells = [
-        [
-            row.chain,
-            f"{row.mismatch:.2f}",
-            f"{100 * row.rejected_in_turn:.1f} %",
-            f"{100 * row.rejected_by_rank:.1f} %",
-            f"{row.fewer_calls:.1f} ± {row.error:.1f} %",
-        ]
+    return table_of(
+        {
+            "chain": row.chain,
+            "median mismatch": f"{row.mismatch:.2f}",
+            "D-GRS rejects": f"{100 * row.rejected_in_turn:.1f} %",
+            "RASS rejects": f"{100 * row.rejected_by_rank:.1f} %",
+            "RASS saves in calls": f"{row.fewer_calls:.1f} ± {row.error:.1f} %",
+        }
         for row in load(Ranked, "ranked").rows
-    ]
-    heads = ["chain", "median mismatch", "D-GRS rejects", "RASS rejects", "RASS saves in calls"]
-    return table(heads, cells)
+    )
 
 
 def mcmc() -> str:
     """Effective samples a second of Langevin chains, one and several at a time."""
-    saved, cells = load(Mcmc, "mcmc"), []
+    saved, rows = load(Mcmc, "mcmc"), []
     for name, chains in dict.fromkeys((row.chain, row.chains) for row in saved.rows):
-        rows = [row for row in saved.rows if (row.chain, row.chains) == (name, chains)]
-        plain, *ours = rows
+        plain, *ours = (row for row in saved.rows if (row.chain, row.chains) == (name, chains))
         for row in ours:
             assert row.gain is not None
-            cells.append(
-                [
-                    f"{name}, {saved.settings.steps} steps",
-                    f"{chains}",
-                    f"{row.window}",
-                    f"{row.calls:.0f}",
-                    f"{plain.effective_a_second:.0f}, {row.effective_a_second:.0f}",
-                    f"{row.gain.ratio:.2f} ± {row.gain.error:.2f}×",
-                ]
+            rates = f"{plain.effective_a_second:.0f}, {row.effective_a_second:.0f}"
+            rows.append(
+                {
+                    "chain": f"{name}, {saved.settings.steps} steps",
+                    "chains at a time": f"{chains}",
+                    "window": f"{row.window}",
+                    "calls a chain": f"{row.calls:.0f}",
+                    "effective samples a second: sequential, ours": rates,
+                    "gain": f"{row.gain.ratio:.2f} ± {row.gain.error:.2f}×",
+                }
             )
-    heads = [
-        "chain",
-        "chains at a time",
-        "window",
-        "calls a chain",
-        "effective samples a second: sequential, ours",
-    ]
-    return table([*heads, "gain"], cells)
+    return table_of(rows)
 
 
 def order() -> str:
@@ -1041,7 +986,7 @@ def when_lossy() -> str:
     """Few-step solvers and iterations to a tolerance beside ours: cost, and distance to the distribution."""
     cells = []
     for names in (FASHION_COST, CIFAR10_COST, POLICY_COST):
-        saved = _costs(*names)
+        saved = _costs(names)
         floor = saved.floor
         for method in dict.fromkeys(row.method for row in saved.rows):
             rows = [row for row in saved.rows if row.method == method]
@@ -1060,62 +1005,25 @@ def _chain(saved: QualityCost) -> str:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
-    "order": order,
-    "headline": front.headline,
-    "pays": front.pays,
-    "when_cpu": front.when_cpu,
-    "robot_short": front.robot_short,
-    "robot_call": front.robot_call,
-    "when": when,
-    "when_lossy": when_lossy,
-    "latency": latency,
-    "rounds": rounds,
-    "warm": warm,
-    "cpu": cpu,
-    "headlines": headlines,
-    "cpu_rounds": cpu_rounds,
-    "start": start,
-    "throughput": throughput,
-    "frontier": frontier,
-    "growth": growth,
-    "memory": memory,
-    "models": models,
-    "mixture": mixture,
-    "quality": quality,
-    "agreement": agreement,
-    "policy": policy,
-    "other_packages": other_packages,
-    "package_counts": package_counts,
-    "policy_warm": policy_warm,
-    "robot_clock": robot_clock,
-    "robot_clock_float32": robot_clock_float32,
-    "robot_clock_cpu": robot_clock_cpu,
-    "robot_success": robot_success,
-    "quality_cost": quality_cost,
-    "quality_cost_cifar10": quality_cost_cifar10,
-    "quality_cost_policy": quality_cost_policy,
-    "quality_cost_mixture": quality_cost_mixture,
-    "quality_cost_summary": quality_cost_summary,
-    "ranked": ranked,
-    "mcmc": mcmc,
-    "curves_missing": curves_missing,
-    "curves_cost": curves_cost,
-    "curves_behind": curves_behind,
-    "curves": curves,
-    "curves_lead": curves_lead,
-    "response": response,
-    "classifier": classifier,
-    "training": training,
-    "policy_costs": policy_costs,
-    "policy_learned": waiting.policy_learned,
-    "policy_tail": waiting.policy_tail,
-    "policy_steps": policy_steps,
-    "policy_quality": policy_quality,
-    "devices": devices,
-    "dataset": dataset,
-    "overhead": overhead,
-    "generate_gpu": generate_gpu,
+    made.__name__: made
+    for made in (
+        *(front.headline, front.pays, front.when_cpu, front.robot_short, front.robot_call),
+        *(headlines, when, when_lossy, latency, rounds, warm, cpu, cpu_rounds, start, throughput, frontier),
+        *(growth, memory, devices, models, mixture, response, quality, agreement, training, classifier),
+        *(policy, policy_steps, policy_quality, policy_costs, policy_warm, robot_success, robot_clock_cpu),
+        *(waiting.policy_learned, waiting.policy_tail, other_packages, package_counts, ranked, mcmc, order),
+        *(curves, curves_lead, curves_behind, curves_cost, curves_missing, quality_cost_summary),
+        *(dataset, overhead, generate_gpu),
+    )
+} | {
+    "robot_clock": partial(_robot_clock, "robot-clock"),
+    "robot_clock_float32": partial(_robot_clock, "robot-clock-float32"),
+    "quality_cost": partial(_quality_cost, FASHION_COST),
+    "quality_cost_cifar10": partial(_quality_cost, CIFAR10_COST),
+    "quality_cost_policy": partial(_quality_cost, POLICY_COST),
+    "quality_cost_mixture": partial(_quality_cost, MIXTURE_COST),
 }
+"""The figures by their names in the pages."""
 
 
 def filled(text: str, kind: str = "figures", made: Mapping[str, Callable[[], str]] = FIGURES) -> str:
