@@ -4,12 +4,12 @@ calls, clock, robots, quality, published, exactness     what it says; a section 
 headlines       the figures at its head
 evidence        the numbers of the distribution tests
 recording       the real run that the animation plays (run.js, run.css), and storyboard, its still picture
-plots           plots and tables that several sections show
-markup, page    the pieces of a section and the page around them (page.html, page.css, page.js)
+markup          the pieces of a section; the page around them is page.html, page.css and page.js
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -21,7 +21,6 @@ from benchmarks.report.clock import clock, losses
 from benchmarks.report.exactness import exactness
 from benchmarks.report.headlines import headlines
 from benchmarks.report.markup import Section
-from benchmarks.report.page import assemble, write_page
 from benchmarks.report.published import published
 from benchmarks.report.quality import quality, sheets
 from benchmarks.report.robots import robots
@@ -40,8 +39,10 @@ correctness.</p>"""
 
 
 def write(out: Path, results: Path = RESULTS, pictures: Path = PICTURES) -> None:
-    """Build the page and write it."""
-    write_page(out, build(results, pictures))
+    """Build the page and write it; what cannot be written as text, as names of files sometimes cannot, is replaced."""
+    page = build(results, pictures)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8", errors="replace")
 
 
 def build(results: Path = RESULTS, pictures: Path = PICTURES) -> str:
@@ -54,16 +55,20 @@ def build(results: Path = RESULTS, pictures: Path = PICTURES) -> str:
     left = [f"{result.name}.json" for result in everything.found if result.name not in used] + found.foreign
     unused = f"<p>Result files that this page does not show: {escape(', '.join(left))}.</p>" if left else ""
     run = recording.record()
-    return assemble(
+    shown = [_how(run), *chapters]
+    data = {"plots": [plot.to_json() for s in shown for plot in s.plots], "recording": run.to_json()}
+    return Template(_part("page.html")).substitute(
         title="foresample: exact speculative sampling of diffusion models, measured",
+        style=_part("page.css") + _part("run.css"),
         head=HEAD,
-        cards=headlines(found),
-        sections=[_how(run), *chapters],
+        cards="".join(card.html() for card in headlines(found)),
+        contents="".join(f'<li><a href="#{escape(s.id)}">{escape(s.short or s.title)}</a></li>' for s in shown),
+        sections="".join(section.html() for section in shown),
         colophon=f"{unused}<p>Made by <code>make report</code>, version {escape(__version__)}, from saved result "
         "files.</p>",
-        style=(HERE / "run.css").read_text(encoding="utf-8"),
-        script=(HERE / "run.js").read_text(encoding="utf-8"),
-        data={"recording": run.to_json()},
+        # A closing tag inside a string must not close the element.
+        data=json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
+        script=_part("page.js") + _part("run.js"),
     )
 
 
@@ -85,6 +90,11 @@ def sections(results: Results, pictures: Path) -> list[Section]:
 
 def _how(run: recording.Recording) -> Section:
     """The recorded run: an animation, and without scripts or on paper a picture."""
-    text = Template((HERE / "how.html").read_text(encoding="utf-8"))
-    body = text.substitute(still=storyboard.still(run), run=escape(storyboard.summary(run) + "."))
+    body = Template(_part("how.html")).substitute(
+        still=storyboard.still(run), run=escape(storyboard.summary(run) + ".")
+    )
     return Section("how", "How it works: a real run, round by round", [body], short="How it works")
+
+
+def _part(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")

@@ -14,12 +14,14 @@ from benchmarks.report.markup import (
     Series,
     by_name,
     grid,
+    number,
     paragraph,
     plus_minus,
 )
-from benchmarks.report.plots import SPEEDUP, bench_plot, bench_point, cost
-from benchmarks.result_files import BenchResult, Result, Results
+from benchmarks.result_files import BenchResult, BenchRow, Result, Results
 from benchmarks.results import MODELS, Calls, CurvePoint, Curves, Growth, label
+
+SPEEDUP = "transitions per network call"
 
 
 def calls(results: Results) -> Section | None:
@@ -27,16 +29,7 @@ def calls(results: Results) -> Section | None:
     models, curves, mixtures = results.of(Calls), results.of(Curves), results.of(BenchResult)
     plots = [_model_plot(result) for result in models] + [_curve_plot(result) for result in curves]
     single = [result for result in mixtures if len({row.window for row in result.rows}) == 1]
-    plots += [
-        bench_plot(
-            f"plot-{result.name}",
-            f"Mixture: {_mixture_title(result)}",
-            result.rows,
-            "The closed-form Gaussian mixture of the draft-tree papers.",
-        )
-        for result in mixtures
-        if result not in single
-    ]
+    plots += [_mixture_plot(result) for result in mixtures if result not in single]
     if single:
         plots.append(_mixtures_at_one_window(single))
     if not plots:
@@ -64,6 +57,22 @@ def _model_plot(result: Calls) -> Plot:
             lambda row: "ours" if (row.method, row.reuse) == ("default", "x0") else "exact",
         ),
         f"A trained model; {settings.count} samples, window {settings.window}.",
+    )
+
+
+def _mixture_plot(result: BenchResult) -> Plot:
+    return Plot(
+        f"plot-{result.name}",
+        f"Mixture: {_mixture_title(result)}",
+        Axis("window: transitions drafted in a round"),
+        Axis(SPEEDUP, zero=True),
+        by_name(
+            result.rows,
+            lambda row: label(row.method),
+            lambda row: bench_point(row, row.window),
+            lambda row: "ours" if row.method == "default" else "exact",
+        ),
+        "The closed-form Gaussian mixture of the draft-tree papers.",
     )
 
 
@@ -115,6 +124,16 @@ def _curve_plot(result: Curves) -> Plot:
         f"Every method at several verification batches; {settings.samples} samples{machine_of(result)}."
         + ("" if all(row.exact for row in result.rows) else " Open marks are methods that are not exact."),
     )
+
+
+def bench_point(row: BenchRow, x: float | str) -> Point:
+    """A row's speed-up over x."""
+    return Point(x, row.speedup, row.speedup_error, cost(row.calls, row.evaluations))
+
+
+def cost(calls: float, evaluations: float) -> str:
+    """The cost of a sample in words."""
+    return f"{number(calls)} calls, {number(evaluations)} evaluations a sample"
 
 
 def machine_of(result: Result) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from html import escape
 
-from benchmarks.report.calls import machine_of
+from benchmarks.report.calls import cost, machine_of
 from benchmarks.report.markup import (
     Axis,
     Plot,
@@ -19,7 +19,6 @@ from benchmarks.report.markup import (
     paragraph,
     table,
 )
-from benchmarks.report.plots import cost, frontier_plot, note
 from benchmarks.result_files import FrontierResult, Result, Results
 from benchmarks.results import (
     MODELS,
@@ -31,6 +30,7 @@ from benchmarks.results import (
     Throughput,
     ThroughputRow,
 )
+from foresample.engine.tuning import Frontier
 
 
 def clock(results: Results) -> Section | None:
@@ -116,18 +116,45 @@ def losses(results: Results) -> Section | None:
         "computed all the same. Where every state costs its full price, on a CPU or a GPU that is full, the "
         "sequential sampler is faster, and foresample says so: its tuner advises against itself."
     )
-    advice = [note(tuning.advice) for result in full for tuning in result.tunings]
+    advice = [
+        f'<blockquote class="note">{escape(tuning.advice)}.</blockquote>'
+        for result in full
+        for tuning in result.tunings
+    ]
     body = [text, grid(*(plot.html() for plot in plots)), *advice]
     return Section("losses", "Where it loses", body, plots, [*frontiers, *full, *policies, *models])
 
 
 def _frontier_plot(result: FrontierResult) -> Plot:
-    plot, settings = frontier_plot(result, f"plot-{result.name}"), result.settings
+    """Throughput against latency, for both samplers."""
+    settings = result.settings
     how = "".join(
         f", {word}" for word, key in (("compiled", "compiled"), ("captured", "graph")) if settings.get(key)
     )
     where = f"{_model(str(settings.get('model')))}, {result.tunings[0].steps} steps{machine_of(result)}{how}"
-    return replace(plot, text=f"{where}. {plot.text}")
+    sequential: list[Point] = []
+    ours: list[Point] = []
+    for p in Frontier(result.tunings).points:
+        label = f"{p.slots} at a time" + ("" if p.window is None else f", window {p.window}")
+        point = Point(1e3 * p.p95_seconds, p.samples_per_second, None, label)
+        (sequential if p.window is None else ours).append(point)
+    return Plot(
+        f"plot-{result.name}-frontier",
+        "Throughput against latency",
+        Axis("ms a sample, 95 in 100 of them", log=True),
+        Axis("samples a second", log=True),
+        [Series("sequential", sequential), Series("speculative", _outermost(ours), "ours")],
+        f"{where}. Further up and to the left is better; of the windows, those that no other beats in both.",
+    )
+
+
+def _outermost(found: list[Point]) -> list[Point]:
+    """The Pareto front of throughput and latency."""
+    kept: list[Point] = []
+    for point in sorted(found, key=lambda point: (float(point.x), -point.y)):
+        if not kept or point.y > kept[-1].y:
+            kept.append(point)
+    return kept
 
 
 def _throughput_plot(result: Throughput) -> Plot:

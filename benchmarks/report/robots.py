@@ -11,6 +11,7 @@ from benchmarks.report.markup import (
     Point,
     Section,
     Series,
+    by_name,
     grid,
     number,
     paragraph,
@@ -60,17 +61,12 @@ def _clock_plot(result: RobotClock) -> Plot:
         gain = f", {fastest / row.ms.median:.1f}× the fastest sequential" if fastest and row.window else ""
         return Point(row.window or 0, row.ms.median, None, f"{number(row.calls.mean)} calls{gain}")
 
-    names = dict.fromkeys(_label(row) for row in rows)
-    series = [
-        Series(name, sorted((point(r) for r in rows if _label(r) == name), key=lambda p: p.x), "exact")
-        for name in names
-    ]
     return Plot(
         f"plot-{result.name}",
         f"{result.settings.parameters / 1e6:.0f} million parameters: milliseconds a plan against window",
         Axis("window; 0 is LeRobot's loop"),
         Axis("ms a plan, median", log=True),
-        series,
+        by_name(rows, _label, point, lambda row: "exact"),
         f"Batch 1, recorded observations{machine_of(result)}.",
     )
 
