@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.markdown import table_of
 from benchmarks.results import CpuClock, Latency, Pens, RobotClock, RobotClockRow, Throughput, load
 
 
@@ -36,42 +37,40 @@ def pays() -> str:
 def when_cpu() -> str:
     """Both samplers on one CPU core: rows of a table."""
     small, before, now = quickest("robot-clock-cpu")
-    rows = [
-        (
-            f"a robot's plan: LeRobot's policy, {_millions(small)} parameters, {small.settings.steps} steps",
-            (before.calls.mean, now.calls.mean),
-            (before.ms.median, now.ms.median),
-        ),
-    ]
+    what = f"a robot's plan: LeRobot's policy, {_millions(small)} parameters, {small.settings.steps} steps"
+    rows = [(what, (before.calls.mean, now.calls.mean), (before.ms.median, now.ms.median))]
     for row in load(CpuClock, "cpu").rows:
         together = f", {row.together} at a time" if row.together > 1 else ""
         what = f"{row.target}, {row.steps} steps{together}"
         rows.append((what, (row.steps, row.calls), (row.sequential_ms, row.ms)))
-    lines = [
-        f"| {what} | {calls[0]:.0f}, {calls[1]:.1f} | {ms[0]:.3g}, {ms[1]:.3g} | {_verdict(ms[0] / ms[1])} |"
+    return table_of(
+        {
+            "what is drawn": what,
+            "calls: sequential, ours": f"{calls[0]:.0f}, {calls[1]:.1f}",
+            "ms a sample: sequential, ours": f"{ms[0]:.3g}, {ms[1]:.3g}",
+            "result": verdict(ms[0] / ms[1]),
+        }
         for what, calls, ms in rows
-    ]
-    return "\n".join(
-        [
-            "| what is drawn | calls: sequential, ours | ms a sample: sequential, ours | result |",
-            "|---|---|---|---|",
-            *lines,
-        ]
     )
 
 
 def robot_short() -> str:
     """The rows most readers need: the strictest sequential plan and the fastest of ours, on a GPU and on a CPU."""
-    lines = []
+    rows = []
     for name, where in (("robot-clock", "H200"), ("robot-clock-cpu", "one CPU core")):
         saved, before, now = quickest(name)
-        title = f"{_millions(saved)} parameters, {where}"
         for what, row in (("LeRobot's loop", before), (f"foresample, window {now.window}", now)):
-            gain = "" if row is before else f"**{_gain(before, now)}**"
-            numbers = f"{row.calls.mean:.1f} | {row.ms.median:.0f} | {row.ms.p99:.0f}"
-            lines.append(f"| {title} | {what}, {row.run} | {numbers} | {gain} |")
-    heads = "| policy, machine | plan | calls | median ms | 99th percentile | faster |"
-    return "\n".join([heads, "|---|---|---|---|---|---|", *lines])
+            rows.append(
+                {
+                    "policy, machine": f"{_millions(saved)} parameters, {where}",
+                    "plan": f"{what}, {row.run}",
+                    "calls": f"{row.calls.mean:.1f}",
+                    "median ms": f"{row.ms.median:.0f}",
+                    "99th percentile": f"{row.ms.p99:.0f}",
+                    "faster": "" if row is before else f"**{_gain(before, now)}**",
+                }
+            )
+    return table_of(rows)
 
 
 def robot_call() -> str:
@@ -115,5 +114,6 @@ def _gain(before: RobotClockRow, now: RobotClockRow) -> str:
     return f"{before.ms.median / now.ms.median:.1f}×"
 
 
-def _verdict(gain: float) -> str:
+def verdict(gain: float) -> str:
+    """A speed-up in words, in bold type if it is one."""
     return f"**{gain:.1f}×\u00a0faster**" if gain > 1 else f"{1 / gain:.1f}×\u00a0slower"

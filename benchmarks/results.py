@@ -983,18 +983,12 @@ class RobotClockRow(Record):
 class RobotClockSettings(Record):
     """The policy and where it ran."""
 
-    policy: str
     parameters: AtLeastOne
     device: str
     threads: AtLeastOne
     steps: AtLeastOne
-    pilots: Count
-    """Plans that the prior was fitted on; 0 without a prior."""
-    clocked_episodes: AtLeastOne
     tf32: bool = False
     """True if TF32 and cuDNN's benchmarking were on, as LeRobot's scripts set them."""
-    failed: list[str] = field(default_factory=list)
-    """Measurements that were not possible."""
 
 
 class RobotClock(Result, kind="robot-clock"):
@@ -1035,14 +1029,10 @@ class LearnedPlansRow(Record):
 
 
 class LearnedPlansSettings(Record):
-    """The policy, and the episodes it was planned on."""
+    """Steps of the chain, and the equal parts in which calls are counted."""
 
-    policy: str
-    parameters: AtLeastOne
     steps: AtLeastOne
-    episodes: AtLeastOne
     parts: AtLeastOne
-    seed: int
 
 
 class LearnedPlans(Result, kind="policy-learned"):
@@ -1068,16 +1058,8 @@ class SuccessRow(Record):
 
 
 class SuccessSettings(Record):
-    """The policy and its trials."""
+    """How an episode ran."""
 
-    policy: str
-    parameters: AtLeastOne
-    count: AtLeastOne
-    """Episodes a task."""
-    window: AtLeastOne
-    pilots: Count
-    seed: int
-    device: str
     longest: AtLeastOne
     """Steps of an episode, at most."""
     waits: dict[str, Count] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from benchmarks import front, waiting
 from benchmarks import headlines as headline
 from benchmarks.curves import BATCHES, OURS, PROBLEMS, TREES
+from benchmarks.markdown import table, table_of
 from benchmarks.result_files import BenchResult, BenchRow, DatasetResult, FrontierResult
 from benchmarks.results import (
     MODELS,
@@ -72,18 +73,6 @@ def _row(rows: Iterable[Row], **wanted: Any) -> Row:
 
 def _speedup(row: BenchRow | CurvePoint) -> str:
     return f"{row.speedup:.2f} ± {row.speedup_error:.2f}"
-
-
-def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    """The table in Markdown."""
-    head, *lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    return "\n".join([head, "|---" * len(heads) + "|", *lines])
-
-
-def table_of(rows: Iterable[Mapping[str, str]]) -> str:
-    """The table in Markdown, from rows whose cells are named by the heads of their columns."""
-    lines = list(rows)
-    return table(list(lines[0]), (line.values() for line in lines))
 
 
 def models() -> str:
@@ -977,9 +966,8 @@ def when() -> str:
 
 
 def _pair(where: str, base_calls: float, base_ms: float, calls: float, ms: float) -> list[str]:
-    gain = base_ms / ms
-    shown = f"**{gain:.1f}×\u00a0faster**" if gain > 1 else f"{1 / gain:.1f}×\u00a0slower"
-    return [where, f"{base_calls:.0f}, {calls:.1f}", f"{base_ms:.1f}, {ms:.1f}", shown]
+    times = f"{base_ms:.1f}, {ms:.1f}"
+    return [where, f"{base_calls:.0f}, {calls:.1f}", times, front.verdict(base_ms / ms)]
 
 
 def when_lossy() -> str:

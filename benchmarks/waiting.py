@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from benchmarks.markdown import table_of
 from benchmarks.results import LearnedPlans, load
 
 
 def policy_learned() -> str:
     """Calls of plans by what their first window is drafted from."""
-    saved = load(LearnedPlans, "policy-learned")
-    cells = [
-        [
-            f"{row.window}",
-            row.drafted_from + (f" ({row.learned_from} plans)" if row.learned_from else ""),
-            f"{row.calls.mean:.2f} ± {row.calls.error:.2f}",
-            f"{row.calls.median:.0f} / {row.calls.p90:.0f} / {row.calls.p99:.0f} / {row.calls.most:.0f}",
-            f"{row.evaluations:.0f}",
-            f"{row.processor_ms.median:.0f} / {row.processor_ms.p99:.0f}",
-        ]
-        for row in saved.rows
-    ]
-    heads = ["window", "drafted from", "calls a plan", "median / p90 / p99 / most"]
-    return _table([*heads, "states evaluated", "ms on one core, median / p99"], cells)
+    return table_of(
+        {
+            "window": f"{row.window}",
+            "drafted from": row.drafted_from + (f" ({row.learned_from} plans)" if row.learned_from else ""),
+            "calls a plan": f"{row.calls.mean:.2f} ± {row.calls.error:.2f}",
+            "median / p90 / p99 / most": (
+                f"{row.calls.median:.0f} / {row.calls.p90:.0f} / {row.calls.p99:.0f} / {row.calls.most:.0f}"
+            ),
+            "states evaluated": f"{row.evaluations:.0f}",
+            "ms on one core, median / p99": f"{row.processor_ms.median:.0f} / {row.processor_ms.p99:.0f}",
+        }
+        for row in load(LearnedPlans, "policy-learned").rows
+    )
 
 
 def policy_tail() -> str:
@@ -40,8 +40,3 @@ def policy_tail() -> str:
         f"plans'; {sum(slow[:2]):.1f} begin in the first {2 * steps}, against {sum(calls[:2]):.1f}. The slowest plan "
         f"makes {pooled.calls.most:.0f} calls with the pooled prior and {learned.calls.most:.0f} with the learned one."
     )
-
-
-def _table(heads: list[str], cells: list[list[str]]) -> str:
-    head, *lines = [f"| {' | '.join(line)} |" for line in (heads, *cells)]
-    return "\n".join([head, "|---" * len(heads) + "|", *lines])

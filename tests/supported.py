@@ -15,8 +15,8 @@ import diffusers
 from typer.main import get_command
 
 from benchmarks import tables
+from benchmarks.markdown import table
 from benchmarks.results import Copies
-from benchmarks.tables import table
 from foresample.cli.app import app
 from tests.support.pipelines import EXACT, REFUSED
 
