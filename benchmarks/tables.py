@@ -246,7 +246,7 @@ def _robot_clock(name: str) -> str:
         f"{settings.steps} steps, batch 1, up to {max(row.plans for row in saved.rows)} plans of each kind on recorded "
         "observations:"
     )
-    return f"{about}\n\n{_robottable(saved.rows)}"
+    return f"{about}\n\n{_plans_table(saved.rows)}"
 
 
 def robot_clock_cpu() -> str:
@@ -256,10 +256,10 @@ def robot_clock_cpu() -> str:
         f"{saved.settings.parameters / 1e6:.1f} million parameters, {saved.settings.threads} core of an x86 CPU, "
         f"{saved.settings.steps} steps, batch 1:"
     )
-    return f"{about}\n\n{_robottable(saved.rows)}"
+    return f"{about}\n\n{_plans_table(saved.rows)}"
 
 
-def _robottable(rows: Sequence[RobotClockRow]) -> str:
+def _plans_table(rows: Sequence[RobotClockRow]) -> str:
     sequential = {row.run: row for row in rows if row.method == "sequential"}
     strict = min(sequential.values(), key=lambda row: (not row.chosen, row.ms.median)).ms.median
     eager = sequential["eager"].ms.median
@@ -271,11 +271,9 @@ def _robottable(rows: Sequence[RobotClockRow]) -> str:
         how = [f"window {row.window}{' (auto)' * row.auto}"] if row.window else ["LeRobot's loop"]
         if row.window:
             how += [name for name, on in (("warm", row.warm), ("prior", row.prior)) if on] or ["cold"]
-        share = (
-            ""
-            if not row.round_ms or not row.network_ms
-            else f"{max(0.0, 1 - row.network_ms / row.round_ms):.1%}"
-        )
+        share = ""
+        if row.round_ms and row.network_ms:
+            share = f"{100 * max(0.0, 1 - row.network_ms / row.round_ms):.1f} %"
         cells.append(
             [
                 ", ".join(how),
@@ -284,7 +282,7 @@ def _robottable(rows: Sequence[RobotClockRow]) -> str:
                 f"{row.calls.mean:.1f} / {row.calls.p99:.0f} / {row.calls.most:.0f}",
                 f"{strict / row.ms.median:.1f}{'' if row.faster is None else f' ± {row.faster.error:.2f}'}×",
                 f"{eager / row.ms.median:.1f}×",
-                share.replace("%", " %"),
+                share,
             ]
         )
     heads = ["plan", "run", "ms: median / 99th percentile / maximum", "calls: mean / 99th percentile / maximum"]

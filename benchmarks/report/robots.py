@@ -99,17 +99,13 @@ def _tail_plot(result: RobotClock) -> Plot:
 def _success_table(result: RobotSuccess) -> str:
     methods = result.methods
     tasks = dict.fromkeys(row.task for row in result.rows)
-    found = {(row.task, row.method): row for row in result.rows}
-
-    def cell(task: str, method: str) -> str:
-        row = found.get((task, method))
-        return (
-            ""
-            if row is None
-            else f"{row.successes} of {row.episodes} ({100 * row.low:.0f} to {100 * row.high:.0f} %)"
+    found = {
+        (row.task, row.method): (
+            f"{row.successes} of {row.episodes} ({100 * row.low:.0f} to {100 * row.high:.0f} %)"
         )
-
-    rows = [[task, *(cell(task, method) for method in methods)] for task in tasks]
+        for row in result.rows
+    }
+    rows = [[task, *(found.get((task, method), "") for method in methods)] for task in tasks]
     calls = {row.method: row.calls for row in result.rows}
     rows.append(["calls a plan", *(number(calls.get(method)) for method in methods)])
     still = "; the robot holds still while a plan is computed" if result.settings.waits else ""
