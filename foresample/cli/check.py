@@ -26,13 +26,8 @@ DRAFTERS: dict[str, Drafter] = {
 
 
 def run(options: Check) -> None:
-    source = make_source(options)
-    chain, samples, slots, quiet = (
-        source(),
-        options.samples,
-        min(options.slots, options.samples),
-        options.as_json,
-    )
+    source, samples, quiet = make_source(options), options.samples, options.as_json
+    chain, slots = source(), min(options.slots, samples)
     window, _ = choose_window(options, chain, samples=2 * samples, slots=slots)
     how: dict[str, Any] = {
         "window": window,

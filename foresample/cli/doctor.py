@@ -64,11 +64,10 @@ def run(options: Doctor) -> None:
     if options.as_json:
         everything = {"versions": versions, "devices": found, "packages": optional, "tests": tests}
         echo(json.dumps(everything, indent=1))
-    for one in () if options.as_json else tests:
-        verdict = "ok  " if one["passed"] else "FAIL"
-        echo(
-            f"{verdict}  {one['round']} rounds on {one['device']}: {one['detail']} ({duration(one['seconds'])})"
-        )
+    else:
+        for one in tests:
+            verdict, took = "ok  " if one["passed"] else "FAIL", duration(one["seconds"])
+            echo(f"{verdict}  {one['round']} rounds on {one['device']}: {one['detail']} ({took})")
     if not all(one["passed"] for one in tests):
         raise typer.Exit(1)
     if not options.as_json:

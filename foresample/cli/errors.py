@@ -40,14 +40,10 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
 def _refused_call(error: BaseException) -> str | None:
     """The expected signature, if a network was called with arguments that it does not take."""
     for frame, _ in traceback.walk_tb(error.__traceback__ if isinstance(error, TypeError) else None):
-        if (
-            frame.f_globals.get("__name__") == "foresample.targets.chained"
-            and frame.f_code.co_name == "_answer"
-        ):
-            from foresample.contracts import (
-                accepts,
-                defined,
-            )  # imports torch, which the network has imported already
+        module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if (module, function) == ("foresample.targets.chained", "_answer"):
+            # Here, because it imports torch, which the network has imported already.
+            from foresample.contracts import accepts, defined
 
             network = frame.f_locals["self"].network
             if not accepts(network, "x", "time", "row"):

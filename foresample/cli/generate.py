@@ -120,10 +120,9 @@ class DatasetBar:
             self.shown.close()
             if status.choice and not self.quiet:
                 echo(f"{status.choice}.")
+            # It begins at what an earlier run has drawn, so that its rate is its own.
             bar = tqdm(total=self.count, initial=status.samples, unit="sample", disable=self.quiet or None)
-            self.bar = self.shown.enter_context(
-                bar
-            )  # begins at what an earlier run has drawn: its rate is its own
+            self.bar = self.shown.enter_context(bar)
         if status.samples:
             kept = f"{status.calls_mean:.1f} calls, {status.accepted_mean:.2f} kept a round"
             self.bar.set_postfix_str(kept, refresh=False)

@@ -229,11 +229,9 @@ class RunBars:
             self.bar = tqdm(total=self.total, desc=name, unit="step", disable=self.disable)
             self.name, self.calls, self.rounds, self.kept = name, 0, 0, 0
         committed, rounds = int(commit.committed.sum()), len(commit.committed)
-        self.calls, self.rounds, self.kept = (
-            self.calls + 1,
-            self.rounds + rounds,
-            self.kept + committed - rounds,
-        )
+        self.calls += 1
+        self.rounds += rounds
+        self.kept += committed - rounds
         kept = f"{self.calls} calls, {self.kept / self.rounds:.2f} kept a round"
         self.bar.set_postfix_str(kept, refresh=False)
         self.bar.update(committed)

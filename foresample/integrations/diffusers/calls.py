@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foresample.core.noise import seeds_of
+from foresample.integrations.replaced import standing_in
 from foresample.integrations.untouched import kept_random_state
 
 NEUTRAL: dict[str, Any] = {
@@ -47,8 +48,9 @@ def by_name(thing: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, An
     return {**bound.pop(more, {}), **bound} if more is not None else bound
 
 
-def call_by_name(network: Any, signature: inspect.Signature, arguments: dict[str, Any], positional: int) -> Any:
+def call_by_name(network: Any, arguments: dict[str, Any], positional: int) -> Any:
     """Call a network with arguments by name, the first `positional` of them by position."""
+    signature = forward_signature(network)
     others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     ordered = {k: arguments[k] for k in signature.parameters if k in arguments}
     more: dict[str, Any] = ordered.pop(others, {}) if others is not None else {}
@@ -128,16 +130,12 @@ def random_state(bound: inspect.BoundArguments) -> Callable[[], None]:
 def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[None]:
     """Run the pipeline without a progress bar inside, and restore the generators afterwards."""
     put_back = random_state(bound)
-    bars = getattr(pipe, "_progress_bar_config", None)
-    pipe._progress_bar_config = {**(bars or {}), "disable": True}
-    try:
-        yield
-    finally:
-        put_back()
-        if bars is None:
-            del pipe._progress_bar_config
-        else:
-            pipe._progress_bar_config = bars
+    bars = {**(getattr(pipe, "_progress_bar_config", None) or {}), "disable": True}
+    with standing_in(pipe, "_progress_bar_config", bars):
+        try:
+            yield
+        finally:
+            put_back()
 
 
 def as_generator(value: Any) -> torch.Generator:

@@ -357,7 +357,12 @@ class AcceleratedPipeline:
             ) from error
 
     def _callers(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        return {n: self._guard.theirs(n, self._caller(network)) for n, network in self.networks.items()}
+        """Calls of the networks with arguments by name, as many of them by position as the loop's own call had."""
+
+        def caller(network: Any) -> Callable[[dict[str, Any]], Any]:
+            return lambda arguments: call_by_name(network, arguments, self._positional)
+
+        return {n: self._guard.theirs(n, caller(network)) for n, network in self.networks.items()}
 
     def _watch(self, bound: inspect.BoundArguments) -> Trace:
         """Watch three steps of the untouched loop; the generators are restored."""
@@ -437,10 +442,6 @@ class AcceleratedPipeline:
             with session.in_order.index_after(session.loop_turn):
                 return original(*args, **kwargs)
         return session.add_noise(original, by_name(self.scheduler, name, args, kwargs))
-
-    def _caller(self, network: Any) -> Callable[[dict[str, Any]], Any]:
-        """Calls a network with arguments by name, as many of them by position as the loop's own call had."""
-        return lambda arguments: call_by_name(network, forward_signature(network), arguments, self._positional)
 
     def _evaluate(self, name: str, network: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         session = self.session

@@ -245,10 +245,10 @@ class Session:
         batch = self.batch
         assert batch is not None
         missing, rows = self._recorded[self._called :], self.copies * len(batch)
-        names = "".join(recorded.name for recorded in missing[:1])
         if missing:
             raise Changed(
-                f"the pipeline does not call its {names} at step {self.loop_turn} as at step {self.clock.first}",
+                f"the pipeline does not call its {missing[0].name} at step {self.loop_turn} as at step "
+                f"{self.clock.first}",
                 self.loop_turn,
             )
         whole = len(output) == rows == len(sample)
@@ -310,12 +310,10 @@ class Session:
 
     def shape_for_images(self, states: Tensor) -> torch.Size:
         """The shape that these rows would have with one state for each image, for loops that count their rows."""
-        shape = plain(states).shape
-        whole = self.batch is not None and len(shape) > 0 and shape[0] % len(self.batch) == 0
-        if not whole:
+        shape, batch = plain(states).shape, self.batch
+        if batch is None or not shape or shape[0] % len(batch):
             return shape
-        assert self.batch is not None
-        return torch.Size((shape[0] // len(self.batch) * self.batch.images, *shape[1:]))
+        return torch.Size((shape[0] // len(batch) * batch.images, *shape[1:]))
 
     def add_noise(self, original: Callable[..., Tensor], bound: dict[str, Any]) -> Tensor:
         """`add_noise` and `scale_noise` after a step, as inpainting does: to the level of each state's own step."""

@@ -59,12 +59,8 @@ class Untouched:
     """Takes the place of a `Session`, changes nothing and counts the steps."""
 
     def __init__(self) -> None:
-        self.turn = self.rows = 0
+        self.loop_turn = self.rows = 0
         self.seconds = 0.0
-
-    @property
-    def loop_turn(self) -> int:
-        return self.turn
 
     def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
         started = perf_counter()
@@ -73,12 +69,12 @@ class Untouched:
 
     def step(self, original: Callable[..., Any], bound: dict[str, Any]) -> Any:
         """The scheduler's own step."""
-        self.turn, self.rows = self.turn + 1, len(bound["sample"])
+        self.loop_turn, self.rows = self.loop_turn + 1, len(bound["sample"])
         return original(**bound)
 
     def report(self, copies: int) -> Report:
         """Every step is a call; `copies`: rows of the latents for an image."""
-        return untouched_report(self.turn, self.rows // copies, self.seconds)
+        return untouched_report(self.loop_turn, self.rows // copies, self.seconds)
 
 
 class Enough(Exception):
@@ -109,26 +105,23 @@ class Watch:
         self.clock: list[float] = []
 
     @property
-    def turn(self) -> int:
-        return len(self.seen)
-
-    @property
     def loop_turn(self) -> int:
-        return self.turn
+        return len(self.seen)
 
     def turns(self, timesteps: Tensor) -> Iterator[Tensor]:
         self.timesteps, self.turning = timesteps, True
         self.clock = []  # the last timesteps that are iterated over are the loop's
         for timestep in timesteps.unbind():
             self._tick()
-            before = self.turn
+            before = self.loop_turn
             yield timestep
+            taken = self.loop_turn - before
             require(
-                self.turn <= before + 1,
-                f"the pipeline stepped its scheduler {self.turn - before} times at step {before}, of several views or "
+                taken <= 1,
+                f"the pipeline stepped its scheduler {taken} times at step {before}, of several views or "
                 "parts of its latents, while foresample follows one step",
             )
-            if self.turn >= STEPS:
+            if self.loop_turn >= STEPS:
                 self._tick()
                 raise Enough
         self.turning = False
@@ -141,7 +134,7 @@ class Watch:
     def evaluate(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a network for the loop, which must not have changed one since the last call."""
         self.calls += 1
-        self.unchanged.require(self.turn)
+        self.unchanged.require(self.loop_turn)
         self.unchanged.watch(name)
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         states = tensors[0].clone() if tensors and name not in self.answered else None
@@ -182,7 +175,7 @@ class Watch:
         copies = copies_of_each(answers, first.output, first.sample)
         seconds = min([after - before for before, after in itertools.pairwise(self.clock)] or [0.0])
         steps, images = len(self.timesteps), len(first.sample) // copies
-        return Trace(self.calls, self.turn, worst, seconds * steps, steps, images, copies)
+        return Trace(self.calls, self.loop_turn, worst, seconds * steps, steps, images, copies)
 
 
 def replay_scheduler(
