@@ -37,12 +37,8 @@ class Round:
     """[L]: where the draft of each next state was centred."""
     target_mean: list[float]
     """[L + 1]: where the target centres it, known after the call."""
-    std: list[float]
-    """[L + 1]"""
     mismatch: list[float]
     """[L]"""
-    level: list[float]
-    """[L]: p after each transition."""
     bar: list[float]
     """[L]: h, the bar that the uniform has to stay below."""
     uniform: list[float]
@@ -66,8 +62,6 @@ class Recording:
     """A run of one sample."""
 
     steps: int
-    window: int
-    seed: int
     rounds: list[Round]
     density: list[tuple[float, float]]
     """(state, density) of the mixture that the chain ends in."""
@@ -129,7 +123,7 @@ def record(steps: int = STEPS, window: int = WINDOW, seed: int = SEED) -> Record
         rounds.append(_round(target, drafter, commit, key, len(rounds)))
 
     sample(target, 1, window=window, seed=seed, drafter=drafter, observe=observe)
-    return Recording(steps, window, seed, rounds, _density(mixture()))
+    return Recording(steps, rounds, _density(mixture()))
 
 
 def _round(target: ChainTarget, drafter: Overheard, commit: Commit, key: int, number: int) -> Round:
@@ -159,9 +153,7 @@ def _round(target: ChainTarget, drafter: Overheard, commit: Commit, key: int, nu
         states=states.flatten().tolist(),
         draft_mean=draft_mean.tolist(),
         target_mean=target_mean.tolist(),
-        std=std.tolist(),
         mismatch=mismatch.tolist(),
-        level=level.exp().tolist() if levels else [],
         bar=bar.tolist(),
         uniform=uniform.tolist(),
         accepted=int(commit.committed) - 1,
