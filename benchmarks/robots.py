@@ -503,7 +503,7 @@ def success(
         recorded = metaworld.Demonstrations.load(data)
         last = int(recorded.episode[-1]) + 1
         prior = fit(loaded.policy, episodes(loaded, recorded, range(1, last, max(1, last // 60))), pilots)
-    waits = waits_of(timed) if timed else {}
+    waits = waits_of(timed, chosen) if timed else {}
     settings = {
         "policy": policy.name,
         "parameters": sum(p.numel() for p in loaded.policy.parameters()),
@@ -527,10 +527,12 @@ def success(
     physics.end()
 
 
-def waits_of(timed: Path) -> dict[str, int]:
+def waits_of(timed: Path, methods: list[str]) -> dict[str, int]:
     """Steps of the robot that the median plan of each method takes."""
-    rows = load(Deadlines, timed.stem, timed.parent).rows
-    return {row.method: math.ceil(row.ms.median / 1000 / metaworld.STEP) for row in rows}
+    ms = {row.method: row.ms.median for row in load(Deadlines, timed.stem, timed.parent).rows}
+    if missing := [method for method in methods if method not in ms]:
+        raise typer.BadParameter(f"--timed {timed} has no times of {missing[0]}; it has {', '.join(ms)}")
+    return {method: math.ceil(ms[method] / 1000 / metaworld.STEP) for method in methods}
 
 
 def success_row(task: str, method: str, successes: int, count: int, plans: int, calls: float) -> SuccessRow:

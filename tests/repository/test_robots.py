@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 
 from benchmarks import policies, robots
 from benchmarks.results import Deadlines, Policy, PolicyWarm, RobotClock, RobotSuccess, load
@@ -117,6 +118,8 @@ def test_methods_are_timed_in_turns_and_the_robot_waits_for_the_median_plan(
             or load(RobotSuccess, "success", tmp_path)
             for given in (timed, None)
         )
+    with pytest.raises(typer.BadParameter, match="has no times of DDIM-10; it has DDPM, accelerated, DDIM-5"):
+        robots.waits_of(timed, ["DDPM", "DDIM-10"])
     clock = load(Deadlines, "robot-deadlines", tmp_path)
     assert clock.settings.deadline_ms == pytest.approx(100)
     assert [(row.method, row.plans, row.faster is None) for row in clock.rows] == [
