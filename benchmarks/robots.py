@@ -1,4 +1,4 @@
-"""LeRobot's diffusion policy on Meta-World: how long does a plan take, and does the robot do as well?
+"""LeRobot's diffusion policy on Meta-World: the time of a plan, and the success of the robot.
 
     python -m benchmarks.robots clock --policy FOLDER --device cuda     # milliseconds a plan, recorded observations
     python -m benchmarks.robots deadlines                               # plans that come too late, by method
@@ -281,7 +281,7 @@ TRIALS = 10_000  # seed of the situations, which no demonstration has seen
 
 
 def _serve(pipe: Any, begins: list[Callable[[Any], tuple[Any, np.ndarray]]]) -> None:
-    """A process with one environment for each of these situations."""
+    """The loop of a process with one environment for each of these situations."""
     import warnings
 
     warnings.filterwarnings("ignore")
@@ -332,7 +332,7 @@ class Physics:
         return seen
 
     def step(self, actions: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Execute plans [E, n, 4] of the active episodes, until success: the last two observations, and who has it."""
+        """Execute plans [E, n, 4] of active episodes until success; returns the last two observations and successes."""
         for part, pipe in zip(self.parts, self.pipes, strict=True):
             pipe.send((actions[part], active[part]))
         seen, done = np.zeros((len(self.task), 2, 39)), np.zeros(len(self.task), dtype=bool)
@@ -364,7 +364,7 @@ def roll_out(
     longest: int = metaworld.LONGEST,
     wait: int = 0,
 ) -> tuple[np.ndarray, int, float]:
-    """All episodes at once: who succeeded, plans made, mean calls of a plan.
+    """All episodes at once: those that succeeded, the number of plans, and the mean calls of a plan.
 
     While a plan is computed, physics stands still, or goes on for `wait` steps in which the robot holds still.
     """

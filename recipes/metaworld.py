@@ -67,7 +67,7 @@ class Demonstrations:
     tasks: tuple[str, ...]
 
     def features(self) -> dict[str, Tensor]:
-        """Under LeRobot's names."""
+        """The features under LeRobot's names."""
         return {
             "observation.state": self.hand,
             "observation.environment_state": self.scene,
@@ -75,7 +75,7 @@ class Demonstrations:
         }
 
     def save(self, path: Path) -> int:
-        """Write them; returns the bytes."""
+        """Write the demonstrations; returns the bytes written."""
         path.parent.mkdir(parents=True, exist_ok=True)
         task = self.scene[:, -len(self.tasks) :].argmax(1).to(torch.uint8)
         np.savez_compressed(
@@ -91,7 +91,7 @@ class Demonstrations:
 
     @staticmethod
     def load(path: Path) -> Demonstrations:
-        """Read what `save` wrote."""
+        """The demonstrations that `save` wrote."""
         try:
             with np.load(path) as file:
                 values = {name: file[name] for name in file.files}
@@ -139,7 +139,7 @@ def _begin(make: Callable[[], Any], situation: Any, environment: Any) -> tuple[A
 
 
 def record(tasks: tuple[str, ...] = TASKS, count: int = 100, seed: int = 0) -> Demonstrations:
-    """`count` successful episodes of each task. Trials have other situations."""
+    """`count` successful episodes of each task. The trials of a policy use other situations."""
     try:
         from metaworld.policies import ENV_POLICY_MAP
     except ImportError:
@@ -227,7 +227,7 @@ def _define_vision_operators() -> None:
 
 
 def build(size: str, tasks: int = len(TASKS), device: str = "cpu", steps: int = 100) -> Any:
-    """LeRobot's policy with its defaults, but for states in and ENV normalised as STATE is."""
+    """LeRobot's policy with its defaults, except that it observes states and that ENV is normalised as STATE is."""
     policy_class = lerobot_class()
     from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
     from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
@@ -269,7 +269,7 @@ class LoadedPolicy:
 
 
 def load(folder: Path = ASSET, device: str = "cpu") -> LoadedPolicy:
-    """Read a folder written by `save`, by LeRobot's own readers."""
+    """The policy in a folder written by `save`, read by LeRobot's own readers."""
     policy_class = lerobot_class()
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.processor import PolicyProcessorPipeline
@@ -294,7 +294,7 @@ def load(folder: Path = ASSET, device: str = "cpu") -> LoadedPolicy:
 
 
 def save(policy: Any, pipelines: tuple[Any, Any], folder: Path, facts: dict[str, Any]) -> int:
-    """A folder that LeRobot reads, its weights in float16; returns the bytes written."""
+    """Write a folder that LeRobot reads, with weights in float16; returns the bytes written."""
     folder.mkdir(parents=True, exist_ok=True)
     policy.config._save_pretrained(folder)
     for pipeline in pipelines:
@@ -311,7 +311,7 @@ def save(policy: Any, pipelines: tuple[Any, Any], folder: Path, facts: dict[str,
 def moments(
     data: Demonstrations, normal: dict[str, Tensor], config: Any
 ) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Indices [B] -> LeRobot's training batch there: its observation steps, and its horizon of actions.
+    """A function from indices [B] to LeRobot's training batch: its observation steps and its horizon of actions.
 
     Outside an episode its first or last moment is repeated, as LeRobot's dataset does.
     """
@@ -346,9 +346,9 @@ def train(
     device: str = "cpu",
     compiled: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
-    """Train, or go on; the policy with averaged weights is written to `out` and returned, with facts about it.
+    """Train, or continue from a checkpoint; returns the policy with averaged weights, also written to `out`, and facts.
 
-    `seconds` sets the number of steps by the speed of the first ones (after a checkpoint it is known already).
+    `seconds` sets the number of steps from the speed of the first ones; a checkpoint keeps the number it was given.
     """
     run = checkpoint.Run(f"metaworld-{size}", seed, batch, 5e-4 if size == "small" else 1e-4, 200, steps)
     began, state, path = time.monotonic(), None, checkpoint.latest(out)
@@ -464,7 +464,7 @@ def train_command(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile the loss")] = False,
 ) -> None:
-    """Train the policy, or go on where it stopped."""
+    """Train the policy, or continue where training stopped."""
     try:
         if size not in SIZES:
             raise DataError(f"--size is one of {', '.join(SIZES)}, not {size}.")

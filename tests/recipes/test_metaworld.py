@@ -40,10 +40,10 @@ def test_demonstrations_are_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def test_other_tasks_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[tuple[str, ...], int, int]] = []
+    recorded: list[tuple[tuple[str, ...], int, int]] = []
 
     def record(tasks: tuple[str, ...], count: int, seed: int) -> metaworld.Demonstrations:
-        asked.append((tasks, count, seed))
+        recorded.append((tasks, count, seed))
         return demonstrations()
 
     monkeypatch.setattr(metaworld, "record", record)
@@ -51,7 +51,7 @@ def test_other_tasks_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         out = str(tmp_path / "some.npz")
         result = CliRunner().invoke(metaworld.app, ["record", "--count", "3", "--out", out, *chosen])
         assert result.exit_code == 0, result.output
-    assert asked == [(metaworld.TASKS, 3, 0), (("assembly-v3", "box-close-v3"), 3, 0)]
+    assert recorded == [(metaworld.TASKS, 3, 0), (("assembly-v3", "box-close-v3"), 3, 0)]
 
 
 def test_a_task_without_an_expert_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
