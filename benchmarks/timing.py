@@ -3,7 +3,7 @@
 Every side is warmed, then the sides take turns: each turn runs every side once, in an order that reverses from turn to
 turn, so that a machine that slows down slows both. A side's time is its median over the turns; a ratio is the
 baseline's median over the side's. The error of a ratio comes from resampling whole turns (a paired bootstrap), so what
-both sides of a turn share cancels. Turns are added until every ratio's error is below `error` of the ratio, or until
+both sides of a turn share cancels. A quick side can run several times in each turn. Turns are added until every ratio's error is below `error` of the ratio, or until
 `most` turns or `seconds` are used up; `Ratio.settled` says which of the two it was.
 """
 
@@ -41,7 +41,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of every side in every turn; the first side is the baseline."""
+    """Seconds of every run of every side, turn after turn; the first side is the baseline.
+
+    The side with the fewest runs ran once in each turn, the others once or more often.
+    """
 
     seconds: Mapping[str, list[float]]
     bound: float = ERROR
@@ -52,7 +55,7 @@ class Timing:
 
     @property
     def turns(self) -> int:
-        return len(self.seconds[self.baseline])
+        return min(len(seconds) for seconds in self.seconds.values())
 
     def median(self, side: str) -> float:
         """Median seconds of one run of a side."""
@@ -60,18 +63,17 @@ class Timing:
 
     def median_error(self, side: str) -> float:
         """Standard error of a side's median."""
-        return float(_median(self._of(side)[self._resampled()]).std())
+        return float(_median(self._resampled(side)).std())
 
     def quantile(self, side: str, q: float) -> float:
         """A quantile of the seconds of a side, 0.99 for the slow tail."""
         return float(self._of(side).quantile(q))
 
-    def ratio(self, side: str) -> Ratio:
-        """The ratio of the baseline's median time to the side's."""
-        base, other = self._of(self.baseline), self._of(side)
-        drawn = self._resampled()
-        error = float((_median(base[drawn]) / _median(other[drawn])).std())
-        ratio = float(_median(base) / _median(other))
+    def ratio(self, side: str, baseline: str | None = None) -> Ratio:
+        """The ratio of the baseline's median time to the side's; another side can be the baseline."""
+        base = self.baseline if baseline is None else baseline
+        error = float((_median(self._resampled(base)) / _median(self._resampled(side))).std())
+        ratio = float(_median(self._of(base)) / _median(self._of(side)))
         return Ratio(ratio=ratio, error=error, turns=self.turns, settled=error <= self.bound * ratio)
 
     @property
@@ -82,10 +84,11 @@ class Timing:
     def _of(self, side: str) -> torch.Tensor:
         return torch.tensor(self.seconds[side], dtype=torch.float64)
 
-    def _resampled(self) -> torch.Tensor:
-        """Numbers of turns drawn with replacement, one row a resample; the same for every side."""
+    def _resampled(self, side: str) -> torch.Tensor:
+        """Seconds of a side in turns drawn with replacement, one row a resample; the same turns for every side."""
         generator = torch.Generator().manual_seed(0)
-        return torch.randint(self.turns, (_RESAMPLES, self.turns), generator=generator)
+        drawn = torch.randint(self.turns, (_RESAMPLES, self.turns), generator=generator)
+        return self._of(side).view(self.turns, -1)[drawn].flatten(1)
 
 
 def take_turns(
@@ -96,13 +99,18 @@ def take_turns(
     most: int = 100,
     seconds: float = float("inf"),
     error: float = ERROR,
+    repeats: Mapping[str, int] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Timing:
     """Time every side, the baseline first in `sides`, in turns.
 
     A side is called with the number of its turn, so that it can draw another sample in every turn and all sides draw
-    the same one. Warm-up calls get the numbers −1, −2, …, so no reported sample was drawn before.
+    the same one. Warm-up calls get the numbers −1, −2, …, so no reported sample was drawn before. A side of `repeats`
+    runs as many times in each turn, each timed by itself, and is called with the number of its run.
     """
+    often = {side: (repeats or {}).get(side, 1) for side in sides}
+    if sides and min(often.values()) != 1:
+        raise ValueError(f"repeats={repeats}: one side at least has to run once in each turn")
     if least < 2:
         raise ValueError(f"least={least}: an error needs two turns at least")
     if most < least:
@@ -115,10 +123,11 @@ def take_turns(
     began, due = clock(), least
     for turn in range(most):
         for side in list(sides) if turn % 2 == 0 else list(sides)[::-1]:
-            started = clock()
-            sides[side](turn)
-            _wait()
-            taken[side].append(clock() - started)
+            for number in range(turn * often[side], (turn + 1) * often[side]):
+                started = clock()
+                sides[side](number)
+                _wait()
+                taken[side].append(clock() - started)
         done = turn + 1
         if done < least:
             continue

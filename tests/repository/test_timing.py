@@ -1,4 +1,4 @@
-"""`benchmarks.timing`: times of samplers aratiost each other, with a clock of the test's own."""
+"""`benchmarks.timing`: times of samplers against each other, with a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -99,6 +99,25 @@ def test_one_disturbed_turn_does_not_move_the_ratio() -> None:
     assert take_turns(sides, least=9, clock=clock).ratio("ours").ratio == 2
 
 
+def test_a_quick_side_runs_several_times_in_a_turn_and_each_run_is_timed() -> None:
+    clock = Clock()
+    sides = {"base": clock.side("base", lambda turn: 6), "ours": clock.side("ours", lambda turn: 1 + turn % 3)}
+    timing = take_turns(sides, warm=0, least=2, most=2, repeats={"ours": 3}, clock=clock)
+    runs = [("base", 0), *(("ours", number) for number in range(6)), ("base", 1)]
+    assert clock.order == runs
+    assert timing.seconds == {"base": [6, 6], "ours": [1, 2, 3, 1, 2, 3]}
+    assert timing.turns == 2
+    assert (timing.ratio("ours").ratio, timing.ratio("ours").turns) == (3, 2)
+    assert timing.ratio("base", "ours").ratio == pytest.approx(1 / 3)
+
+
+def test_runs_of_one_turn_are_resampled_together() -> None:
+    each = torch.rand(40, generator=torch.Generator().manual_seed(5), dtype=torch.float64).exp()
+    base, ours = each.tolist(), each.repeat_interleave(4).tolist()
+    ratio = Timing({"base": base, "ours": ours}).ratio("ours")
+    assert (ratio.ratio, ratio.error, ratio.turns) == (1, pytest.approx(0), 40)
+
+
 def test_the_stated_error_is_the_spread_of_repeated_measurements() -> None:
     generator = torch.Generator().manual_seed(4)
     ratios, errors = [], []
@@ -116,3 +135,5 @@ def test_invalid_limits_are_refused() -> None:
         take_turns({}, least=1)
     with pytest.raises(ValueError, match="most=4 is below least=8"):
         take_turns({}, most=4)
+    with pytest.raises(ValueError, match="one side at least has to run once"):
+        take_turns({"a": print, "b": print}, repeats={"a": 2, "b": 2})
