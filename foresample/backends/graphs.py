@@ -20,24 +20,42 @@ def require_cuda(target: Target) -> None:
 
 
 def capture(work: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of the work, run a few times before (compilers, caches).
+    """A CUDA graph of the work, which runs three times before (compilers, caches)."""
+    for _ in range(3):
+        warm_up(work, device)
+    return record(work, device)
 
-    Warm-up and capture share one stream, since libraries keep a workspace for every stream they have seen and must
-    not make one while they are captured. What other threads do meanwhile is their business.
+
+def warm_up(work: Callable[[], object], device: torch.device) -> None:
+    """Run work that will be recorded, on the stream of all captures.
+
+    Libraries keep a workspace for every stream they have seen and must not make one during a capture.
     """
-    graph, aside = torch.cuda.CUDAGraph(), _stream_aside(device)
+    with _aside(device):
+        work()
+
+
+def record(work: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of work that was warmed up; recording runs nothing. Other threads may use the device meanwhile."""
+    graph = torch.cuda.CUDAGraph()
+    with _aside(device):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # a graph takes no memory from the common pool
+        with _nothing_collected():
+            _record(graph, work)
+    return graph
+
+
+@contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    """The stream of all captures, in order with the current stream; without gradients."""
+    stream = _stream_aside(device)
     with torch.cuda.device(device), torch.no_grad():
         here = torch.cuda.current_stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
-            for _ in range(3):
-                work()
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # a graph takes no memory from the common pool
-            with _nothing_collected():
-                _record(graph, work)
-        here.wait_stream(aside)
-    return graph
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            yield
+        here.wait_stream(stream)
 
 
 def _record(graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:

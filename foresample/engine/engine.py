@@ -172,7 +172,7 @@ class Engine:
             run.report.preparation_seconds += prepared
             return run
         with self._lease(min(self.slots, len(seeds))) as slots:
-            ready, compiled = perf_counter(), compile_seconds()  # graphs are captured by now
+            ready, compiled = perf_counter(), compile_seconds()
             for done in _advance(slots, iter([(rows, seeds)]), observe):
                 raise_faults(done.fault, done.index, self.target)
                 parts.append(done)
@@ -184,14 +184,24 @@ class Engine:
             run = runner.tally.close(report, done.x, done.calls, done.evaluations)
             report.occupancy = report.rounds / (slots.capacity * slots.rounds)
             compiled = compile_seconds() - compiled
-            report.preparation_seconds = prepared + ready - started + compiled
-            report.seconds = perf_counter() - ready - compiled
+            captured = slots.preparation_seconds if isinstance(slots, FixedSlots) else 0.0
+            report.preparation_seconds = prepared + ready - started + compiled + captured
+            report.seconds = perf_counter() - ready - compiled - captured
             report.target_seconds = max(0.0, runner.timed.seconds - compiled)
             if runner.look is None:
                 report.evidence.trusted.append("look=False")
             else:
                 report.look_calls, report.evidence = runner.look.calls, runner.look.evidence
         return run
+
+    def prepare(self) -> None:
+        """With `graph`, capture all rounds now; otherwise draws capture each width when they need it again."""
+        if self.settings.graph and self.in_turn is None:
+            started = perf_counter()
+            with self._lease(self.slots) as slots:
+                assert isinstance(slots, FixedSlots)
+                slots.prepare()
+            self.preparation_seconds += perf_counter() - started
 
     def forget(self) -> None:
         """Forget the answers of earlier runs, for `look`: call it when the target's conditions change between runs."""

@@ -7,24 +7,28 @@ When a sample is done, the next one takes its slot at once, so no slot waits for
              host and can be replayed as a CUDA graph. A round commits at most window + 1 transitions, so the host
              knows a number of rounds that must pass before any sample can be done; it queues that many before it
              reads results. At a cold start or near the end of the chains no row can draft the whole window: a
-             narrower round, captured beforehand at one of a few widths, then evaluates fewer states.
+             narrower round, of one of a few widths, then evaluates fewer states. The first round of a width runs
+             uncaptured, the second is captured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foresample.backends import backend_of
-from foresample.backends.graphs import capture
+from foresample.backends.graphs import record, warm_up
 from foresample.backends.rounds import round_for
 from foresample.contracts import Target, expand, predict
 from foresample.core.look import FreeLook
+from foresample.core.preparation import compile_seconds
 from foresample.core.report import Commit, Observer, Tally, TimedTarget
 from foresample.core.round import Call, Padded, Rows, Speculation, begin
 from foresample.faults import NO_FAULT, raise_faults
@@ -138,11 +142,9 @@ class FixedSlots:
         # Transitions that a row can draft in its first round.
         self.reach = int(runner.speculation.drafter.reach(self.rows.memory, window).max())
         self.widths = sorted({*(states - 1 for states in STATES if states <= window), window})
-        self.graphs: dict[int | None, torch.cuda.CUDAGraph] = {}
-        if graph:
-            self.graphs[None] = capture(self._admit, device)
-            for drafts in self.widths:
-                self.graphs[drafts] = capture(partial(self._round, drafts), device)
+        # By width, None for the start of samples; None until the second use, which captures.
+        self.graphs: dict[int | None, torch.cuda.CUDAGraph | None] | None = {} if graph else None
+        self.preparation_seconds = 0.0  # spent on first uses and captures, without compilation
         self.left = [self.runner.steps] * capacity  # transitions left in each slot; 0: the slot is free
         self.clear()
 
@@ -155,7 +157,19 @@ class FixedSlots:
         self.left = [0] * self.capacity
         self.fresh[:] = 0
         self.pace = float(self.most)  # recent average of transitions committed per row and round
-        self.rounds = 0
+        self.rounds, self.preparation_seconds = 0, 0.0
+
+    def prepare(self) -> None:
+        """Capture the rounds of all widths, on samples that nobody wants; for slots that are all free."""
+        if self.graphs is None:
+            return
+        for drafts in self.widths:
+            while self.graphs.get(drafts) is None:
+                self.fresh[:] = 1
+                self._run(None)
+                self._run(drafts)
+        self.left = [self.runner.steps] * self.capacity
+        self.clear()
 
     def __len__(self) -> int:
         return sum(left > 0 for left in self.left)
@@ -178,14 +192,13 @@ class FixedSlots:
     def advance(self, observe: Observer | None) -> Finished:
         finished = None
         if self.fresh.any():
-            self.graphs[None].replay() if self.graphs else self._admit()
+            self._run(None)
         while finished is None:
             drafts, queued = self._plan()
             if observe is not None:
                 queued = 1
-            replayed = bool(self.graphs) and observe is None
             for _ in range(queued):
-                self.graphs[drafts].replay() if replayed else self._round(drafts, observe)
+                self._run(drafts, observe)
             self.rounds += queued
             finished = self._look(queued)
         return finished
@@ -208,6 +221,31 @@ class FixedSlots:
         certain = min(-(-left // self.most) for left, _ in busy)
         wide = (max(left for left, _ in busy) - self.most) / self.pace + 1
         return drafts, min(certain, max(1, int(wide)))
+
+    def _run(self, drafts: int | None, observe: Observer | None = None) -> None:
+        """Start the fresh samples (None), or run a round of this width; captured, unless it is observed."""
+        work = self._admit if drafts is None else partial(self._round, drafts, observe)
+        if self.graphs is None or observe is not None:
+            work()
+        elif (graph := self.graphs.get(drafts)) is not None:
+            graph.replay()
+        elif drafts not in self.graphs:
+            with self._preparing():
+                warm_up(work, self.rows.x.device)
+                self.graphs[drafts] = None
+        else:
+            with self._preparing():
+                self.graphs[drafts] = graph = record(work, self.rows.x.device)
+            graph.replay()
+
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        """Count this time as preparation; compilation is counted elsewhere."""
+        started, compiled, timed = perf_counter(), compile_seconds(), self.runner.timed.seconds
+        yield
+        torch.cuda.synchronize(self.rows.x.device)
+        self.preparation_seconds += perf_counter() - started - (compile_seconds() - compiled)
+        self.runner.timed.seconds = timed
 
     def _round(self, drafts: int, observe: Observer | None = None) -> None:
         after, commit = self.runner.round(self.rows, drafts)

@@ -285,6 +285,7 @@ def measure(
     def attempt(window: int) -> Trial:
         say(f"window {window}")
         engine = Engine(target, replace(settings, window=window, look=settings.look and not engines))
+        engine.prepare()
         draw(engine, _SEED, slots)
         engine.look = None  # not part of what is measured
         run, seconds, gain = timed(engine, _SEED + 1, samples or 2 * slots)

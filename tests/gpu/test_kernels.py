@@ -155,6 +155,19 @@ def test_an_engine_serves_again() -> None:
     assert first.report.rounds == again.report.rounds
 
 
+def test_a_prepared_engine_draws_the_same_samples_and_captures_no_more() -> None:
+    target, seeds = wide(GPU, torch.float64), streams.seeds_of(5, 9)
+    work = fs.Engine(target, window=6, slots=4, graph=True)
+    work.prepare()
+    run = work.sample(seeds)
+    assert torch.equal(run.samples, fs.sample(target, seeds=seeds, window=6).samples)
+    (slots,) = work._idle
+    assert isinstance(slots, FixedSlots)
+    assert slots.graphs is not None
+    assert all(slots.graphs[drafts] is not None for drafts in (None, *slots.widths))
+    assert slots.preparation_seconds == 0
+
+
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_sequential_sampler_takes_the_same_path(graph: bool) -> None:
     assert_sequential_is_its_formula(wide(GPU, torch.float64), graph=graph)

@@ -259,7 +259,9 @@ class Planner:
         prior = self.last or self.table
         if prior is not None:
             settings = replace(settings, drafter=Replay(prior=prior))
-        return Engine(self.recorded or target, settings)
+        engine = Engine(self.recorded or target, settings)
+        engine.prepare()  # a capture in a later plan would make that plan late
+        return engine
 
     def _call(self, x: Tensor, time: Tensor, row: Tensor) -> Tensor:
         count = len(x)
