@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shortened
@@ -40,8 +41,9 @@ class Pretrained:
     shape: torch.Size
     device: torch.device
     dtype: torch.dtype
-    compiled: bool = False
-    """Whether torch.compile compiles the network: once for one state, and once for any other number of them."""
+    for_many: torch.nn.Module | None = None
+    """The compiled network for calls on several states; None where the network is not compiled. On a GPU it holds
+    weights of its own, since channels-last is faster there for several states and slower for one."""
 
     def label_index(self, label: str) -> int:
         """The class of a name or a number, or an error that lists them."""
@@ -83,10 +85,11 @@ class Pretrained:
         return torch.cat([self._forward(*chunk) for chunk in chunks])
 
     def _forward(self, *given: Tensor) -> Tensor:
-        if self.compiled and len(given[0]) > 1:  # a single state has a compiled graph of its own
-            for value in given:
-                torch._dynamo.maybe_mark_dynamic(value, 0)
-        return self.unet(*given).sample
+        if self.for_many is None or len(given[0]) == 1:
+            return self.unet(*given).sample
+        for value in given:
+            torch._dynamo.maybe_mark_dynamic(value, 0)
+        return self.for_many(*given).sample
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def load(
         path: the folder.
         device: where the network runs.
         dtype: of the network; the chain stays float32.
-        compiled: compile the network with torch.compile, at most twice: for one state, and for any number of states.
+        compiled: compile the network with torch.compile: for one state, and for any number of states.
     """
     try:
         from diffusers import DDPMScheduler, UNet2DModel
@@ -175,8 +178,27 @@ def load(
     shape = _shape(unet.config, path / "unet")
     labels = _labels(path, unet.config.num_class_embeds or 0)
     unet = torch.nn.Module.to(unet, device, dtype).eval().requires_grad_(False)  # diffusers' own warns of casts
-    network = cast(torch.nn.Module, torch.compile(unet, dynamic=False)) if compiled else unet
-    return Pretrained(network, scheduler, labels, shape, device, dtype, compiled)
+    network, for_many = compile_network(unet) if compiled else (unet, None)
+    return Pretrained(network, scheduler, labels, shape, device, dtype, for_many)
+
+
+class _ChannelsLast(torch.nn.Module):
+    """A copy of a network in channels-last, which takes its states in any layout."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = cast(Any, torch.nn.Module.to)(deepcopy(unet), memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor, *given: Tensor) -> Any:
+        return self.unet(x.contiguous(memory_format=torch.channels_last), *given)
+
+
+def compile_network(unet: torch.nn.Module, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """The network compiled for calls on one state, and for calls on several; with options of torch.compile."""
+    for_one = torch.compile(unet, dynamic=False, **options)
+    on_gpu = next(unet.parameters()).is_cuda
+    for_many = torch.compile(_ChannelsLast(unet), dynamic=False, **options) if on_gpu else for_one
+    return cast(torch.nn.Module, for_one), cast(torch.nn.Module, for_many)
 
 
 def _require_parts(path: Path, index: Any) -> None:
