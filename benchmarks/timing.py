@@ -3,8 +3,9 @@
 Every side is warmed, then the sides take turns: each turn runs every side once, in an order that reverses from turn to
 turn, so that a machine that slows down slows both. A side's time is its median over the turns; a ratio is the
 baseline's median over the side's. The error of a ratio comes from resampling whole turns (a paired bootstrap), so what
-both sides of a turn share cancels. A quick side can run several times in each turn. Turns are added until every ratio's error is below `error` of the ratio, or until
-`most` turns or `seconds` are used up; `Ratio.settled` says which of the two it was.
+both sides of a turn share cancels. A quick side can run several times in each turn. Turns are added until every ratio's
+error is below `error` of the ratio, or until `most` turns or `seconds` are used up; `Ratio.settled` says which of the
+two it was.
 """
 
 from __future__ import annotations
