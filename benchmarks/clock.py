@@ -20,7 +20,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -51,14 +51,17 @@ from benchmarks.results import (
     ThroughputSettings,
     WarmRow,
     WarmSettings,
+    WayRow,
     load,
     save,
 )
 from benchmarks.start import start
 from benchmarks.timing import Timing, take_turns
+from benchmarks.ways import EAGER, WAYS, Way, networks
 from foresample import pretrained
 from foresample.backends.graphs import capture
 from foresample.baseline import Sequential
+from foresample.checks.samples import samples_law
 from foresample.core.noise import seeds_of
 from foresample.engine.slots import FixedSlots
 from foresample.pretrained import Pretrained
@@ -86,22 +89,25 @@ def _mean(values: list[float]) -> tuple[float, float]:
 def latency(
     model: Model,
     steps: list[int] = [100, 250, 1000],  # noqa: B006
-    window: list[int] = [11, 19, 31, 49],  # noqa: B006
-    samples: int = 32,
+    window: Annotated[
+        list[str], typer.Option(help="Of all chains, or STEPS:WINDOW for the chain of so many steps.")
+    ] = ["100:15", "100:19", "100:25", "250:31", "250:39", "250:49", "1000:39", "1000:49", "1000:62"],  # noqa: B006
+    samples: Annotated[int, typer.Option(help="At most, for each chain.")] = 120,
+    seconds: Annotated[float, typer.Option(help="After which no turn is begun, for each chain.")] = 60.0,
     seed: int = 1,
     pilots: Annotated[int, typer.Option(help="Of the prior to start from; 0 starts cold.")] = 200,
     bands: Annotated[bool, typer.Option(help="By frequencies, so that a prior has a Jacobian.")] = True,
     eager: Annotated[bool, typer.Option(help="Neither compiled nor captured, as most people run it.")] = False,
-    benchmarked: Annotated[
-        bool, typer.Option(help="Let cuDNN choose its convolutions by trying them.")
-    ] = False,
+    way: Annotated[list[str], typer.Option(help="A way to run the network, to be tried.")] = list(WAYS),  # noqa: B006
     out: Out = RESULTS,
 ) -> None:
-    """One sample at a time: milliseconds a sample, and where a round's time goes."""
-    torch.backends.cudnn.benchmark = benchmarked
-    source = _load(model, compiled=not eager)
-    rows: list[LatencyRow] = []
-    rounds: list[RoundShare] = []
+    """One sample at a time: milliseconds a sample, and where a round's time goes.
+
+    The network runs in the way that is fastest for each sampler, and the window is the fastest one, both found on
+    pilot samples.
+    """
+    windows = {length: _windows(window, length) for length in steps}
+    ways = [EAGER] if eager else [_way(name) for name in way]
     mode = "eager" if eager else "graph"
     settings = LatencySettings(
         model=model.name,
@@ -111,66 +117,158 @@ def latency(
         seed=seed,
         pilots=pilots,
         bands=bands and pilots > 0,
-        benchmarked=benchmarked,
     )
     path = out / f"{model.resolve().name}-latency-{mode}.json"
-    # Pilots by the network as it is, not compiled for numbers of states that nobody times.
-    as_is = source if eager else _load(model, compiled=False)
+    rows: list[LatencyRow] = []
+    tried: list[WayRow] = []
+    sources = networks(model, ways)
+    # Pilots by the network as it is: compiled, it would be compiled once more for 64 states.
+    as_is = sources[EAGER] if eager else networks(model, [EAGER])[EAGER]
+    several = [way for way in ways if not way.one_state]
+    if not several:
+        raise typer.BadParameter(f"--way {way[0]!r} is for one state alone: add --way compiled")
+    base = best = ways[0]
     for length in sorted(steps):
-        target = source.target(length)
-        ours, prior = _in_basis(target, settings.bands), None
+        prior = None
         if pilots:
-            prior = _prior(as_is, _in_basis(as_is.target(length), settings.bands), max(window), pilots)
-        plain = Sequential(target, 1, graph=not eager)
-        engines = {
-            size: fs.Engine(ours, window=size, slots=1, graph=not eager, drafter=fs.Replay(prior=prior))
-            for size in window
-        }
-        for row in (found := _latencies(plain, engines, seed, samples)):
-            print(
-                f"{length:5d} window {row.window:3d}: {row.calls:7.1f} calls {row.ms:8.2f} ms {row.gain:6.2f}x"
-            )
-        rows += found
-        save(path, "latency", settings, rows=rows, rounds=rounds)
+            target = _in_basis(as_is.target(length), settings.bands)
+            prior = _prior(as_is, target, max(windows[length]), pilots)
+        chain = _Chain(sources, length, settings.bands, prior, graph=not eager)
+        if not rows:  # a step takes as long in every chain
+            base, found = _quickest({way: chain.sequential(way) for way in ways})
+            tried += found
+        middle = windows[length][len(windows[length]) // 2]
+        best, found = _quickest({way: chain.engine(way, middle) for way in several})
+        tried += found
+        for each in tried:
+            print(each, flush=True)
+        plain, engines = chain.sequential(base), {size: chain.engine(best, size) for size in windows[length]}
+        for row in _latencies(plain, engines, seed, samples, seconds):
+            rows.append(replace(row, way=(best if row.window else base).name))
+            how = f"{row.calls:7.1f} calls {row.ms:8.2f} ms, {row.faster}"
+            print(f"{length:5d} window {row.window:3d}: {how}", flush=True)
+        save(path, "latency", settings, rows=rows, ways=tried)
     if not eager:  # rounds of the longest chain and the widest window, which are the last
-        with engines[max(window)]._lease(1) as slots:
+        with base.chosen():
+            rounds = [_step_share(plain)]
+        with best.chosen(), engines[max(engines)]._lease(1) as slots:
             assert isinstance(slots, FixedSlots)
-            for drafts in (0, *slots.widths):
-                rounds.append(share := _round_share(target, slots, drafts))
-                took = f"round {share.round_us:.0f} us, network {share.network_us:.0f} us, {share.share:.3f}"
-                print(f"{drafts} drafts: {took}")
-                save(path, "latency", settings, rows=rows, rounds=rounds)
+            rounds += [_round_share(sources[best].target(length), slots, drafts) for drafts in slots.widths]
+        for share in rounds:
+            took = f"round {share.round_us:.0f} us, network {share.network_us:.0f} us, {share.share:.3f}"
+            print(f"{share.window} drafts: {took}")
+        save(path, "latency", settings, rows=rows, rounds=rounds, ways=tried)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Makes both samplers of one chain, with its network run in any way."""
+
+    sources: Mapping[Way, Pretrained]
+    steps: int
+    bands: bool
+    prior: fs.Prior | None
+    graph: bool
+
+    def sequential(self, way: Way) -> Sequential:
+        with way.chosen():
+            return Sequential(self.sources[way].target(self.steps), 1, graph=self.graph)
+
+    def engine(self, way: Way, window: int) -> fs.Engine:
+        target = _in_basis(self.sources[way].target(self.steps), self.bands)
+        with way.chosen():
+            made = fs.Engine(target, window=window, graph=self.graph, drafter=fs.Replay(prior=self.prior))
+            made.sample(seeds_of(PILOT_SEED, 1))  # the first call compiles, here for a window of states
+            made.prepare()
+        return made
+
+
+def _windows(given: list[str], length: int) -> list[int]:
+    """The windows for a chain of so many steps, from entries WINDOW and STEPS:WINDOW."""
+    found = []
+    for entry in given:
+        steps, _, size = entry.rpartition(":")
+        if not size.isdigit() or (":" in entry and not steps.isdigit()):
+            raise typer.BadParameter(f"--window {entry} is neither WINDOW nor STEPS:WINDOW")
+        if not steps or int(steps) == length:
+            found.append(int(size))
+    if not found:
+        raise typer.BadParameter(f"no --window is for {length} steps: add --window {length}:25")
+    return sorted(set(found))
+
+
+def _way(name: str) -> Way:
+    if name not in WAYS:
+        raise typer.BadParameter(f"--way {name!r} is not one of: {'; '.join(WAYS)}")
+    return WAYS[name]
+
+
+def _quickest(samplers: Mapping[Way, Sequential | fs.Engine]) -> tuple[Way, list[WayRow]]:
+    """The way in which pilot samples are drawn fastest, and a row for each way."""
+    sides = {way.name: partial(_picture, sampler, PILOT_SEED) for way, sampler in samplers.items()}
+    timing = take_turns(sides, least=PILOT_TURNS, most=PILOT_TURNS)
+    best = min(samplers, key=lambda way: timing.median(way.name))
+    rows = [
+        WayRow(
+            way=way.name,
+            steps=len(sampler.target.std),
+            window=sampler.speculation.window if isinstance(sampler, fs.Engine) else 0,
+            ms=1e3 * timing.median(way.name),
+            chosen=way is best,
+        )
+        for way, sampler in samplers.items()
+    ]
+    return best, rows
+
+
+def _picture(sampler: Sequential | fs.Engine, seed: int, turn: int) -> tuple[float, Tensor]:
+    """Calls and the picture of one sample, another one in every turn; classes in turn."""
+    number = torch.tensor([turn + 1])  # a sample's number says which class it has
+    run = sampler.sample(seeds_of(seed, 1, turn + 1), rows=number)
+    target = sampler.target
+    if isinstance(target, fs.targets.FrequencyTarget):
+        return run.report.calls_mean, target.pictures(run.samples)
+    return run.report.calls_mean, run.samples
 
 
 def _latencies(
-    plain: Sequential, engines: Mapping[int, fs.Engine], seed: int, samples: int
+    plain: Sequential, engines: Mapping[int, fs.Engine], seed: int, samples: int, seconds: float = math.inf
 ) -> list[LatencyRow]:
-    """Both samplers in turns, a new sample in every turn; the window that counts is chosen on pilot samples."""
-    calls: dict[int, list[float]] = {size: [] for size in (0, *sorted(engines))}
+    """Both samplers in turns, a new sample in every turn; the window that counts is chosen on pilot samples.
+
+    The sequential sampler has other seeds, so that the timed samples of both can be tested for one distribution.
+    """
+    samplers: dict[int, Sequential | fs.Engine] = {
+        0: plain,
+        **{size: engines[size] for size in sorted(engines)},
+    }
+    calls: dict[int, list[float]] = {size: [] for size in samplers}
+    drawn: dict[int, list[Tensor]] = {size: [] for size in samplers}
 
     def picture(size: int, seed: int, turn: int) -> None:
-        number = torch.tensor([turn + 1])  # classes in turn: a sample's number says which
-        sampler = engines[size] if size else plain
-        run = sampler.sample(seeds_of(seed, 1, turn + 1), rows=number)
-        if isinstance(sampler.target, fs.targets.FrequencyTarget):
-            sampler.target.pictures(run.samples)
-        calls[size].append(run.report.calls_mean)
+        count, sample = _picture(samplers[size], seed if size else seed + 1, turn)
+        if turn >= 0:
+            calls[size].append(count)
+            drawn[size].append(sample)
 
-    pilots = {f"{size}": partial(picture, size, PILOT_SEED) for size in calls if size}
+    pilots = {f"{size}": partial(_picture, engine, PILOT_SEED) for size, engine in engines.items()}
     chosen = int(min(pilots, key=take_turns(pilots, least=PILOT_TURNS, most=PILOT_TURNS).median))
-    timing = take_turns({f"{size}": partial(picture, size, seed) for size in calls}, most=samples)
+    sides = {f"{size}": partial(picture, size, seed) for size in samplers}
+    timing = take_turns(sides, most=samples, seconds=seconds)
+    own = torch.cat(drawn[0]).cpu()
     return [
         LatencyRow(
             steps=len(plain.target.std),
             window=size,
-            calls=fmean(counts[-timing.turns :]),
+            calls=fmean(calls[size]),
             ms=1e3 * timing.median(f"{size}"),
             ms_error=1e3 * timing.median_error(f"{size}"),
             gain=timing.ratio(f"{size}").ratio,
             faster=timing.ratio(f"{size}") if size else None,
             chosen=size == chosen,
+            law=samples_law(own, drawn[size]) if size else None,
         )
-        for size, counts in calls.items()
+        for size in samplers
     ]
 
 
@@ -183,33 +281,50 @@ def _prior(source: Pretrained, target: fs.Target, window: int, pilots: int) -> f
     return fs.fit_prior(target, window=window, pilots=pilots, paths=max(1, len(source.labels)), slots=_SLOTS)
 
 
-def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 20) -> RoundShare:
-    """Microseconds of a round of so many drafts and of the network alone on as many states, replayed in turn; 0 is
-    the sequential sampler. What a round adds to the target's predictions, a turn to frequencies and back, is no
-    network."""
+def _round_share(target: ChainTarget, slots: FixedSlots, drafts: int, repeats: int = 10) -> RoundShare:
+    """Microseconds of a captured round of so many drafts, and of the network alone on as many states."""
     key = seeds_of(0, repeats)
+
+    def begin(turn: int) -> None:
+        slots.clear()
+        slots.admit(key[:1] * 0, key[turn : turn + 1])
+        slots._run(None)
+        slots._run(drafts)  # the first has nothing to draft from
+
+    return _share(target, partial(slots._run, drafts), drafts, begin, repeats)
+
+
+def _step_share(plain: Sequential, repeats: int = 10) -> RoundShare:
+    """The same of a captured step of the sequential sampler; its state is that at the end of a sample."""
+    assert plain.graph is not None
+    target = plain.target
+    assert isinstance(target, ChainTarget)
+    plain.sample(seeds_of(0, 1))
+    return _share(target, plain.graph.replay, 0, lambda _: plain.step.zero_(), repeats)
+
+
+def _share(
+    target: ChainTarget,
+    work: Callable[[], object],
+    drafts: int,
+    begin: Callable[[int], object],
+    repeats: int,
+) -> RoundShare:
+    """The round's work and the network alone, replayed in turn. What a round adds to the target's predictions, a turn
+    to frequencies and back, is no network."""
     x = torch.randn((drafts + 1, *target.shape), device="cuda")
     row = torch.zeros(drafts + 1, dtype=torch.int64, device="cuda")
     step = (torch.arange(drafts + 1, device="cuda") + 100).clamp(max=len(target.std) - 1)
-    network = capture(lambda: target.predict(x, step, row), x.device)
-    plain = Sequential(target, 1, graph=True)
-    graph = slots.graphs[drafts] if drafts else plain.graph
-    assert graph is not None
-    certain = max(1, min(100, len(target.std) // (drafts + 1) - 2))
+    network = capture(lambda: target.predict(x, step, row), x.device).replay
+    certain = max(1, min(50, len(target.std) // (drafts + 1) - 2))
     times: dict[str, list[float]] = {"round": [], "network": []}
-    for i in range(repeats):
-        if drafts:
-            slots.clear()
-            slots.admit(key[:1] * 0, key[i : i + 1])
-        else:
-            plain.sample(key[i : i + 1])
-            plain.step.zero_()
-        graph.replay()  # the first has nothing to draft from
-        for name, work in (("round", graph), ("network", network)):
+    for turn in range(repeats):
+        begin(turn)
+        for name, replay in (("round", work), ("network", network)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             for _ in range(certain):
-                work.replay()
+                replay()
             end.record()
             end.synchronize()
             times[name].append(1e3 * start.elapsed_time(end) / certain)

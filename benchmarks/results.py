@@ -183,6 +183,22 @@ class LatencyRow(Record):
     """Speed-up over the sequential sampler, in turns."""
     chosen: bool = False
     """True if the window was the fastest on pilot samples."""
+    way: str | None = None
+    """How the network ran (`benchmarks.ways`), the fastest way of this side on pilot samples."""
+    law: SamplesLaw | None = None
+    """The timed samples against those of the sequential sampler, drawn from other seeds."""
+
+
+class WayRow(Record):
+    """A way to run the network (`benchmarks.ways`), tried on pilot samples; window 0 is the sequential sampler."""
+
+    way: str
+    steps: AtLeastOne
+    window: Count
+    ms: Positive
+    """Median of a sample."""
+    chosen: bool
+    """True if this side was then timed in this way."""
 
 
 class RoundShare(Record):
@@ -210,7 +226,7 @@ class LatencySettings(Record):
     bands: bool = False
     """True if the prior had the network's average Jacobian, by bands of frequency."""
     benchmarked: bool = False
-    """True if cuDNN chose its convolutions by trying them (`torch.backends.cudnn.benchmark`), for both samplers."""
+    """In files without `ways`: True if cuDNN chose its convolutions by trying them, for both samplers."""
 
 
 class Latency(Result, kind="latency"):
@@ -220,6 +236,7 @@ class Latency(Result, kind="latency"):
     rows: Some[LatencyRow]
     rounds: list[RoundShare] = field(default_factory=list)
     tunings: list[Tuning] = field(default_factory=list)
+    ways: list[WayRow] = field(default_factory=list)
 
 
 class WarmRow(Record):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.clock start
 
-Every measurement is a process of its own. Ways to run the network: as it is (eager), compiled, and on a GPU also
-captured. What compilers cache is kept in folders of this run, empty at first, so that the rows say what a first use
+Every measurement is a process of its own. Ways to run the network: as it is (eager) and compiled; on a GPU also
+captured. What compilers cache is kept in folders of each way, empty at first, so that the rows say what a first use
 costs and what later ones do.
 """
 
@@ -58,6 +58,8 @@ COMMANDS = (
     ("tune", "--nonsense"),
 )
 """Help, and errors in what the user typed."""
+CACHES = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Where compilers keep what they compiled."""
 
 
 def start(
@@ -76,13 +78,13 @@ def start(
     path = out / f"start-{torch.device(device).type}.json"
     ways = [("eager", False, False), ("compiled", True, False)]
     if cuda:
-        ways += [("captured", False, True), ("compiled and captured", True, True)]
+        ways = [("eager", False, False), ("captured", False, True), ("compiled and captured", True, True)]
     commands = [_command(arguments, repeats) for arguments in COMMANDS]
     rows: list[StartRow] = []
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {"NUMBA_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-        for way, compiled, graph in ways:
-            given = json.dumps([str(model.resolve()), steps, window, device, compiled, graph])
+    for way, compiled, graph in ways:
+        given = json.dumps([str(model.resolve()), steps, window, device, compiled, graph])
+        with tempfile.TemporaryDirectory() as folder:
+            caches = {name: f"{folder}/{name}" for name in CACHES}
             for cached in (False, True):
                 found, processor = _run([sys.executable, "-c", _SAMPLE, given], caches)
                 told = json.loads(found.stdout.splitlines()[-1])

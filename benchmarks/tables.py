@@ -372,6 +372,19 @@ def latency() -> str:
     return table(["steps", "sequential", "window", "calls", "ms a sample", "faster"], cells)
 
 
+def ways() -> str:
+    """Ways to run the network, tried on pilot samples."""
+    return table_of(
+        {
+            "sampler": f"window {row.window}" if row.window else "sequential",
+            "steps": f"{row.steps}",
+            "the network, captured": row.way,
+            "ms a sample": f"**{row.ms:.1f}**" if row.chosen else f"{row.ms:.1f}",
+        }
+        for row in load(Latency, "cifar10-latency-graph").ways
+    )
+
+
 def warm() -> str:
     """Calls started cold and from a prior."""
     return table_of(
@@ -994,7 +1007,20 @@ FIGURES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
         *(front.headline, front.pays, front.when_cpu, front.robot_short, front.robot_call),
-        *(headlines, when, when_lossy, latency, rounds, warm, cpu, cpu_rounds, start, throughput, frontier),
+        *(
+            headlines,
+            when,
+            when_lossy,
+            latency,
+            ways,
+            rounds,
+            warm,
+            cpu,
+            cpu_rounds,
+            start,
+            throughput,
+            frontier,
+        ),
         *(growth, memory, devices, models, mixture, response, quality, agreement, training, classifier),
         *(policy, policy_steps, policy_quality, policy_costs, policy_warm, robot_success, robot_clock_cpu),
         *(waiting.policy_learned, waiting.policy_tail, other_packages, package_counts, ranked, mcmc, order),
