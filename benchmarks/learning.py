@@ -27,41 +27,14 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.results import RESULTS, LearnedPlansRow, PlanTail, save
-from benchmarks.robots import Observation, episodes, planner_of, spread
+from benchmarks.robot_plans import BATCH, Observation, draw_pilots, episodes, planner_of, spread
 from foresample.drafters import LearnedPrior
 from foresample.engine.priors import prior_of_paths
 from foresample.integrations.policies.learning import MOST, learn_prior
-from foresample.targets import ChainTarget
 from recipes import metaworld
 
 PARTS = 10
 """Equal parts of the chain in which calls are counted."""
-BATCH = 256  # plans drawn at a time to learn from
-PILOT_WINDOW = 2  # nearly as few evaluations as the sequential sampler, which is what many plans at a time cost
-
-
-@dataclass(frozen=True)
-class Pilots:
-    """Plans to make priors from: what each was conditioned on, [P, C], and its path, [P, N, F] both."""
-
-    target: ChainTarget
-    condition: Tensor
-    states: Tensor
-    predictions: Tensor
-
-
-def draw_pilots(policy: Any, observations: list[Observation]) -> Pilots:
-    """One plan for each of these observations, as far as they fill batches."""
-    accelerated: Any = fs.accelerate(policy, window=PILOT_WINDOW, learn=True, trace=False)
-    together = {name: torch.cat([one[name] for one in observations]) for name in observations[0]}
-    for part in range(len(observations) // BATCH):
-        rows = slice(part * BATCH, (part + 1) * BATCH)
-        policy.diffusion.generate_actions({name: value[rows] for name, value in together.items()})
-        print(f"{(part + 1) * BATCH} plans to learn from", flush=True)
-    paths = (torch.cat(values) for values in zip(*accelerated.plans.seen, strict=True))
-    pilots = Pilots(planner_of(policy).target, *paths)
-    fs.restore(policy)
-    return pilots
 
 
 @dataclass

@@ -995,6 +995,8 @@ class RobotClockRow(Record):
     """Speed-up over the fastest sequential plan, in turns."""
     chosen: bool = False
     """True if it was the fastest of its method on other episodes."""
+    learned_from: Count = 0
+    """Plans that the prior was learned from, on other episodes; 0 for a pooled prior, and without one."""
 
 
 class RobotClockSettings(Record):
@@ -1006,6 +1008,8 @@ class RobotClockSettings(Record):
     steps: AtLeastOne
     tf32: bool = False
     """True if TF32 and cuDNN's benchmarking were on, as LeRobot's scripts set them."""
+    precision: str = "float32"
+    """Of the network's weights, on both sides; all else is float32."""
 
 
 class RobotClock(Result, kind="robot-clock"):
@@ -1013,6 +1017,59 @@ class RobotClock(Result, kind="robot-clock"):
 
     settings: RobotClockSettings
     rows: Some[RobotClockRow]
+
+
+class CallKernel(Record):
+    """A kernel, or all of a kind, in one network call; on a CPU an operator."""
+
+    name: str
+    kind: str
+    count: Positive
+    ms: Positive
+
+
+class CallProfileRow(Record):
+    """One network call on several states."""
+
+    states: AtLeastOne
+    ms: Positive
+    """Median of a call, without the profiler."""
+    gflop: Positive
+    """Operations of the matrix products and convolutions."""
+    kinds: Some[CallKernel]
+    longest: list[CallKernel]
+    """The kernels with most of the time, by name."""
+
+    @property
+    def kernels(self) -> float:
+        return sum(kind.count for kind in self.kinds)
+
+    @property
+    def busy(self) -> float:
+        """Share of a call's time in which a kernel runs."""
+        return sum(kind.ms for kind in self.kinds) / self.ms
+
+
+class CallProfileSettings(Record):
+    """The policy, its weights, and where it ran."""
+
+    parameters: AtLeastOne
+    weight_bytes: AtLeastOne
+    read_ms: Positive
+    """Time in which the device reads all weights once."""
+    device: str
+    threads: AtLeastOne
+    precision: str
+    run: str
+    """eager, graph, or compiled + graph."""
+    tf32: bool = False
+
+
+class RobotProfile(Result, kind="robot-profile"):
+    """Where the time of one network call of LeRobot's policy goes (`benchmarks.robots profile`)."""
+
+    settings: CallProfileSettings
+    rows: Some[CallProfileRow]
 
 
 class PlanTail(Spread):

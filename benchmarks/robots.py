@@ -1,6 +1,7 @@
 """LeRobot's diffusion policy on Meta-World: the time of a plan, and the success of the robot.
 
     python -m benchmarks.robots clock --policy FOLDER --device cuda     # milliseconds a plan, recorded observations
+    python -m benchmarks.robots profile --policy FOLDER --device cuda   # where a network call's time goes
     python -m benchmarks.robots deadlines                               # plans that come too late, by method
     python -m benchmarks.robots success                                 # closed loop, needs metaworld
     python -m benchmarks.robots episode                                 # one of them, as a moving picture
@@ -15,11 +16,9 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import fmean, median
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -34,25 +33,28 @@ from benchmarks.results import (
     DeadlineRow,
     Deadlines,
     PolicyWarmRow,
-    RobotClockRow,
-    Spread,
     SuccessRow,
     load,
     save,
     wilson,
 )
-from benchmarks.timing import Timing, take_turns
-from foresample.baseline import Sequential
-from foresample.engine.tuning import call_seconds
-from foresample.integrations.policies.planner import Planner
+from benchmarks.robot_clock import clock
+from benchmarks.robot_plans import (
+    WARM_UP,
+    Observation,
+    along,
+    episodes,
+    fit,
+    other_episodes,
+    spread,
+    timed_episodes,
+)
+from benchmarks.robot_profile import profile
+from benchmarks.timing import take_turns
 from recipes import lasa, metaworld
 
-Observation = dict[str, Tensor]
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
-WARM_UP = 5
-EPISODES = 20  # clocked
-PILOTS = 6  # plans of each kind on which the fastest are chosen
-WINDOWS = (32, 64, 99, 16, 8)
+PRIOR_EPISODES = 60  # on whose plans a pooled prior is fitted, at most
 METHODS = ("DDPM", "accelerated", "DDIM-16", "DDIM-10", "DDIM-5")
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -62,217 +64,8 @@ def commands() -> None:
     """LeRobot's diffusion policy on Meta-World."""
 
 
-# ---------------------------------------------------------------- the clock
-
-
-def episodes(
-    loaded: metaworld.LoadedPolicy, data: metaworld.Demonstrations, chosen: Iterable[int]
-) -> list[list[Observation]]:
-    """Observations of these episodes, normalised, each [1, n_obs_steps, …], every n_action_steps."""
-    config = loaded.policy.config
-    features = {name: value for name, value in data.features().items() if name != "action"}
-    normal = loaded.before(features)
-    found = []
-    for number in chosen:
-        place = (data.episode == number).nonzero().squeeze(1)
-        first = int(place[0])
-        moments = range(first, int(place[-1]) + 1, config.n_action_steps)
-        back = range(1 - config.n_obs_steps, 1)
-        found.append(
-            [
-                {n: torch.stack([normal[n][max(first, i + j)] for j in back]).unsqueeze(0) for n in features}
-                for i in moments
-            ]
-        )
-    return found
-
-
-def spread(values: list[float]) -> Spread:
-    ordered = sorted(values)
-    p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
-    return Spread(mean=fmean(ordered), median=median(ordered), p99=p99, most=ordered[-1])
-
-
-class Side:
-    """One way of planning at batch 1, on a policy of its own."""
-
-    def __init__(
-        self, policy: Any, first: Observation, run: str, window: Any, warm: bool, prior: fs.Prior | None
-    ) -> None:
-        self.policy, self.run, self.warm, self.prior = policy, run, warm, prior
-        self.window: int | None = None
-        self.auto, self.counts = window == "auto", list[float]()
-        model, graph = policy.diffusion, "graph" in run
-        network = torch.compile(model.unet, dynamic=window is not None) if "compiled" in run else model.unet
-        if window is None and graph:
-            self.plan: Callable[[Observation], object] = captured(policy, network, first)
-        else:
-            model.unet = network
-            if window is not None:
-                fs.accelerate(policy, window=window, warm=warm, prior=prior, trace=False, graph=graph)
-            self.plan = policy.diffusion.generate_actions
-        self.plan(first)  # compiles, captures, and finds the window
-        if window is not None:
-            self.window = planner_of(policy).window or 0  # 0 where auto found that no window gains
-
-    @property
-    def name(self) -> str:
-        if self.window is None:
-            return f"sequential, {self.run}"
-        auto = " (auto)" * self.auto
-        return f"window {self.window}{auto}, {self.run}, warm {self.warm}, prior {self.prior is not None}"
-
-    def along(self, courses: list[list[Observation]]) -> Callable[[int], None]:
-        """One plan a turn along these episodes; the policy is reset where one begins."""
-        moments = [(seen, i == 0) for course in courses for i, seen in enumerate(course)]
-
-        def turn(number: int) -> None:
-            seen, begins = moments[number % len(moments)]
-            if begins:
-                self.policy.reset()
-            self.plan(seen)
-            steps = self.policy.diffusion.num_inference_steps
-            self.counts.append(
-                float(steps) if self.window is None else self.policy.foresample_report.calls_mean
-            )
-
-        return turn
-
-    def row(self, timing: Timing, chosen: bool) -> RobotClockRow:
-        ms = spread([1000 * seconds for seconds in timing.seconds[self.name]])
-        more: dict[str, Any] = {}
-        if self.window and "graph" in self.run:
-            planner = planner_of(self.policy)
-            rounds = planner.engine._idle[-1].graphs[self.window]
-            replayed = take_turns({"round": lambda turn: rounds.replay()}, least=20)
-            more["round_ms"] = 1000 * replayed.median("round")
-            more["network_ms"] = 1000 * call_seconds(planner.target, self.window + 1, graph=True, repeats=20)
-        if self.name != timing.baseline:
-            more["faster"] = timing.ratio(self.name)
-        return RobotClockRow(
-            method="sequential" if self.window is None else "accelerated",
-            run=self.run,
-            window=self.window,
-            warm=self.warm,
-            prior=self.prior is not None,
-            plans=timing.turns,
-            ms=ms,
-            calls=spread(self.counts[-timing.turns :]),
-            auto=self.auto,
-            chosen=chosen,
-            **more,
-        )
-
-
-def captured(policy: Any, network: Any, first: Observation) -> Callable[[Observation], Tensor]:
-    """The sequential chain with each transition replayed from a CUDA graph: the fastest sequential plan here."""
-    with fs.accelerate(policy, window=1, trace=False):
-        policy.diffusion.generate_actions(first)
-        planner = planner_of(policy)
-    planner.network = network
-    engine, generator = Sequential(planner.target, 1, graph=True), torch.Generator().manual_seed(0)
-
-    def draw(observation: Observation) -> Tensor:
-        condition = policy.diffusion._prepare_global_conditioning(observation)
-        planner.conditions["global_cond"].copy_(condition)  # type: ignore[union-attr]
-        return engine.sample(torch.randint(2**62, (1,), generator=generator)).samples
-
-    return draw
-
-
-def planner_of(policy: Any) -> Planner:
-    """The planner of an accelerated policy that has planned."""
-    return next(iter(policy.diffusion.conditional_sample.plans.planners.values()))
-
-
-def fit(policy: Any, courses: list[list[Observation]], pilots: int) -> fs.Prior:
-    """A prior from plans of these episodes, all of an episode at once."""
-    accelerated: Any = fs.accelerate(policy, window=99, pilots=pilots, trace=False)
-    for course in courses:
-        together = {name: torch.cat([one[name] for one in course]) for name in course[0]}
-        policy.diffusion.generate_actions(together)
-        if accelerated.prior is not None:
-            break
-    prior = accelerated.prior
-    fs.restore(policy)
-    if prior is None:
-        raise typer.BadParameter("these episodes have too few observations for so many pilots")
-    return prior
-
-
-@app.command()
-def clock(
-    policy: Annotated[Path, typer.Option(help="a folder of `recipes.metaworld train`")] = metaworld.ASSET,
-    data: Annotated[Path, typer.Option(help="what `recipes.metaworld record` wrote")] = metaworld.DATA,
-    device: str = "cpu",
-    plans: Annotated[int, typer.Option(help="plans of each kind, in turns")] = 100,
-    windows: Annotated[list[int] | None, typer.Option("--window", help="windows to try")] = None,
-    compiled: Annotated[
-        list[int] | None, typer.Option("--compiled", help="windows to try compiled, too")
-    ] = None,
-    pilots: Annotated[int, typer.Option(help="plans the prior is fitted on; 0: none")] = 256,
-    name: Annotated[str, typer.Option(help="of the result file")] = "robot-clock",
-    out: Annotated[Path, typer.Option(help="folder for the result file")] = RESULTS,
-) -> None:
-    """Milliseconds a plan at batch 1, all ways in turns.
-
-    The baseline and the window that figures quote are the fastest on episodes that are not clocked.
-    """
-    torch.manual_seed(0)
-    cuda = torch.device(device).type == "cuda"
-    torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = True  # as LeRobot's scripts do
-    loaded, recorded = metaworld.load(policy, device), metaworld.Demonstrations.load(data)
-    count = int(recorded.episode[-1]) + 1
-    timed = range(0, count, max(1, count // EPISODES))
-    clocked = episodes(loaded, recorded, timed)
-    rest = [number for number in range(1, count, max(1, count // 60)) if number not in timed]
-    other = episodes(loaded, recorded, rest)
-    failed, sides = list[str](), list[Side]()
-    settings = {
-        "policy": policy.name,
-        "parameters": sum(p.numel() for p in loaded.policy.parameters()),
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "threads": torch.get_num_threads(),
-        "steps": loaded.policy.diffusion.num_inference_steps,
-        "pilots": pilots,
-        "clocked_episodes": len(clocked),
-        "tf32": cuda,
-        "failed": failed,
-    }
-
-    with fs.accelerate(loaded.policy, window=16):  # traced
-        loaded.policy.diffusion.generate_actions(other[0][0])
-    prior = fit(loaded.policy, other, pilots) if pilots else None
-    chosen, run = windows or list(WINDOWS), "graph" if cuda else "eager"
-    ways: list[tuple[str, Any, bool, fs.Prior | None]] = [("eager", None, False, None)]
-    if compiled:
-        ways += [(how, None, False, None) for how in ("compiled", *["compiled + graph"] * cuda)]
-        ways += [("compiled + graph" if cuda else "compiled", window, True, prior) for window in compiled]
-    ways += [(run, window, True, prior) for window in (*chosen, "auto")]
-    if 32 in chosen:
-        ways += [(run, 32, False, None), *([(run, 32, True, None), (run, 32, False, prior)] if prior else [])]
-    if cuda:
-        ways += [("graph", None, False, None), *(("eager", window, True, prior) for window in chosen)]
-    for way in ways:
-        try:
-            sides.append(Side(metaworld.load(policy, device).policy, other[0][0], *way))
-            print(f"prepared: {sides[-1].name}", flush=True)
-        except Exception as error:
-            traceback.print_exc()
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            failed.append(f"window {way[1]}, {way[0]}: {first}" if way[1] else f"sequential, {way[0]}: {first}")
-    tried = take_turns({s.name: s.along(other) for s in sides}, warm=WARM_UP, least=PILOTS, most=PILOTS)
-    fastest = [
-        min((s.name for s in sides if (s.window is None) is plain), key=tried.median) for plain in (True, False)
-    ]
-    sides.sort(key=lambda side: side.name != fastest[0])  # the baseline comes first
-    timing = take_turns({s.name: s.along(clocked) for s in sides}, warm=WARM_UP, least=plans, most=plans)
-    rows = [side.row(timing, side.name in fastest) for side in sides]
-    for side, row in zip(sides, rows, strict=True):
-        print(f"{side.name:50s} {row.ms.median:8.2f} ms, {row.calls.mean:.2f} calls, {row.faster}", flush=True)
-    save(out / f"{name}.json", "robot-clock", settings, rows=rows)
-    if failed:
-        raise typer.Exit(1)
+app.command()(clock)
+app.command()(profile)
 
 
 # ---------------------------------------------------------------- closed loop
@@ -410,19 +203,6 @@ def method_of(policy: Any, name: str, window: int, prior: Any) -> Iterator[None]
             model.noise_scheduler, model.num_inference_steps = kept
 
 
-def along(policy: Any, courses: list[list[Observation]]) -> Callable[[int], None]:
-    """One plan a turn along these episodes; the policy is reset where one begins."""
-    moments = [(seen, i == 0) for course in courses for i, seen in enumerate(course)]
-
-    def turn(number: int) -> None:
-        seen, begins = moments[number % len(moments)]
-        if begins:
-            policy.reset()
-        policy.diffusion.generate_actions(seen)
-
-    return turn
-
-
 @app.command()
 def deadlines(
     policy: Annotated[Path, typer.Option(help="a folder of `recipes.metaworld train`")] = metaworld.ASSET,
@@ -440,8 +220,7 @@ def deadlines(
     """
     torch.manual_seed(0)
     loaded, recorded = metaworld.load(policy, device), metaworld.Demonstrations.load(data)
-    count = int(recorded.episode[-1]) + 1
-    courses = episodes(loaded, recorded, range(0, count, max(1, count // EPISODES)))
+    courses = episodes(loaded, recorded, timed_episodes(recorded))
     deadline = 1000 * metaworld.STEP * loaded.policy.config.n_action_steps
     with ExitStack() as stack:
         sides = {}
@@ -501,8 +280,8 @@ def success(
     prior = None
     if pilots and "accelerated" in chosen:
         recorded = metaworld.Demonstrations.load(data)
-        last = int(recorded.episode[-1]) + 1
-        prior = fit(loaded.policy, episodes(loaded, recorded, range(1, last, max(1, last // 60))), pilots)
+        courses = episodes(loaded, recorded, other_episodes(recorded, PRIOR_EPISODES))
+        prior = fit(loaded.policy, courses, pilots)
     waits = waits_of(timed, chosen) if timed else {}
     settings = {
         "policy": policy.name,
