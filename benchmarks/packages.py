@@ -1,16 +1,13 @@
-"""Samplers of other packages: network calls, seconds and distribution, before and after one line.
+"""Samplers of other packages, timed in turns with ours: network calls, seconds and distribution.
 
-python -m benchmarks.packages                             # two samples each on a CPU, tens of minutes
+python -m benchmarks.packages --device cuda --network u.pt   # minutes on a GPU, days on a CPU
 python -m benchmarks.packages --train --network u.pt      # the U-Net's training alone, minutes on a CPU
-python -m benchmarks.packages --device cuda --count 64 --checked 512 --network u.pt
 python -m benchmarks.packages --openai guided-diffusion   # OpenAI's class from that checkout, for 1 to 1000 samples
 python -m benchmarks.packages --sbi vp                    # a posterior of sbi, for 1 to 1000 samples; or ve, subvp
 python -m benchmarks.packages --posterior                 # deepinv's DPS, for 1 to 1000 samples
 
-    21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama;
-                                  `foresample.check` compares it with the sequential sampler
-    denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST;
-                                  its samples are compared with those of its own loop
+    denoising-diffusion-pytorch   its own U-Net and GaussianDiffusion, trained here a little on Fashion-MNIST
+    21cmPSDenoiser                the package's pretrained score network, its reverse SDE by Euler–Maruyama
     OpenAI's diffusion class      the real files of a checkout and a small network, trained here by the class itself on
                                   points of two moons
     sbi                           an NPSE posterior of two moons, sbi's own network and loss, trained here
@@ -21,6 +18,10 @@ The last three take about a minute each on a quiet CPU. For each number of sampl
 the package's own loop and the accelerated one are timed in turns (`benchmarks.timing`) on samples drawn after it. Rows
 are saved as they are measured, so an interrupted run keeps them.
 
+The first two have a second row for each number of samples: the sequential sampler against ours, both captured as CUDA
+graphs. Their own loops take seconds for every turn, so a loop with a tenth of the steps is timed and its time is
+multiplied by ten. All timed samples of each row are compared with those of the captured sequential sampler.
+
 Needs `pip install --no-deps -r tests/packages.txt`.
 """
 
@@ -29,13 +30,14 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -44,7 +46,10 @@ from torch import Tensor, nn
 import foresample as fs
 from benchmarks.results import RESULTS, PackageCountRow, PackageRow, save
 from benchmarks.timing import take_turns
+from foresample.baseline import Sequential
 from foresample.checks.samples import samples_law
+from foresample.core.noise import seeds_of
+from foresample.integrations.packages.gaussian import gaussian_chain
 from recipes import data
 from tests.support import deepinv
 from tests.support.openai import CHECKOUT, copies
@@ -64,60 +69,58 @@ SECONDS = 10.0
 WINDOWS = [6, 16, 50, 100]
 """Windows tried on a pilot."""
 
+GPU_COUNTS = (1, 16, 64)
+"""Samples drawn at a time on a GPU."""
+GPU_WINDOWS = [25, 50, 100, 200]
+"""Windows tried on a pilot there."""
+SHARE = 10
+"""The own loops that are timed on a GPU have this many times fewer steps."""
+
 Sample = Callable[[Any, int], Tensor]
 """Draws `count` samples with an object of a package."""
+Draw = Callable[[int], tuple[Tensor, fs.Report]]
+"""Draws samples with a seed."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The result of comparing distributions."""
-
-    tests: int
-    smallest_p: float
-    passed: bool
-
-
-@dataclass(frozen=True)
-class Package:
-    """A sampler as its user calls it, before and after."""
+class Sampler:
+    """A package's sampler: its own loop, the accelerated one, and the chain of both."""
 
     name: str
-    plain: Callable[[int], Tensor]
-    """Samples of the sequential sampler."""
-    draw: Callable[[int, int], tuple[Tensor, fs.Report]]
-    """(count, window) -> samples and report."""
-    compare: Callable[[int, int], Verdict]
-    """(count, window) -> the test of the distribution."""
+    target: fs.targets.ChainTarget
+    own: Callable[[int, int], Tensor]
+    """(count, seed) -> samples of the package's own loop with `SHARE` times fewer steps, which are only timed."""
+    ours: Callable[[int, int], Draw]
+    """(count, window) -> draws from `target` as a user of the package does."""
 
 
-def power_spectrum(device: str) -> Package:
-    """The example's target."""
+def spectra(device: str) -> Sampler:
+    """The example's target; the package solves another equation, so `fs.sequential` is its own loop here."""
     spec = importlib.util.spec_from_file_location("power_spectrum", ROOT / "examples/power_spectrum.py")
     assert spec is not None
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     network, folder = example.load_network()
-    target = example.make_target(network, example.noisy_spectrum(folder), STEPS, device)
+    target, short = (
+        example.make_target(network, example.noisy_spectrum(folder), steps, device)
+        for steps in (STEPS, STEPS // SHARE)
+    )
 
-    def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
-        run = fs.sample(target, count, window=window, seed=1)
-        return run.samples, run.report
+    def ours(count: int, window: int) -> Draw:
+        return partial(_run, fs.Engine(target, window=window, slots=count), count)
 
-    def compare(count: int, window: int) -> Verdict:
-        result = fs.check(target, window=window, samples=count, slots=256)
-        law = next(finding for finding in result.findings if finding.question == "law")
-        print(result, flush=True)
-        assert law.tests is not None
-        assert law.smallest_p is not None
-        return Verdict(law.tests, law.smallest_p, result.passed)
-
-    return Package("21cmPSDenoiser, reverse SDE", lambda n: fs.sequential(target, n).samples, draw, compare)
+    return Sampler(
+        "21cmPSDenoiser, reverse SDE",
+        target,
+        lambda count, seed: fs.sequential(short, seeds=seeds_of(seed, count)).samples,
+        ours,
+    )
 
 
-def small_pictures(device: str, network: Path | None, updates: int, folder: Path | None) -> Package:
+def small_pictures(device: str, network: Path | None, updates: int, folder: Path | None) -> Sampler:
     """The package's diffusion, trained or read."""
-    diffusion = make_diffusion().to(device)
+    diffusion = make_diffusion(steps=STEPS).to(device)
     if network is not None and network.exists():
         diffusion.load_state_dict(torch.load(network, map_location=device, weights_only=True))
     else:
@@ -125,35 +128,40 @@ def small_pictures(device: str, network: Path | None, updates: int, folder: Path
         if network is not None:
             torch.save(diffusion.state_dict(), network)
     diffusion.eval()
-    return in_one_line(
-        "denoising-diffusion-pytorch, DDPM", diffusion, lambda count: diffusion.sample(batch_size=count)
-    )
+    chain = gaussian_chain(diffusion)
+    target = fs.targets.from_chain(lambda x, t, row: diffusion.model(x, t), chain, (1, 28, 28), device=device)
+    short = make_diffusion(steps=STEPS // SHARE).to(device).eval()
+    short.model.load_state_dict(diffusion.model.state_dict())
+
+    def own(count: int, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return short.sample(batch_size=count)
+
+    @cache  # compares the loop once for each window
+    def accelerated(window: int) -> Any:
+        served = deepcopy(diffusion)
+        fs.accelerate(served, window=window)
+        return served
+
+    def ours(count: int, window: int) -> Draw:
+        served = accelerated(window)
+
+        def draw(seed: int) -> tuple[Tensor, fs.Report]:
+            torch.manual_seed(seed)
+            pictures = served.sample(batch_size=count)
+            return 2 * pictures - 1, served.foresample_report  # in units of the chain's states
+
+        return draw
+
+    return Sampler("denoising-diffusion-pytorch, DDPM", target, own, ours)
 
 
-def in_one_line(name: str, served: Any, sample: Callable[[int], Tensor]) -> Package:
-    """A sampler before and after `accelerate`."""
-
-    def plain(count: int) -> Tensor:
-        torch.manual_seed(0)
-        return sample(count)
-
-    def draw(count: int, window: int) -> tuple[Tensor, fs.Report]:
-        torch.manual_seed(1)
-        with fs.accelerate(served, window=window):
-            sample(count)  # compares its loop, which later calls need not do
-            began = perf_counter()
-            samples, report = sample(count).cpu(), served.foresample_report
-            report.seconds = perf_counter() - began  # with all that is around the run
-            return samples, report
-
-    def compare(count: int, window: int) -> Verdict:
-        law = samples_law(plain(count), [draw(count, window)[0]])
-        return Verdict(law.tests, law.smallest_p, law.passed)
-
-    return Package(name, plain, draw, compare)
+def _run(sampler: fs.Engine | Sequential, count: int, seed: int) -> tuple[Tensor, fs.Report]:
+    run = sampler.sample(seeds_of(seed, count))
+    return run.samples, run.report
 
 
-def make_diffusion(seed: int = 0) -> Any:
+def make_diffusion(steps: int, seed: int = 0) -> Any:
     """The package's GaussianDiffusion on 28×28 pictures."""
     unused = ("torchvision", "ema_pytorch", "accelerate", "denoising_diffusion_pytorch.fid_evaluation")
     package = load("denoising_diffusion_pytorch.denoising_diffusion_pytorch", without=unused)
@@ -161,7 +169,7 @@ def make_diffusion(seed: int = 0) -> Any:
     network = package.Unet(
         dim=16, dim_mults=(1, 2, 4), channels=1, attn_dim_head=8, attn_heads=2, full_attn=(False, False, True)
     )
-    return package.GaussianDiffusion(network, image_size=28, timesteps=STEPS, objective="pred_v")
+    return package.GaussianDiffusion(network, image_size=28, timesteps=steps, objective="pred_v")
 
 
 def train(diffusion: Any, updates: int, device: str, folder: Path | None) -> None:
@@ -299,31 +307,6 @@ def inpainting(device: str, updates: int, folder: Path | None) -> tuple[str, Cal
     return "deepinv, DPS", make, lambda served, count: served(measured, physics, x_init=(count, 1, 8, 8))
 
 
-def measure(
-    package: Package, window: int, count: int, checked: int, sequential_seconds: float
-) -> tuple[PackageRow, Tensor]:
-    """A row, and the samples it was measured with."""
-    package.draw(1, window)  # compilers and caches
-    samples, report = package.draw(count, window)
-    verdict = package.compare(checked, window) if checked else None
-    row = PackageRow(
-        name=package.name,
-        steps=report.steps,
-        window=window,
-        count=count,
-        calls=report.calls_mean,
-        calls_error=None if count == 1 else report.calls_error,
-        evaluations=report.evaluations_mean,
-        seconds=report.seconds,
-        sequential_seconds=sequential_seconds,
-        checked=checked,
-        smallest_p=None if verdict is None else verdict.smallest_p,
-        tests=None if verdict is None else verdict.tests,
-        passed=None if verdict is None else verdict.passed,
-    )
-    return row, samples.cpu()
-
-
 def by_count(
     name: str, make: Callable[[], Any], sample: Sample, windows: list[int], out: Path, **settings: Any
 ) -> None:
@@ -352,23 +335,59 @@ def _pilot(copy: Any, sample: Sample, count: int, window: int) -> float:
     return min(seconds)
 
 
-def _timed(
-    served: Any, copy: Any, sample: Sample, count: int, window: int
-) -> tuple[PackageCountRow, list[Tensor], list[Tensor], int]:
-    """A row, the samples of both loops that it was measured with, and the steps of the chain."""
-    own: list[Tensor] = []
-    ours: list[Tensor] = []
-    reports: list[fs.Report] = []
+class Timed(NamedTuple):
+    """A row, the samples of both sides that it was measured with, and the steps of the chain."""
 
-    def accelerated(turn: int) -> None:
-        ours.append(_seeded(sample, copy, count, turn))
-        reports.append(copy.foresample_report)
+    row: PackageCountRow
+    own: list[Tensor]
+    ours: list[Tensor]
+    steps: int
+
+
+def _timed(served: Any, copy: Any, sample: Sample, count: int, window: int) -> Timed:
+    """An object's own loop against that of its accelerated copy."""
+
+    def accelerated(turn: int) -> tuple[Tensor, fs.Report]:
+        return _seeded(sample, copy, count, turn), copy.foresample_report
 
     for each in (served, copy):
         _seeded(sample, each, min(count, 10), PILOT)  # warm
-    sides = {"own": lambda turn: own.append(_seeded(sample, served, count, turn)), "accelerated": accelerated}
-    timing = take_turns(sides, warm=0, least=4, most=60, seconds=SECONDS)
+    return _in_turns(partial(_seeded, sample, served, count), accelerated, count, window, seconds=SECONDS)
+
+
+def _in_turns(
+    own: Callable[[int], Tensor],
+    ours: Draw,
+    count: int,
+    window: int,
+    *,
+    seconds: float,
+    warm: int = 0,
+    repeats: int = 1,
+    share: int = 1,
+) -> Timed:
+    """Both sides in turns, ours `repeats` times in each; `own` draws with `share` times fewer steps."""
+    theirs: list[Tensor] = []
+    drawn: list[Tensor] = []
+    reports: list[fs.Report] = []
+
+    def draw_own(turn: int) -> None:
+        samples = own(turn).cpu()
+        if turn >= 0:
+            theirs.append(samples)
+
+    def draw_ours(turn: int) -> None:
+        samples, report = ours(turn)
+        samples = samples.cpu()
+        if turn >= 0:
+            drawn.append(samples)
+            reports.append(report)
+
+    sides = {"own": draw_own, "accelerated": draw_ours}
+    often = {"accelerated": repeats}
+    timing = take_turns(sides, warm=warm, least=4, most=60, seconds=seconds, repeats=often)
     calls = torch.tensor([report.calls_mean for report in reports])
+    faster = timing.ratio("accelerated")
     row = PackageCountRow(
         count=count,
         window=window,
@@ -376,21 +395,98 @@ def _timed(
         calls_error=float(calls.std()) / len(calls) ** 0.5,
         evaluations=sum(report.evaluations_mean for report in reports) / len(reports),
         seconds=timing.median("accelerated"),
-        own_seconds=timing.median("own"),
-        faster=timing.ratio("accelerated"),
+        own_seconds=share * timing.median("own"),
+        faster=replace(faster, ratio=share * faster.ratio, error=share * faster.error),
     )
-    return row, own, ours, reports[0].steps
+    return Timed(row, theirs, drawn, reports[0].steps)
+
+
+def on_device(
+    samplers: Iterable[tuple[str, Sampler]],
+    counts: Sequence[int],
+    windows: list[int],
+    seconds: float,
+    out: Path,
+    **settings: Any,
+) -> None:
+    """Time every sampler's own loop and the accelerated one, then both samplers captured, and compare samples."""
+    done: list[PackageRow] = []
+    for kind, sampler in samplers:
+        timed: list[tuple[bool, Timed]] = []
+        plain: list[Tensor] = []
+        for count in counts:
+            for captured in (True, False):
+                found = (_captured if captured else _eager)(sampler, count, windows, seconds)
+                if captured:
+                    plain += found.own
+                timed.append((captured, found))
+                print(f"{sampler.name}, captured: {captured}: {found.row}", flush=True)
+                rows = [
+                    PackageRow(
+                        **vars(each.row),
+                        name=sampler.name,
+                        steps=each.steps,
+                        captured=whether,
+                        law=samples_law(torch.cat(plain), each.ours),
+                    )
+                    for whether, each in timed
+                ]
+                save(out / "packages.json", "packages", settings, rows=done + rows)
+        picture(out / f"packages-{kind}.png", torch.cat(timed[-1][1].ours))
+        done += rows
+
+
+def _eager(sampler: Sampler, count: int, windows: list[int], seconds: float) -> Timed:
+    """The package's own loop against the accelerated one."""
+    draws = {window: sampler.ours(count, window) for window in windows}
+    window, ours = _quickest(draws, f"eager {count}", turns=1)
+    own = partial(_numbered, partial(sampler.own, count), f"own {count}")
+    accelerated = partial(_numbered, ours, f"accelerated {count}")
+    repeats = 4 if count == 1 else 1
+    return _in_turns(own, accelerated, count, window, seconds=seconds, warm=1, repeats=repeats, share=SHARE)
+
+
+def _captured(sampler: Sampler, count: int, windows: list[int], seconds: float) -> Timed:
+    """The sequential sampler against ours: both are kept between runs, on a GPU as CUDA graphs."""
+    target = sampler.target
+    graph = target.std.device.type == "cuda"
+    plain = Sequential(target, count, graph=graph)
+    draws: dict[int, Draw] = {}
+    for size in windows:
+        engine = fs.Engine(target, window=size, slots=count, graph=graph)
+        engine.prepare()
+        draws[size] = partial(_run, engine, count)
+    window, ours = _quickest(draws, f"captured {count}", turns=3)
+    del draws, engine
+
+    def own(turn: int) -> Tensor:
+        return _numbered(partial(_run, plain, count), f"sequential {count}", turn)[0]
+
+    accelerated = partial(_numbered, ours, f"engine {count}")
+    repeats = 8 if count == 1 else 2
+    return _in_turns(own, accelerated, count, window, seconds=seconds, warm=1, repeats=repeats)
+
+
+def _quickest(draws: Mapping[int, Draw], stream: str, turns: int) -> tuple[int, Draw]:
+    """The window that draws fastest, on samples that are not reported."""
+    seconds: dict[int, list[float]] = {window: [] for window in draws}
+    for turn in range(-turns - 1, 0):  # the first warms up
+        for window, draw in draws.items():
+            began = perf_counter()
+            _numbered(draw, f"pilot {stream}", turn)[0].cpu()
+            seconds[window].append(perf_counter() - began)
+    best = min(draws, key=lambda window: min(seconds[window][1:]))
+    return best, draws[best]
+
+
+def _numbered(draw: Callable[[int], Any], stream: str, turn: int) -> Any:
+    """A draw whose seed no other stream and no other turn has."""
+    return draw(zlib.crc32(stream.encode()) * PILOT + turn % PILOT)
 
 
 def _seeded(sample: Sample, served: Any, count: int, seed: int) -> Tensor:
     torch.manual_seed(seed)
     return sample(served, count).detach().cpu()
-
-
-def _seconds(package: Package, count: int) -> float:
-    began = perf_counter()
-    package.plain(count).cpu()
-    return perf_counter() - began
 
 
 def picture(path: Path, samples: Tensor) -> None:
@@ -404,9 +500,9 @@ def picture(path: Path, samples: Tensor) -> None:
 
 
 def main(
-    windows: Annotated[list[int] | None, typer.Option("--window", help="windows to try [50, 200]")] = None,
-    count: Annotated[int, typer.Option(help="samples measured")] = 2,
-    checked: Annotated[int, typer.Option(help="samples whose distributions are compared, 0 for none")] = 0,
+    windows: Annotated[list[int] | None, typer.Option("--window", help="windows to try")] = None,
+    count: Annotated[list[int] | None, typer.Option(help="samples at a time [1, 16, 64]")] = None,
+    seconds: Annotated[float, typer.Option(help="after which no turn is begun, for each row")] = 8.0,
     folder: Annotated[Path | None, typer.Option("--data", help="folder of Fashion-MNIST")] = None,
     network: Annotated[Path | None, typer.Option(help="the U-Net, read if it is there, else written")] = None,
     updates: Annotated[int, typer.Option(help="of the U-Net's training")] = 600,
@@ -437,21 +533,10 @@ def main(
     pictures = small_pictures(device, network, updates, folder)
     if train:
         return
-    settings = {"count": count, "checked": checked, "updates": updates, "device": device}
-    rows: list[PackageRow] = []
+    samplers = {"pictures": pictures, "spectra": spectra(device)}
     out.mkdir(parents=True, exist_ok=True)
-    for package, name in ((pictures, "pictures"), (power_spectrum(device), "spectra")):
-        with torch.no_grad():
-            sequential_seconds = _seconds(package, count)
-            for window in windows or [50, 200]:
-                many = (
-                    0 if any(row.name == package.name for row in rows) else checked
-                )  # the law of one is enough
-                row, samples = measure(package, window, count, many, sequential_seconds)
-                rows.append(row)
-                print(row, flush=True)
-                save(out / "packages.json", "packages", settings, rows=rows)
-                picture(out / f"packages-{name}.png", samples)
+    settings = {"updates": updates, "device": device}
+    on_device(samplers.items(), count or GPU_COUNTS, windows or GPU_WINDOWS, seconds, out, **settings)
 
 
 if __name__ == "__main__":

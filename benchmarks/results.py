@@ -810,33 +810,6 @@ class Pens(Result, kind="pens"):
 # ------------------------------------------------------------------ packages
 
 
-class PackageRow(Record):
-    """A package's sampler, drawn speculatively."""
-
-    name: str
-    steps: AtLeastOne
-    window: AtLeastOne
-    count: AtLeastOne
-    calls: Positive
-    calls_error: NotNegative | None
-    evaluations: Positive
-    seconds: Positive
-    """For all samples at once."""
-    sequential_seconds: Positive
-    """The same of the sequential sampler, from a few of its calls."""
-    checked: int
-    """Samples whose distribution was compared with that of as many sequential ones."""
-    smallest_p: float | None
-    tests: int | None
-    passed: bool | None
-
-
-class Packages(Result, kind="packages"):
-    """`benchmarks.packages`."""
-
-    rows: Some[PackageRow]
-
-
 class PackageCountRow(Record):
     """A package's own loop and the accelerated one, timed in turns for a number of samples at a time."""
 
@@ -854,6 +827,24 @@ class PackageCountRow(Record):
     """The same of the package's own loop."""
     faster: Ratio
     """The own loop's time over the accelerated one's."""
+
+
+class PackageRow(PackageCountRow):
+    """The same of one package on a GPU, eager or captured."""
+
+    name: str
+    steps: AtLeastOne
+    captured: bool
+    """True for the sequential sampler against ours, both as CUDA graphs; False for the package's own loop against the
+    accelerated one, both eager. The own loop's seconds are then ten times those of a loop with a tenth of the steps."""
+    law: SamplesLaw
+    """The timed samples against all of the package's captured sequential sampler."""
+
+
+class Packages(Result, kind="packages"):
+    """`benchmarks.packages` on a GPU."""
+
+    rows: Some[PackageRow]
 
 
 class PackageCounts(Result, kind="package-counts"):
