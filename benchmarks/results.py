@@ -1001,6 +1001,8 @@ class RobotClockSettings(Record):
     """True if TF32 and cuDNN's benchmarking were on, as LeRobot's scripts set them."""
     precision: str = "float32"
     """Of the network's weights, on both sides; all else is float32."""
+    failed: list[str] = field(default_factory=list)
+    """Sides that failed, and why."""
 
 
 class RobotClock(Result, kind="robot-clock"):

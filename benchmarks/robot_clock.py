@@ -7,6 +7,7 @@ LeRobot's scripts. Channels-last is for pictures; this network's convolutions ar
 from __future__ import annotations
 
 import copy
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -288,7 +289,9 @@ def clock(
         bool, typer.Option(help="also the sequential plan in torch.compile's max-autotune")
     ] = False,
     eager: Annotated[bool, typer.Option(help="also LeRobot's loop as it is")] = True,
-    turns: Annotated[int, typer.Option(help="at least; then until errors are small")] = 30,
+    plans: Annotated[
+        int, typer.Option(help="accelerated plans of each kind, at least; then until errors are small")
+    ] = 300,
     repeats: Annotated[int, typer.Option(help="accelerated plans of each kind in a turn")] = 10,
     seconds: Annotated[float, typer.Option(help="after which no turn is added")] = 100.0,
     name: Annotated[str, typer.Option(help="of the result file")] = "robot-clock",
@@ -325,7 +328,9 @@ def clock(
     }
     wanted = Wanted(list(windows or WINDOWS), cuda if compiled is None else compiled, autotune, eager, cuda)
     sides = prepared(wanted, loaded.policy, other[0][0], prior, failed)
-    rows = timed(sides, other, clocked, turns=turns, repeats=repeats, seconds=seconds)
+    rows = timed(
+        sides, other, clocked, turns=max(2, math.ceil(plans / repeats)), repeats=repeats, seconds=seconds
+    )
     save(out / f"{name}.json", "robot-clock", settings, rows=rows)
     if failed:
         raise typer.Exit(1)

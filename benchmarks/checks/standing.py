@@ -41,10 +41,7 @@ _TURNS = (
     "Its sides were timed one after the other, where today's code times them in turns; its ratios carry no error, and "
     "the fastest window was found on the samples that were timed."
 )
-_ROBOT = (
-    "robots.py clock --policy full --data demonstrations.npz --device cuda --plans 200{} --compiled 64 "
-    "--compiled 32"
-)
+_ROBOT = "robots.py clock --policy full --data demonstrations.npz --device cuda"
 _KERNELS = (
     "The Triton kernels and captures have not changed since, but for the name of one Python argument; all else that "
     "changed runs on the CPU, where the suite tests it."
@@ -106,8 +103,8 @@ STANDING: dict[str, Standing] = {
     "cifar10-memory": Standing(
         "What a stream keeps is tested on a CPU at every commit (tests/engine/test_engine.py); the rest is the network."
     ),
-    "robot-clock": Standing(f"{_ROUND} {_TURNS}", command=_ROBOT.format(" --pilots 0 --compiled 99")),
-    "robot-clock-float32": Standing(f"{_ROUND} {_TURNS}", command=_ROBOT.format("")),
+    "robot-clock": Standing(f"{_ROUND} {_TURNS}", command=_ROBOT),
+    "robot-clock-float32": Standing(f"{_ROUND} {_TURNS}", command=_ROBOT),
     "robot-success": Standing(
         f"{_COUNTS} Success depends on the distribution of plans, which is the same. Today plans are timed by another "
         "command; no page shows the times in this file."

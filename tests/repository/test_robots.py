@@ -11,8 +11,8 @@ import pytest
 import torch
 import typer
 
-from benchmarks import policies, robots
-from benchmarks.results import Deadlines, Policy, PolicyWarm, RobotClock, RobotSuccess, load
+from benchmarks import policies, robot_clock, robot_plans, robot_profile, robots
+from benchmarks.results import Deadlines, Policy, PolicyWarm, RobotClock, RobotProfile, RobotSuccess, load
 from recipes import lasa, metaworld
 from tests.support import lerobots
 
@@ -47,44 +47,132 @@ def test_calls_of_plans_started_warm_are_counted(tmp_path: Path) -> None:
     assert all(row.calls < 100 for row in rows)
 
 
-def policy_and_data(folder: Path) -> tuple[Path, Path]:
-    """LeRobot's policy, small and untrained, and made-up demonstrations."""
+def policy_and_data(folder: Path, moments: int = 12) -> tuple[Path, Path]:
+    """LeRobot's policy, small and untrained, and made-up demonstrations: five episodes of so many moments."""
     generator = torch.Generator().manual_seed(0)
-    which = torch.arange(60) // 12
-    scene = torch.cat([torch.rand(60, 17, generator=generator), torch.eye(5)[which]], 1)
-    hand, action = torch.rand((2, 60, 4), generator=generator)
+    which = torch.arange(5).repeat_interleave(moments)
+    scene = torch.cat([torch.rand(5 * moments, 17, generator=generator), torch.eye(5)[which]], 1)
+    hand, action = torch.rand((2, 5 * moments, 4), generator=generator)
     data = folder / "demonstrations.npz"
     metaworld.Demonstrations(hand, scene, 2 * action - 1, which, metaworld.TASKS).save(data)
     return lerobots.folder(lerobots.policy(), folder / "policy"), data
 
 
+def clock(folder: Path, data: Path, out: Path, **options: Any) -> RobotClock:
+    given: dict[str, Any] = {
+        "device": "cpu", "precision": "float32", "windows": [4], "learned": 0, "compiled": False, "autotune": False,
+        "eager": True, "plans": 8, "repeats": 2, "seconds": 0.0, "name": "clock",
+    }  # fmt: skip
+    with lerobots.importing():
+        robot_clock.clock(folder, data, out=out, **given | options)
+    return load(RobotClock, "clock", out)
+
+
 @pytest.mark.slow
-def test_windows_are_chosen_on_other_episodes_and_timed_in_turns(
+def test_windows_are_chosen_and_priors_learned_on_other_episodes_and_timed_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, data = policy_and_data(tmp_path)
+    folder, data = policy_and_data(tmp_path, moments=160)
     opened: list[set[int]] = []
-    episodes = robots.episodes
+    episodes = robot_plans.episodes
 
     def noted(loaded: metaworld.LoadedPolicy, some: metaworld.Demonstrations, chosen: Iterable[int]) -> Any:
         opened.append(set(chosen))
         return episodes(loaded, some, opened[-1])
 
-    monkeypatch.setattr(robots, "episodes", noted)
-    monkeypatch.setattr(robots, "EPISODES", 2)
-    with lerobots.importing():
-        robots.clock(folder, data, "cpu", 4, [4], None, 0, "robot-clock", tmp_path)
-    clocked, others = opened
+    monkeypatch.setattr(robot_clock, "episodes", noted)
+    monkeypatch.setattr(robot_plans, "EPISODES", 2)
+    saved = clock(folder, data, tmp_path, learned=32)
+    others, learned_on, clocked = opened
     assert clocked
-    assert not clocked & others
-    rows = load(RobotClock, "robot-clock", tmp_path).rows
-    baseline, *more = rows
+    assert not clocked & (others | learned_on)
+    baseline, warm, learned = saved.rows
     assert (baseline.method, baseline.chosen, baseline.faster) == ("sequential", True, None)
-    assert [row.chosen for row in more].count(True) == 1
-    for row in more:
+    assert (baseline.plans, baseline.calls.most) == (4, 20)
+    assert [row.chosen for row in (warm, learned)].count(True) == 1
+    assert (warm.warm, warm.prior, warm.learned_from) == (True, False, 0)
+    assert (learned.warm, learned.prior, learned.learned_from) == (False, True, 32)
+    for row in (warm, learned):
         assert row.faster is not None
-        assert row.faster.turns == row.plans == 4
+        assert (row.faster.turns, row.plans) == (4, 8)
+        assert row.calls.most < 20
         assert row.faster.ratio == pytest.approx(baseline.ms.median / row.ms.median)
+
+
+@pytest.mark.slow
+def test_a_side_that_fails_is_named_and_the_others_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, data = policy_and_data(tmp_path)
+    accelerated = robot_clock.Sides.accelerated
+
+    def failing(sides: Any, window: int, *more: Any) -> Any:
+        if window == 4:
+            raise RuntimeError("out of memory")
+        return accelerated(sides, window, *more)
+
+    monkeypatch.setattr(robot_clock.Sides, "accelerated", failing)
+    monkeypatch.setattr(robot_plans, "EPISODES", 2)
+    with pytest.raises(typer.Exit):
+        clock(folder, data, tmp_path, windows=[4, 8])
+    saved = load(RobotClock, "clock", tmp_path)
+    assert [row.window for row in saved.rows] == [None, 8]
+    assert saved.settings.failed == ["window 4: out of memory"]
+
+
+@pytest.mark.slow
+def test_all_sides_share_the_weights_and_a_half_network_plans_in_float32(tmp_path: Path) -> None:
+    folder, data = policy_and_data(tmp_path)
+    with lerobots.importing():
+        loaded, plain = (robot_clock.load(folder, "cpu", name) for name in ("bfloat16", "float32"))
+    recorded = metaworld.Demonstrations.load(data)
+    seen = robot_plans.episodes(loaded, recorded, [0])[0][0]
+    wanted = robot_clock.Wanted([4], compiled=False, autotune=False, eager=True, graph=False)
+    sides = robot_clock.prepared(wanted, loaded.policy, seen, None, [])
+    assert [side.name for side in sides] == ["sequential, eager", "window 4, last plan, eager"]
+    weights = [{w.data_ptr() for w in side.policy.parameters()} for side in sides]
+    assert weights[0] == weights[1]
+    network = loaded.policy.diffusion.unet
+    assert all(w.dtype == torch.bfloat16 for w in network.network.parameters())
+    assert all(torch.as_tensor(side.plan(seen)).dtype == torch.float32 for side in sides)
+    x, time, condition = torch.randn(3, 16, 4), torch.tensor([0, 7, 19]), torch.randn(3, 52)
+    ours, full = (n(x, time, global_cond=condition) for n in (network, plain.policy.diffusion.unet))
+    torch.testing.assert_close(ours, full, atol=0.05, rtol=0.05)
+    assert not torch.equal(ours, full)
+
+
+@pytest.mark.slow
+def test_the_time_of_a_call_is_split_by_kind_of_kernel(tmp_path: Path) -> None:
+    folder, _ = policy_and_data(tmp_path)
+    with lerobots.importing():
+        robot_profile.profile(folder, "cpu", "float32", [1, 5], False, "profile", tmp_path)
+    saved = load(RobotProfile, "profile", tmp_path)
+    assert saved.settings.weight_bytes == 4 * saved.settings.parameters
+    one, five = saved.rows
+    assert (one.states, five.states) == (1, 5)
+    assert five.gflop == pytest.approx(5 * one.gflop)
+    for row in saved.rows:
+        assert row.busy > 0
+        assert {"matrix products and convolutions", "normalisation"} <= {kind.name for kind in row.kinds}
+        assert row.longest == sorted(row.longest, key=lambda kernel: -kernel.ms)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc", robot_profile.PRODUCTS),
+        ("nvjet_hsh_128x8_64x12_4x1_v_bz_TNT", robot_profile.PRODUCTS),
+        ("triton_poi_fused_convolution_mish_native_group_norm_3", robot_profile.ELEMENTS),
+        ("triton_per_fused_native_group_norm_7", robot_profile.NORMS),
+        ("void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float>", robot_profile.NORMS),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float>", robot_profile.COPIES),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>", robot_profile.COPIES),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::mish>", robot_profile.ELEMENTS),
+        ("Memcpy DtoD (Device -> Device)", robot_profile.COPIES),
+    ],
+)
+def test_kernels_are_sorted_by_their_names(name: str, kind: str) -> None:
+    assert robot_profile.kind_of(name) == kind
 
 
 class Physics:
