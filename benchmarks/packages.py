@@ -72,7 +72,10 @@ WINDOWS = [6, 16, 50, 100]
 GPU_COUNTS = (1, 16, 64)
 """Samples drawn at a time on a GPU."""
 GPU_WINDOWS = [25, 50, 100, 200]
-"""Windows tried on a pilot there."""
+"""Windows tried on a pilot there, unless all samples together would draft more than `DRAFTS` transitions."""
+DRAFTS = 4000
+PILOTS = 2
+"""Pilot runs of each window there, of which the faster one counts: the first may compile."""
 SHARE = 10
 """The own loops that are timed on a GPU have this many times fewer steps."""
 
@@ -362,7 +365,7 @@ def _in_turns(
     window: int,
     *,
     seconds: float,
-    warm: int = 0,
+    least: int = 4,
     repeats: int = 1,
     share: int = 1,
 ) -> Timed:
@@ -372,20 +375,16 @@ def _in_turns(
     reports: list[fs.Report] = []
 
     def draw_own(turn: int) -> None:
-        samples = own(turn).cpu()
-        if turn >= 0:
-            theirs.append(samples)
+        theirs.append(own(turn).cpu())
 
     def draw_ours(turn: int) -> None:
         samples, report = ours(turn)
-        samples = samples.cpu()
-        if turn >= 0:
-            drawn.append(samples)
-            reports.append(report)
+        drawn.append(samples.cpu())
+        reports.append(report)
 
     sides = {"own": draw_own, "accelerated": draw_ours}
     often = {"accelerated": repeats}
-    timing = take_turns(sides, warm=warm, least=4, most=60, seconds=seconds, repeats=often)
+    timing = take_turns(sides, warm=0, least=least, most=60, seconds=seconds, repeats=often)
     calls = torch.tensor([report.calls_mean for report in reports])
     faster = timing.ratio("accelerated")
     row = PackageCountRow(
@@ -438,12 +437,14 @@ def on_device(
 
 def _eager(sampler: Sampler, count: int, windows: list[int], seconds: float) -> Timed:
     """The package's own loop against the accelerated one."""
-    draws = {window: sampler.ours(count, window) for window in windows}
-    window, ours = _quickest(draws, f"eager {count}", turns=1)
+    draws = {window: sampler.ours(count, window) for window in _tried(windows, count)}
+    window, ours = _quickest(draws, f"eager {count}")
     own = partial(_numbered, partial(sampler.own, count), f"own {count}")
     accelerated = partial(_numbered, ours, f"accelerated {count}")
-    repeats = 4 if count == 1 else 1
-    return _in_turns(own, accelerated, count, window, seconds=seconds, warm=1, repeats=repeats, share=SHARE)
+    own(-1)  # warm; ours is, by the pilots
+    return _in_turns(
+        own, accelerated, count, window, seconds=seconds, least=3, repeats=_repeats(count, 4), share=SHARE
+    )
 
 
 def _captured(sampler: Sampler, count: int, windows: list[int], seconds: float) -> Timed:
@@ -452,30 +453,39 @@ def _captured(sampler: Sampler, count: int, windows: list[int], seconds: float) 
     graph = target.std.device.type == "cuda"
     plain = Sequential(target, count, graph=graph)
     draws: dict[int, Draw] = {}
-    for size in windows:
+    for size in _tried(windows, count):
         engine = fs.Engine(target, window=size, slots=count, graph=graph)
         engine.prepare()
         draws[size] = partial(_run, engine, count)
-    window, ours = _quickest(draws, f"captured {count}", turns=3)
+    window, ours = _quickest(draws, f"captured {count}")
     del draws, engine
 
     def own(turn: int) -> Tensor:
         return _numbered(partial(_run, plain, count), f"sequential {count}", turn)[0]
 
     accelerated = partial(_numbered, ours, f"engine {count}")
-    repeats = 8 if count == 1 else 2
-    return _in_turns(own, accelerated, count, window, seconds=seconds, warm=1, repeats=repeats)
+    return _in_turns(own, accelerated, count, window, seconds=seconds, least=3, repeats=_repeats(count, 8))
 
 
-def _quickest(draws: Mapping[int, Draw], stream: str, turns: int) -> tuple[int, Draw]:
+def _tried(windows: list[int], count: int) -> list[int]:
+    """The windows to try for so many samples at a time."""
+    return [window for window in windows if count * window <= DRAFTS] or [min(windows)]
+
+
+def _repeats(count: int, most: int) -> int:
+    """Runs of our side in each turn: the time of one sample varies more than that of many together."""
+    return max(1, most // count)
+
+
+def _quickest(draws: Mapping[int, Draw], stream: str) -> tuple[int, Draw]:
     """The window that draws fastest, on samples that are not reported."""
     seconds: dict[int, list[float]] = {window: [] for window in draws}
-    for turn in range(-turns - 1, 0):  # the first warms up
+    for turn in range(-PILOTS, 0):
         for window, draw in draws.items():
             began = perf_counter()
             _numbered(draw, f"pilot {stream}", turn)[0].cpu()
             seconds[window].append(perf_counter() - began)
-    best = min(draws, key=lambda window: min(seconds[window][1:]))
+    best = min(draws, key=lambda window: min(seconds[window]))
     return best, draws[best]
 
 
