@@ -1125,7 +1125,7 @@ class SuccessRow(Record):
 
 
 class SuccessSettings(Record):
-    """How an episode ran."""
+    """The settings of an episode."""
 
     longest: AtLeastOne
     """Steps of an episode, at most."""

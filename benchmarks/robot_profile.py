@@ -56,7 +56,7 @@ WORDS = (
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel, or on a CPU an operator, does."""
+    """The kind of a kernel, or on a CPU of an operator."""
     lower = kernel.lower()
     return next((kind for word, kind in WORDS if word in lower), OTHER)
 
