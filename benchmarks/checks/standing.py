@@ -109,7 +109,6 @@ STANDING: dict[str, Standing] = {
         f"{_COUNTS} Success depends on the distribution of plans, which is the same. Today plans are timed by another "
         "command; no page shows the times in this file."
     ),
-    "packages": Standing(f"{_COUNTS} Both times are of eager networks, bound by their launches."),
     "generate-gpu": Standing(
         "It shows that a command draws, resumes and fills a gap. Tests do the same on a CPU at every commit."
     ),
