@@ -243,7 +243,7 @@ def _robot_clock(name: str) -> str:
     settings = saved.settings
     about = (
         f"{settings.parameters / 1e6:.0f} million parameters, {settings.device}, "
-        f"{'TF32 and cuDNN benchmarking as in LeRobot’s scripts' if settings.tf32 else 'float32'}, "
+        f"{'TF32 and cuDNN benchmarking as in LeRobot’s scripts' if settings.tf32 else settings.precision}, "
         f"{settings.steps} steps, batch 1, up to {max(row.plans for row in saved.rows)} plans of each kind on recorded "
         "observations:"
     )
@@ -263,14 +263,24 @@ def robot_clock_cpu() -> str:
 def _plans_table(rows: Sequence[RobotClockRow]) -> str:
     sequential = {row.run: row for row in rows if row.method == "sequential"}
     strict = min(sequential.values(), key=lambda row: (not row.chosen, row.ms.median)).ms.median
-    eager = sequential["eager"].ms.median
-    order = {"eager": 0, "compiled": 1, "graph": 2, "compiled + graph": 3}
+    eager = sequential["eager"].ms.median if "eager" in sequential else None
+    order = ("eager", "compiled", "graph", "compiled + graph", "max-autotune", "max-autotune + graph")
     cells = []
     for row in sorted(
-        rows, key=lambda r: (r.method == "accelerated", order[r.run], not r.warm, not r.prior, r.window or 0)
+        rows,
+        key=lambda r: (
+            r.method == "accelerated",
+            order.index(r.run),
+            r.learned_from,
+            not r.warm,
+            not r.prior,
+            r.window or 0,
+        ),
     ):
         how = [f"window {row.window}{' (auto)' * row.auto}"] if row.window else ["LeRobot's loop"]
-        if row.window:
+        if row.learned_from:
+            how.append(f"learned from {row.learned_from} plans")
+        elif row.window:
             how += [name for name, on in (("warm", row.warm), ("prior", row.prior)) if on] or ["cold"]
         share = ""
         if row.round_ms and row.network_ms:
@@ -282,7 +292,7 @@ def _plans_table(rows: Sequence[RobotClockRow]) -> str:
                 f"{row.ms.median:.1f} / {row.ms.p99:.1f} / {row.ms.most:.1f}",
                 f"{row.calls.mean:.1f} / {row.calls.p99:.0f} / {row.calls.most:.0f}",
                 f"{strict / row.ms.median:.1f}{'' if row.faster is None else f' ± {row.faster.error:.2f}'}×",
-                f"{eager / row.ms.median:.1f}×",
+                "" if eager is None else f"{eager / row.ms.median:.1f}×",
                 share,
             ]
         )

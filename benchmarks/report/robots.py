@@ -50,7 +50,10 @@ def robots(results: Results, pictures: Path) -> Section | None:
 
 
 def _label(row: RobotClockRow) -> str:
-    return row.run if row.window is None else f"{row.run}, {_STARTS[bool(row.warm), bool(row.prior)]}"
+    if row.window is None:
+        return row.run
+    start = "learned prior" if row.learned_from else _STARTS[bool(row.warm), bool(row.prior)]
+    return f"{row.run}, {start}"
 
 
 def _clock_plot(result: RobotClock) -> Plot:
@@ -73,7 +76,8 @@ def _clock_plot(result: RobotClock) -> Plot:
 
 def _tail_plot(result: RobotClock) -> Plot:
     rows = [r for r in result.rows if r.window is not None and r.warm and not r.auto]
-    best = "graph" if any(r.run == "graph" for r in rows) else "eager"
+    runs = {row.run for row in rows}
+    best = next((run for run in ("graph", "compiled + graph", "compiled") if run in runs), "eager")
     rows = sorted((r for r in rows if r.run == best), key=lambda r: r.window or 0)
     kept = {r.window: r for r in rows}.values()
 
