@@ -31,6 +31,11 @@ def episodes(
     loaded: metaworld.LoadedPolicy, data: metaworld.Demonstrations, chosen: Iterable[int]
 ) -> list[list[Observation]]:
     """Observations of these episodes, normalised, each [1, n_obs_steps, …], every n_action_steps."""
+    if data.tasks != loaded.tasks:
+        raise typer.BadParameter(
+            f"the demonstrations are of {', '.join(data.tasks)}, but the policy was trained on "
+            f"{', '.join(loaded.tasks)}: give --data with the demonstrations of its tasks"
+        )
     config = loaded.policy.config
     features = {name: value for name, value in data.features().items() if name != "action"}
     normal = loaded.before(features)

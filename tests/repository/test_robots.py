@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,16 @@ def test_windows_are_chosen_and_priors_learned_on_other_episodes_and_timed_in_tu
         assert (row.faster.turns, row.plans) == (4, 8)
         assert row.calls.most < 20
         assert row.faster.ratio == pytest.approx(baseline.ms.median / row.ms.median)
+
+
+@pytest.mark.slow
+def test_demonstrations_of_other_tasks_than_the_policys_are_refused(tmp_path: Path) -> None:
+    folder, data = policy_and_data(tmp_path)
+    recorded = metaworld.Demonstrations.load(data)
+    with lerobots.importing():
+        loaded = metaworld.load(folder)
+    with pytest.raises(typer.BadParameter, match="demonstrations are of push-v3, .* give --data"):
+        robot_plans.episodes(dataclasses.replace(loaded, tasks=("assembly-v3",)), recorded, [0])
 
 
 @pytest.mark.slow
