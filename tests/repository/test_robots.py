@@ -106,7 +106,7 @@ def test_demonstrations_of_other_tasks_than_the_policys_are_refused(tmp_path: Pa
     recorded = metaworld.Demonstrations.load(data)
     with lerobots.importing():
         loaded = metaworld.load(folder)
-    with pytest.raises(typer.BadParameter, match="demonstrations are of push-v3, .* give --data"):
+    with pytest.raises(typer.BadParameter, match=r"demonstrations are of push-v3, .* give --data"):
         robot_plans.episodes(dataclasses.replace(loaded, tasks=("assembly-v3",)), recorded, [0])
 
 
