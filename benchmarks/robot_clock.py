@@ -115,14 +115,10 @@ class Side:
     def row(self, timing: Timing, chosen: bool) -> RobotClockRow:
         seconds, more = timing.seconds[self.name], dict[str, Any]()
         if self.window and "graph" in self.run:
-            planner = planner_of(self.policy)
-            rounds = (planner.engine._idle[-1].graphs or {}).get(self.window)
-            if rounds is not None:
-                replayed = take_turns({"round": lambda turn: rounds.replay()}, least=20)
-                more["round_ms"] = 1000 * replayed.median("round")
-                more["network_ms"] = 1000 * call_seconds(
-                    planner.target, self.window + 1, graph=True, repeats=20
-                )
+            try:
+                more |= self.of_a_round()
+            except RuntimeError:  # the plans have been timed, and are kept
+                traceback.print_exc()
         if self.name != timing.baseline:
             more["faster"] = timing.ratio(self.name)
         return RobotClockRow(
@@ -138,6 +134,16 @@ class Side:
             chosen=chosen,
             **more,
         )
+
+    def of_a_round(self) -> dict[str, float]:
+        """Milliseconds of a full-width round and of the network alone on as many states, both replayed."""
+        planner = planner_of(self.policy)
+        rounds = (planner.engine._idle[-1].graphs or {}).get(planner.window)
+        if rounds is None or planner.window is None:
+            return {}
+        replayed = take_turns({"round": lambda turn: rounds.replay()}, least=20)
+        network = call_seconds(planner.target, planner.window + 1, graph=True, repeats=20)
+        return {"round_ms": 1000 * replayed.median("round"), "network_ms": 1000 * network}
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ WORDS = (
     ("triton_red", NORMS),
     ("triton_per", NORMS),
     ("triton_poi", ELEMENTS),
+    ("conv_transpose", PRODUCTS),
     ("memcpy", COPIES),
     ("memset", COPIES),
     ("nchwtonhwc", COPIES),
@@ -94,7 +95,8 @@ def row_of(network: Callable[..., Tensor], inputs: tuple[Tensor, ...], graph: bo
     if graph:
         work = capture(call, inputs[0].device).replay
     ms = 1000 * take_turns({"call": lambda turn: work()}, warm=3, least=TIMED, most=TIMED).median("call")
-    found = kernels(work, CALLS, inputs[0].is_cuda)
+    # Some profilers see no kernels in a replayed graph; uncaptured, the same kernels run.
+    found = kernels(work, CALLS, inputs[0].is_cuda) or kernels(call, CALLS, inputs[0].is_cuda)
     named = [CallKernel(name=n[:120], kind=kind_of(n), count=c, ms=t) for n, (c, t) in found.items() if t > 0]
     named.sort(key=lambda one: -one.ms)
     kinds = {kind: of_kind(named, kind) for kind in (PRODUCTS, NORMS, ELEMENTS, COPIES, OTHER)}
