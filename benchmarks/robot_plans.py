@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -55,16 +56,21 @@ def episodes(
 
 
 def timed_episodes(data: metaworld.Demonstrations) -> list[int]:
-    """Numbers of the episodes whose plans are timed, evenly spread."""
+    """Numbers of the episodes whose plans are timed, in an order in which the first few are of several tasks."""
     count = int(data.episode[-1]) + 1
-    return list(range(0, count, max(1, count // EPISODES)))
+    return _mixed(list(range(0, count, max(1, count // EPISODES))))
 
 
 def other_episodes(data: metaworld.Demonstrations, most: int | None = None) -> list[int]:
-    """Numbers of episodes without a timed plan, for choices and priors; about `most` of them, evenly spread."""
+    """Numbers of episodes without a timed plan, for choices and priors; about `most` of them, in such an order."""
     timed = set(timed_episodes(data))
     rest = [number for number in range(int(data.episode[-1]) + 1) if number not in timed]
-    return rest if most is None else rest[:: max(1, len(rest) // most)]
+    return _mixed(rest if most is None else rest[:: max(1, len(rest) // most)])
+
+
+def _mixed(numbers: list[int]) -> list[int]:
+    """The same numbers in a random order: files have one task after the other."""
+    return random.Random(0).sample(numbers, len(numbers))
 
 
 def spread(values: list[float]) -> Spread:
