@@ -100,6 +100,16 @@ def test_windows_are_chosen_and_priors_learned_on_other_episodes_and_timed_in_tu
         assert row.faster.ratio == pytest.approx(baseline.ms.median / row.ms.median)
 
 
+def test_the_first_few_episodes_are_of_several_tasks_and_none_is_timed_and_learned_from() -> None:
+    each = torch.arange(500)
+    data = metaworld.Demonstrations(torch.zeros(500, 4), torch.zeros(500, 22), torch.zeros(500, 4), each, ())
+    timed, other = robot_plans.timed_episodes(data), robot_plans.other_episodes(data)
+    assert sorted([*timed, *other]) == each.tolist()
+    assert 40 <= len(timed) <= 50
+    for numbers in (timed, other, robot_plans.other_episodes(data, 60)):
+        assert {number // 100 for number in numbers[:20]} == set(range(5))
+
+
 @pytest.mark.slow
 def test_demonstrations_of_other_tasks_than_the_policys_are_refused(tmp_path: Path) -> None:
     folder, data = policy_and_data(tmp_path)
