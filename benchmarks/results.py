@@ -1001,6 +1001,8 @@ class RobotClockSettings(Record):
     """True if TF32 and cuDNN's benchmarking were on, as LeRobot's scripts set them."""
     precision: str = "float32"
     """Of the network's weights, on both sides; all else is float32."""
+    channels_last: bool = False
+    """Layout of the network's convolutions, on both sides."""
     failed: list[str] = field(default_factory=list)
     """Sides that failed, and why."""
 
@@ -1055,6 +1057,7 @@ class CallProfileSettings(Record):
     precision: str
     run: str
     """eager, graph, or compiled + graph."""
+    channels_last: bool = False
     tf32: bool = False
 
 

@@ -1,7 +1,7 @@
 """Milliseconds of a robot's plan at batch 1: LeRobot's loop and the accelerated one, in turns.
 
 All sides share one network, which is compiled once for one state and once for several. cuDNN's search is on, as in
-LeRobot's scripts. Channels-last is for pictures; this network's convolutions are over time.
+LeRobot's scripts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from torch import Tensor, nn
+from torch.nn import functional
 
 import foresample as fs
 from benchmarks.results import RESULTS, RobotClockRow, save
@@ -69,6 +70,38 @@ class _Rounded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.bfloat16()
+
+
+class ChannelsLast(nn.Module):
+    """A convolution over time as one over pictures of one line, for which torch has channels-last weights."""
+
+    def __init__(self, own: nn.Conv1d | nn.ConvTranspose1d) -> None:
+        super().__init__()
+        lines = own.weight.detach().unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        self.weight, self.bias = nn.Parameter(lines, requires_grad=False), own.bias
+        padding = own.padding
+        assert not isinstance(padding, str)
+        self.options: dict[str, Any] = {
+            "stride": (1, *own.stride),
+            "padding": (0, *padding),
+            "dilation": (1, *own.dilation),
+            "groups": own.groups,
+        }
+        self.run: Callable[..., Tensor] = functional.conv2d
+        if isinstance(own, nn.ConvTranspose1d):
+            self.run = functional.conv_transpose2d
+            self.options["output_padding"] = (0, *own.output_padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x.unsqueeze(2), self.weight, self.bias, **self.options).squeeze(2)
+
+
+def in_channels_last(network: nn.Module) -> None:
+    """Replace all convolutions over time by such ones, in place."""
+    for module in network.modules():
+        for name, part in module.named_children():
+            if isinstance(part, nn.Conv1d | nn.ConvTranspose1d):
+                setattr(module, name, ChannelsLast(part))
 
 
 def sharing(policy: Any, network: Any) -> Any:
@@ -186,13 +219,15 @@ def captured(policy: Any, network: Any, first: Observation) -> Callable[[Observa
     return draw
 
 
-def load(folder: Path, device: str, precision: str) -> metaworld.LoadedPolicy:
-    """The policy with its network in this precision."""
+def load(folder: Path, device: str, precision: str, channels_last: bool = False) -> metaworld.LoadedPolicy:
+    """The policy with its network in this precision and layout."""
     if precision not in PRECISIONS:
         raise typer.BadParameter(f"--precision is one of {', '.join(PRECISIONS)}, not {precision}")
     loaded = metaworld.load(folder, device)
+    model = loaded.policy.diffusion
+    if channels_last:
+        in_channels_last(model.unet)
     if precision == "bfloat16":
-        model = loaded.policy.diffusion
         model.unet = Bfloat16(model.unet).to(device)
     return loaded
 
@@ -286,6 +321,7 @@ def clock(
     data: Annotated[Path, typer.Option(help="what `recipes.metaworld record` wrote")] = metaworld.DATA,
     device: str = "cpu",
     precision: Annotated[str, typer.Option(help="of the network alone: float32 or bfloat16")] = "float32",
+    channels_last: Annotated[bool, typer.Option(help="the layout of the network's convolutions")] = False,
     windows: Annotated[list[int] | None, typer.Option("--window", help="windows to try")] = None,
     learned: Annotated[int, typer.Option(help="plans to learn a prior from; 0: none")] = 0,
     compiled: Annotated[
@@ -311,7 +347,7 @@ def clock(
     torch.manual_seed(0)
     cuda = torch.device(device).type == "cuda"
     torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = True  # as LeRobot's scripts do
-    loaded, recorded = load(policy, device, precision), metaworld.Demonstrations.load(data)
+    loaded, recorded = load(policy, device, precision, channels_last), metaworld.Demonstrations.load(data)
     other = episodes(loaded, recorded, other_episodes(recorded, OTHERS))
     prior, failed = None, list[str]()
     if learned:
@@ -329,6 +365,7 @@ def clock(
         "learned": learned,
         "clocked_episodes": len(clocked),
         "precision": precision,
+        "channels_last": channels_last,
         "tf32": cuda and precision == "float32",
         "failed": failed,
     }

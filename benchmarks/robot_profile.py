@@ -130,6 +130,7 @@ def profile(
     policy: Annotated[Path, typer.Option(help="a folder of `recipes.metaworld train`")] = metaworld.ASSET,
     device: str = "cpu",
     precision: Annotated[str, typer.Option(help=f"of the network: {' or '.join(PRECISIONS)}")] = "float32",
+    channels_last: Annotated[bool, typer.Option(help="the layout of the network's convolutions")] = False,
     states: Annotated[list[int] | None, typer.Option("--states", help="states of a call")] = None,
     compiled: Annotated[bool, typer.Option(help="the network compiled, which takes up to a minute")] = False,
     name: Annotated[str, typer.Option(help="of the result file")] = "robot-profile",
@@ -139,7 +140,7 @@ def profile(
     torch.manual_seed(0)
     cuda = torch.device(device).type == "cuda"
     torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = True  # as LeRobot's scripts do
-    served = load(policy, device, precision).policy
+    served = load(policy, device, precision, channels_last).policy
     plain, config = served.diffusion.unet, served.config
     network: Any = torch.compile(plain) if compiled else plain
     weights = [w for w in plain.parameters() if w.dim()]
@@ -152,6 +153,7 @@ def profile(
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "threads": torch.get_num_threads(),
         "precision": precision,
+        "channels_last": channels_last,
         "tf32": cuda and precision == "float32",
         "run": " + ".join([*["compiled"] * compiled, *["graph"] * cuda]) or "eager",
         "calls": CALLS,

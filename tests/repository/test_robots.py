@@ -61,8 +61,8 @@ def policy_and_data(folder: Path, moments: int = 12) -> tuple[Path, Path]:
 
 def clock(folder: Path, data: Path, out: Path, **options: Any) -> RobotClock:
     given: dict[str, Any] = {
-        "device": "cpu", "precision": "float32", "windows": [4], "learned": 0, "compiled": False, "autotune": False,
-        "eager": True, "plans": 8, "repeats": 2, "seconds": 0.0, "name": "clock",
+        "device": "cpu", "precision": "float32", "channels_last": False, "windows": [4], "learned": 0,
+        "compiled": False, "autotune": False, "eager": True, "plans": 8, "repeats": 2, "seconds": 0.0, "name": "clock",
     }  # fmt: skip
     with lerobots.importing():
         robot_clock.clock(folder, data, out=out, **given | options)
@@ -163,10 +163,24 @@ def test_all_sides_share_the_weights_and_a_half_network_plans_in_float32(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_network_in_channels_last_predicts_the_same(tmp_path: Path) -> None:
+    folder, _ = policy_and_data(tmp_path)
+    with lerobots.importing():
+        ours, plain = (robot_clock.load(folder, "cpu", "float32", last).policy for last in (True, False))
+    parts = [one for one in ours.modules() if isinstance(one, robot_clock.ChannelsLast)]
+    assert {part.run.__name__ for part in parts} == {"conv2d", "conv_transpose2d"}
+    assert not any(isinstance(one, torch.nn.Conv1d | torch.nn.ConvTranspose1d) for one in ours.modules())
+    assert all(part.weight.is_contiguous(memory_format=torch.channels_last) for part in parts)
+    x, time, condition = torch.randn(3, 16, 4), torch.tensor([0, 7, 19]), torch.randn(3, 52)
+    found, wanted = (one.diffusion.unet(x, time, global_cond=condition) for one in (ours, plain))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_the_time_of_a_call_is_split_by_kind_of_kernel(tmp_path: Path) -> None:
     folder, _ = policy_and_data(tmp_path)
     with lerobots.importing():
-        robot_profile.profile(folder, "cpu", "float32", [1, 5], False, "profile", tmp_path)
+        robot_profile.profile(folder, "cpu", "float32", False, [1, 5], False, "profile", tmp_path)
     saved = load(RobotProfile, "profile", tmp_path)
     assert saved.settings.weight_bytes == 4 * saved.settings.parameters
     one, five = saved.rows
