@@ -73,7 +73,10 @@ SOURCES: dict[str, Sequence[str]] = {
         "foresample/drafters/learned.py",
         *(f"benchmarks/{name}.py" for name in ("robot_clock", "robot_plans", "timing")),
     ),
-    "robot-profile": ("benchmarks/robot_profile.py", "benchmarks/robot_clock.py::Bfloat16"),
+    "robot-profile": (
+        "benchmarks/robot_profile.py",
+        *(f"benchmarks/robot_clock.py::{name}" for name in ("Bfloat16", "ChannelsLast")),
+    ),
     "robot-success": (
         *POLICY,
         *(f"benchmarks/robots.py::{name}" for name in ("success", "roll_out", "method_of")),
