@@ -650,7 +650,7 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures") -> None
     for steps in sorted({row.steps for row in latencies.rows}):
         rows = [row for row in latencies.rows if row.steps == steps and row.window]
         windows = [row.window for row in rows]
-        errors = [row.gain * row.ms_error / row.ms for row in rows]
+        errors = [0.0 if row.faster is None else row.faster.error for row in rows]
         gains = [row.gain for row in rows]
         clock.errorbar(
             windows, gains, errors, marker="o", capsize=3, color=colours[steps], label=f"{steps} steps"
@@ -658,7 +658,7 @@ def plot(out: Path = Path(__file__).parent.parent / "docs" / "pictures") -> None
     clock.axhline(1, color="grey", linewidth=1, linestyle=":")
     clock.set(xlabel="window", ylabel="times faster on the clock", ylim=(0, None))
     clock.set_title("One sample, against the compiled, captured sequential sampler", loc="left", fontsize=10)
-    clock.set_xticks(windows)
+    clock.set_xticks(sorted({row.window for row in latencies.rows if row.window}))
     clock.legend(frameon=False, loc=(0.74, 0.55))
 
     x, y = torch.tensor([(row.steps, row.calls) for row in grown.rows]).T

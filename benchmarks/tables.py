@@ -374,13 +374,14 @@ def latency() -> str:
     for steps in sorted({row.steps for row in rows}):
         base = _row(rows, steps=steps, window=0).ms
         ours = [row for row in rows if row.steps == steps and row.window]
-        best = max(ours, key=lambda row: (row.chosen, row.gain))
         for row in ours:
-            error = "" if row.faster is None else f" ± {row.faster.error:.2f}"
-            gain, ms = f"{row.gain:.2f}{error}×", f"{row.ms:.1f} ± {row.ms_error:.1f}"
-            faster = f"**{gain}**" if row is best else gain
-            cells.append([f"{steps}", f"{base:.0f} ms", f"{row.window}", f"{row.calls:.1f}", ms, faster])
-    return table(["steps", "sequential", "window", "calls", "ms a sample", "faster"], cells)
+            assert row.faster is not None
+            assert row.law is not None
+            gain, ms = f"{row.gain:.2f} ± {row.faster.error:.2f}×", f"{row.ms:.1f} ± {row.ms_error:.1f}"
+            faster, p = f"**{gain}**" if row.chosen else gain, f"{row.law.smallest_p:.3f}"
+            cells.append([f"{steps}", f"{base:.0f} ms", f"{row.window}", f"{row.calls:.1f}", ms, faster, p])
+    heads = ["steps", "sequential", "window", "calls", "ms a sample", "faster"]
+    return table([*heads, "smallest of 9 p-values"], cells)
 
 
 def ways() -> str:
@@ -965,7 +966,7 @@ def when() -> str:
     cells = []
     for steps in sorted({row.steps for row in pictures.rows}):
         base = _row(pictures.rows, steps=steps, window=0)
-        best = max((row for row in pictures.rows if row.steps == steps), key=lambda row: row.gain)
+        best = _row(pictures.rows, steps=steps, chosen=True)
         where = f"one picture: {MODELS[pictures.settings.model]}, {steps} steps"
         cells.append(_pair(where, base.calls, base.ms, best.calls, best.ms))
     robot, strict, quickest = front.quickest("robot-clock")
@@ -1030,14 +1031,14 @@ FIGURES: dict[str, Callable[[], str]] = {
             frontier,
         ),
         *(growth, memory, devices, models, mixture, response, quality, agreement, training, classifier),
-        *(policy, policy_steps, policy_quality, policy_costs, policy_warm, robot_success, robot_clock_cpu),
+        *(policy, policy_steps, policy_quality, policy_costs, policy_warm, robot_clock_cpu),
+        *(robot_success, robot_success_hard),
         *(waiting.policy_learned, waiting.policy_tail, other_packages, package_counts, ranked, mcmc, order),
         *(curves, curves_lead, curves_behind, curves_cost, curves_missing, quality_cost_summary),
         *(dataset, overhead, generate_gpu),
     )
 } | {
     "robot_clock": partial(_robot_clock, "robot-clock"),
-    "robot_clock_float32": partial(_robot_clock, "robot-clock-float32"),
     "quality_cost": partial(_quality_cost, FASHION_COST),
     "quality_cost_cifar10": partial(_quality_cost, CIFAR10_COST),
     "quality_cost_policy": partial(_quality_cost, POLICY_COST),
