@@ -34,8 +34,8 @@ _EARLIER = f"{_RULE}. This one is older than those, and agrees with later result
 _ROUND = (
     "96 to 98 % of a round is the network (the `rounds` of cifar10-latency-graph). Of the four kernels only the Newton "
     "steps of one have changed, to a fixed number, for one number a row and round. Since then engines ask one state in "
-    "16 captured runs again, which is below the error; rounds are captured when they are needed again, which is no part "
-    "of the time; and a compiled network runs on several states in channels-last, which saves at most a tenth of a call."
+    "16 captured runs again, which is below the error. Rounds are captured when they are needed again, which is not "
+    "timed. A compiled network runs on several states in channels-last, which saves at most a tenth of a call."
 )
 _KERNELS = "The Triton kernels have not changed since, but for the name of one Python argument."
 _CAPTURES = (

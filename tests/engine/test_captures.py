@@ -24,7 +24,7 @@ class Recorded:
 
 
 class Device:
-    """What a GPU was asked to do, with the width of every piece of work; None starts samples."""
+    """A stand-in for a GPU that notes the width of each piece of work; None starts samples."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.warmed, self.recorded = list[int | None](), list[int | None]()
