@@ -75,7 +75,7 @@ def provenance() -> dict[str, Any]:
     """The origin of a result, to be saved with it.
 
     The commit is that of the checkout that holds this file, None outside a checkout. It ends in `-dirty` if tracked
-    files differ, except results, which runs write themselves. GIT_COMMIT in the environment overrides it.
+    files differ, except results and pictures, which runs write themselves. GIT_COMMIT in the environment overrides it.
     """
     import torch  # here, so that the version can be read without torch
 
@@ -103,7 +103,8 @@ def _commit() -> str | None:
     try:
         if not git("ls-files", Path(__file__).name):  # another repository around an installed package
             return None
-        changed = git("status", "--porcelain", "-uno", ":/", ":(top,exclude)benchmarks/results")
+        written = (f":(top,exclude){folder}" for folder in ("benchmarks/results", "docs/pictures"))
+        changed = git("status", "--porcelain", "-uno", ":/", *written)
         return git("describe", "--always") + ("-dirty" if changed else "")
     except OSError:  # no git here
         return None

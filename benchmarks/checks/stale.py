@@ -88,7 +88,7 @@ SOURCES: dict[str, Sequence[str]] = {
         *(f"benchmarks/robot_plans.py::{name}" for name in ("episodes", "along")),
         "benchmarks/timing.py",
     ),
-    "packages": (*ENGINE, "foresample/integrations/packages", "benchmarks/packages.py"),
+    "packages": (*ENGINE, "foresample/integrations/packages", "benchmarks/packages.py", "benchmarks/timing.py"),
     "package-counts": (*ENGINE, "foresample/integrations/packages", "benchmarks/packages.py::by_count"),
     "openai": ("foresample/integrations/packages", "tests/openai.py"),
     "generate-overhead": (*DATASET, "benchmarks/generate.py::overhead", "benchmarks/generate.py::_overhead"),
