@@ -80,7 +80,7 @@ def provenance() -> dict[str, Any]:
     import torch  # here, so that the version can be read without torch
 
     return {
-        "command": re.sub(r" --out[ =]\S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "command": _command(),
         "commit": os.environ.get("GIT_COMMIT") or _commit(),
         "versions": {
             "foresample": __version__,
@@ -93,6 +93,17 @@ def provenance() -> dict[str, Any]:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
+
+
+def _command() -> str:
+    """The command as it can be typed again, without the place of its output."""
+    typed, kept = iter(sys.argv[1:]), [Path(sys.argv[0]).name]
+    for argument in typed:
+        if argument == "--out":
+            next(typed, None)
+        elif not argument.startswith("--out="):
+            kept.append(argument)
+    return shlex.join(kept)
 
 
 def _commit() -> str | None:

@@ -19,7 +19,7 @@ from benchmarks.result_files import (
     read_results,
 )
 from benchmarks.results import label
-from foresample.provenance import make_result, write_result
+from foresample.provenance import make_result, provenance, write_result
 from tests.support.saved import BENCH, DATASET, FILES, save
 
 
@@ -44,6 +44,14 @@ def test_written_results_are_read_back(tmp_path: Path) -> None:
     assert not result.findings[0].passed
     assert result.settings == {"window": 3}
     assert set(result.versions) == {"foresample", "python", "torch"}
+
+
+def test_a_command_can_be_typed_again_without_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for out in (["--out", "a folder"], ["--out=a folder"]):
+        monkeypatch.setattr(
+            "sys.argv", ["/some/where/clock.py", "latency", "--way", "compiled, searched", *out, "-x"]
+        )
+        assert provenance()["command"] == "clock.py latency --way 'compiled, searched' -x"
 
 
 def test_missing_measurements_are_written_as_null(tmp_path: Path) -> None:
