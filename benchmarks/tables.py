@@ -329,6 +329,17 @@ def robot_success_hard() -> str:
     )
 
 
+def robot_success_learned() -> str:
+    """Closed loop with a learned prior."""
+    saved, told = load(RobotSuccess, "robot-success-learned"), []
+    for method, name in (("DDPM", "the policy's own loop"), ("learned", "the learned prior")):
+        rows = [row for row in saved.rows if row.method == method]
+        successes, calls = sum(row.successes for row in rows), rows[0].calls
+        told.append(f"{successes} with {name} ({calls:.1f} calls a plan)")
+    episodes = sum(row.episodes for row in saved.rows) // len(saved.methods)
+    return f"Of {episodes} episodes of the five easier tasks, {' and '.join(told)} succeed."
+
+
 def _successes(saved: RobotSuccess, together: bool = False) -> list[list[str]]:
     """Rows of a table: successes of each task, and of all tasks together."""
 
@@ -1032,7 +1043,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         ),
         *(growth, memory, devices, models, mixture, response, quality, agreement, training, classifier),
         *(policy, policy_steps, policy_quality, policy_costs, policy_warm, robot_clock_cpu),
-        *(robot_success, robot_success_hard),
+        *(robot_success, robot_success_hard, robot_success_learned),
         *(waiting.policy_learned, waiting.policy_tail, other_packages, package_counts, ranked, mcmc, order),
         *(curves, curves_lead, curves_behind, curves_cost, curves_missing, quality_cost_summary),
         *(dataset, overhead, generate_gpu),
