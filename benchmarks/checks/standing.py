@@ -78,9 +78,6 @@ STANDING: dict[str, Standing] = {
     "warm-cifar10": Standing(_COUNTS),
     "warm-fashion_mnist": Standing(_COUNTS),
     "fashion_mnist-agreement": Standing(_COUNTS),
-    "policy-learned": Standing(
-        "Since its commit the code it measures has only changed in messages, docstrings and local names."
-    ),
     "earlier/cifar10-calls-w50-gain-only": Standing(
         "An earlier drafter on purpose: docs/theory.md compares with it.",
         command="models.py calls assets/cifar10 --device cuda",
@@ -137,8 +134,4 @@ for _name in ("curves-policy-T100", "policy-warm", "quality-cost-mixture", "rank
 STANDING["openai"] = Standing(
     "It needs checkouts of four repositories. `make test` runs the same tests on a stand-in of their class at every "
     "commit."
-)
-STANDING["mcmc"] = Standing(
-    "On a CPU. Since then only words of a report and of an error have changed (core/report.py, targets/chained.py); "
-    "no step of a chain runs through them."
 )
