@@ -980,6 +980,8 @@ class RobotClockRow(Record):
     """A full-width round, replayed."""
     network_ms: Positive | None = None
     """The network alone on as many states, replayed."""
+    rounds_ms: Positive | None = None
+    """All rounds of a plan, replayed; the rest of `ms` is spent between and outside of them."""
     auto: bool = False
     """True if the window was measured."""
     faster: Ratio | None = None

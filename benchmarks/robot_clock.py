@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import torch
 import typer
@@ -43,6 +44,7 @@ from recipes import metaworld
 
 PILOT_TURNS = 6  # on episodes that are not clocked, where the fastest sides are found
 OTHERS = 60  # such episodes
+COUNTED = 100  # plans whose rounds are counted, by width
 WINDOWS = (32, 64, 99)
 MOST_TURNS = 10  # for each turn that is asked for, until errors are small
 PRECISIONS = ("float32", "bfloat16")
@@ -145,11 +147,11 @@ class Side:
 
         return counted
 
-    def row(self, timing: Timing, chosen: bool) -> RobotClockRow:
+    def row(self, timing: Timing, chosen: bool, courses: list[list[Observation]]) -> RobotClockRow:
         seconds, more = timing.seconds[self.name], dict[str, Any]()
         if self.window and "graph" in self.run:
             try:
-                more |= self.of_a_round()
+                more |= self.of_rounds(courses)
             except RuntimeError:  # the plans have been timed, and are kept
                 traceback.print_exc()
         if self.name != timing.baseline:
@@ -168,15 +170,34 @@ class Side:
             **more,
         )
 
-    def of_a_round(self) -> dict[str, float]:
-        """Milliseconds of a full-width round and of the network alone on as many states, both replayed."""
+    def of_rounds(self, courses: list[list[Observation]]) -> dict[str, float]:
+        """Milliseconds, replayed: a full-width round, the network alone on as many states, all rounds of a plan."""
         planner = planner_of(self.policy)
-        rounds = (planner.engine._idle[-1].graphs or {}).get(planner.window)
-        if rounds is None or planner.window is None:
+        slots = planner.engine._idle[-1]
+        if not slots.graphs or planner.window is None:
             return {}
-        replayed = take_turns({"round": lambda turn: rounds.replay()}, least=20)
+        graphs = {width: graph for width, graph in slots.graphs.items() if graph is not None}
+        replayed = take_turns({str(width): _replay(graph) for width, graph in graphs.items()}, least=20)
+        ms = {width: 1000 * replayed.median(str(width)) for width in graphs}
+        run, turn, rounds = slots._run, along(self.policy, courses, self.plan), list[int | None]()
+
+        def noted(width: int | None, *observe: Any) -> None:
+            rounds.append(width)
+            run(width, *observe)
+
+        with patch.object(slots, "_run", noted):
+            for number in range(COUNTED):
+                turn(number)
         network = call_seconds(planner.target, planner.window + 1, graph=True, repeats=20)
-        return {"round_ms": 1000 * replayed.median("round"), "network_ms": 1000 * network}
+        return {
+            "round_ms": ms[planner.window],
+            "network_ms": 1000 * network,
+            "rounds_ms": sum(ms[width] for width in rounds) / COUNTED,
+        }
+
+
+def _replay(graph: Any) -> Callable[[int], None]:
+    return lambda turn: graph.replay()
 
 
 @dataclass(frozen=True)
@@ -309,7 +330,7 @@ def timed(
         seconds=seconds,
         repeats=often,
     )
-    rows = [side.row(timing, side.name in fastest) for side in sides]
+    rows = [side.row(timing, side.name in fastest, clocked) for side in sides]
     for side, row in zip(sides, rows, strict=True):
         ms = f"{row.ms.median:8.2f} ms, p99 {row.ms.p99:.2f}"
         print(f"{side.name:55s} {ms}, {row.calls.mean:.2f} calls, {row.plans} plans, {row.faster}", flush=True)

@@ -256,11 +256,8 @@ class FixedSlots:
 
     def _look(self, rounds: int) -> Finished | None:
         """The samples finished by the last `rounds` rounds, or None. Only here does the host wait for the device."""
-        steps, rows, read = self.runner.steps, self.rows, self.read.numpy()
-        self.read.copy_(self.numbers, non_blocking=True)
-        if rows.x.is_cuda:
-            torch.cuda.current_stream(rows.x.device).synchronize()
-        step, fault = read[:2].tolist()
+        steps, rows = self.runner.steps, self.rows
+        step, fault, *costs = self.read.copy_(self.numbers).tolist()
         busy = [slot for slot, left in enumerate(self.left) if left]
         broken = [slot for slot in busy if fault[slot] != NO_FAULT]
         for slot in broken:
@@ -273,7 +270,7 @@ class FixedSlots:
         gone = [slot for slot in busy if not self.left[slot]]
         if not gone:
             return None
-        _, faults, samples, calls, evaluations = map(torch.from_numpy, read[:, gone])
+        faults, samples, calls, evaluations = (torch.tensor([row[i] for i in gone]) for row in (fault, *costs))
         x = rows.x.clone() if len(gone) == self.capacity else rows.x[gone]
         return Finished(samples, x, calls, evaluations, faults)
 

@@ -5,19 +5,49 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+_OF_TORCH = vars(nn.Module()).keys() - {"training"}
+"""What torch keeps in every module: hooks, and tables of tensors and parts."""
+
+
+def parts_of(network: Any) -> dict[nn.Module, None]:
+    """The network and its parts, each once: `network.modules()`, which also makes names and so takes much longer."""
+    found: dict[nn.Module, None] = {}
+
+    def add(module: nn.Module) -> None:
+        found[module] = None
+        for part in module._modules.values():
+            if part is not None and part not in found:
+                add(part)
+
+    if isinstance(network, nn.Module):
+        add(network)
+    return found
+
+
+def held_by(network: Any) -> tuple:
+    """What a captured graph of a network has fixed: where its tensors lie, and the values its modules hold."""
+    parts = parts_of(network)
+    tables = [table for part in parts for table in (part._parameters, part._buffers)]
+    places = [tensor.data_ptr() for table in tables for tensor in table.values() if tensor is not None]
+    values = [
+        value
+        for part in parts
+        for name, value in vars(part).items()
+        if name not in _OF_TORCH and isinstance(value, (bool, int, float, str))
+    ]
+    return (*places, *values)
 
 
 def require_fixed(
     network: Any, whose: str = "the network", remedy: str = ": call its eval() before sampling"
 ) -> None:
     """Refuse a network in training mode that draws random numbers or mixes rows: it has no transition distribution."""
-    modules = network.modules() if isinstance(network, torch.nn.Module) else ()
-    random = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
-    for module in modules:
-        if module.training and isinstance(module, random) and getattr(module, "p", 1) > 0:
-            raise ValueError(f"{whose} is in training mode and has {type(module).__name__}{remedy}")
+    random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    for part in parts_of(network):
+        if part.training and isinstance(part, random) and getattr(part, "p", 1) > 0:
+            raise ValueError(f"{whose} is in training mode and has {type(part).__name__}{remedy}")
 
 
 def for_rows(value: Any, row: Tensor, count: int) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foresample.integrations.networks import for_rows
+from foresample.integrations.networks import for_rows, parts_of
 
 ROW = torch.tensor([2, 0, 2, 1])
 Pair = namedtuple("Pair", "values scale")
@@ -50,3 +50,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_parts_are_those_of_torch_in_its_order() -> None:
+    shared = torch.nn.Linear(2, 2)
+    network = torch.nn.Sequential(shared, torch.nn.Sequential(torch.nn.Mish(), shared), torch.nn.Mish())
+    network.register_module("absent", None)
+    network[1].add_module("above", network)  # a loop
+    assert list(parts_of(network)) == list(network.modules())
+    assert not parts_of(lambda x: x)

@@ -22,8 +22,8 @@ import foresample as fs
 diffusers = pytest.importorskip("diffusers")
 
 from foresample.engine import tuning  # noqa: E402
+from foresample.integrations.networks import held_by  # noqa: E402
 from foresample.integrations.policies.acceleration import AcceleratedPolicy  # noqa: E402
-from foresample.integrations.policies.plans import _captured  # noqa: E402
 from foresample.settings import Settings  # noqa: E402
 from tests.support.policies import FAMILIES, LowdimPolicy, observed, seeded  # noqa: E402
 
@@ -379,15 +379,15 @@ def test_a_captured_network_is_captured_again_when_its_modules_hold_other_values
     network = FAMILIES["lerobot"][0]().diffusion.unet
     network.register_buffer("table", torch.zeros(3))
     network.scale = 1.0
-    seen = [_captured(network)]
+    seen = [held_by(network)]
     network.scale = 2.0
-    seen.append(_captured(network))
+    seen.append(held_by(network))
     network.table = torch.ones(3)
-    seen.append(_captured(network))
+    seen.append(held_by(network))
     network.outer = torch.nn.Parameter(network.outer.detach().clone())
-    seen.append(_captured(network))
+    seen.append(held_by(network))
     assert len(set(seen)) == 4
-    assert _captured(network) == seen[-1]
+    assert held_by(network) == seen[-1]
 
 
 # ------------------------------------------------------------------ many small changes

@@ -14,8 +14,12 @@ import typer
 
 from benchmarks import policies, robot_clock, robot_plans, robot_profile, robots
 from benchmarks.results import Deadlines, Policy, PolicyWarm, RobotClock, RobotProfile, RobotSuccess, load
+from foresample.core.round import Padded
+from foresample.engine import Engine
+from foresample.integrations.policies import planner
 from recipes import lasa, metaworld
 from tests.support import lerobots
+from tests.support.captures import Device
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +164,32 @@ def test_all_sides_share_the_weights_and_a_half_network_plans_in_float32(tmp_pat
     ours, full = (n(x, time, global_cond=condition) for n in (network, plain.policy.diffusion.unet))
     torch.testing.assert_close(ours, full, atol=0.05, rtol=0.05)
     assert not torch.equal(ours, full)
+
+
+@pytest.mark.slow
+def test_the_rounds_of_a_plan_are_timed_by_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, data = policy_and_data(tmp_path)
+    Device(monkeypatch)
+    monkeypatch.setenv("FORESAMPLE_PLAIN", "1")
+
+    def fixed(*arguments: Any) -> Engine:
+        made = Engine(*arguments)
+        made.speculation = dataclasses.replace(made.speculation, layout=Padded())
+        return made
+
+    monkeypatch.setattr(planner, "Engine", fixed)
+    monkeypatch.setattr(robot_clock, "call_seconds", lambda *_, **__: 0.001)
+    with lerobots.importing():
+        loaded = robot_clock.load(folder, "cpu", "float32")
+    courses = robot_plans.episodes(loaded, metaworld.Demonstrations.load(data), [0, 1])
+    sides = robot_clock.Sides(loaded.policy, loaded.policy.diffusion.unet, "eager", courses[0][0])
+    side = sides.accelerated(7, None, None)
+    plans = side.policy.diffusion.conditional_sample.plans
+    plans.settings = dataclasses.replace(plans.settings, graph=True)
+    side.plan(courses[0][0])
+    found = side.of_rounds(courses)
+    assert found["network_ms"] == 1.0
+    assert found["rounds_ms"] > found["round_ms"] > 0
 
 
 @pytest.mark.slow

@@ -139,7 +139,8 @@ def joined(reports: list[Report]) -> Report:
         "look_calls",
     )
     total: dict[str, Any] = {
-        name: sum(getattr(report, name) for report in reports) for name in (*sums, "seconds", "target_seconds")
+        name: sum(getattr(report, name) for report in reports)
+        for name in (*sums, "seconds", "target_seconds", "preparation_seconds")
     }
     lengths = [sum(counts) for counts in zip(*(report.accepted_lengths for report in reports), strict=True)]
     evidence = Evidence(

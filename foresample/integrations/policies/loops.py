@@ -62,6 +62,7 @@ class SpeculativeLoop:
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.original)
+        self.signature = inspect.signature(self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.plans.turn:
@@ -70,7 +71,7 @@ class SpeculativeLoop:
                 raise ValueError("the policy's parts were replaced: call foresample.accelerate again")
             require_current(self.original, self.owner, loop.method)
             try:
-                result, report = self._plan(loop, inspect.signature(self.original).bind(*args, **kwargs))
+                result, report = self._plan(loop, self.signature.bind(*args, **kwargs))
             except NothingGains as slower:
                 result, report = slower.run(self.original, *args, **kwargs)
             for owner in (self.owner, self.policy) if report is not None else ():

@@ -11,13 +11,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foresample.chains import Chain, scheduler_chain
 from foresample.core.report import Run
 from foresample.drafters import LearnedPrior, Prior
 from foresample.engine.priors import prior_of_paths
-from foresample.integrations.networks import require_fixed
+from foresample.integrations.networks import held_by, require_fixed
 from foresample.integrations.policies.learning import MOST, condition_of, learn_prior
 from foresample.integrations.policies.planner import Planner, PlanSettings, Request
 from foresample.integrations.trusted import foreign_part, held
@@ -36,7 +36,7 @@ def kind_of(request: Request, network: Any, scheduler: Any, graph: bool, *more: 
     tensors = {"data": request.data, "noise": request.noise, **request.conditions}
     return (
         weakref.ref(network),  # equal for one living network only
-        _captured(network) if graph else None,
+        held_by(network) if graph else None,
         type(scheduler),
         repr(sorted(scheduler.config.items())),
         held(scheduler),
@@ -45,15 +45,6 @@ def kind_of(request: Request, network: Any, scheduler: Any, graph: bool, *more: 
         *((n, None if v is None else (v.shape, v.dtype, v.device)) for n, v in tensors.items()),
         *more,
     )
-
-
-def _captured(network: Any) -> tuple:
-    """Parts of a network that a captured graph has fixed: where its tensors lie, and the values its modules hold."""
-    if not isinstance(network, nn.Module):
-        return ()
-    tensors = (*network.parameters(), *network.buffers())
-    values = (v for m in network.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))
-    return (*(tensor.data_ptr() for tensor in tensors), *values)
 
 
 @dataclass(eq=False)
