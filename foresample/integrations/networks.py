@@ -14,15 +14,11 @@ _OF_TORCH = vars(nn.Module()).keys() - {"training"}
 def parts_of(network: Any) -> dict[nn.Module, None]:
     """The network and its parts, each once: `network.modules()`, which also makes names and so takes much longer."""
     found: dict[nn.Module, None] = {}
-
-    def add(module: nn.Module) -> None:
-        found[module] = None
-        for part in module._modules.values():
-            if part is not None and part not in found:
-                add(part)
-
-    if isinstance(network, nn.Module):
-        add(network)
+    left = [network] if isinstance(network, nn.Module) else []
+    while left:
+        if (module := left.pop()) not in found:
+            found[module] = None
+            left += [part for part in reversed(module._modules.values()) if part is not None]
     return found
 
 
