@@ -5,13 +5,18 @@ python -m benchmarks.pens
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
+import torch
 import typer
 
-from benchmarks.results import RESULTS, PenRow, Pens, PenSettings, load, save
+import foresample as fs
+from benchmarks.results import RESULTS, PenRow, Pens, PenSettings, Ratio, load, save
+from benchmarks.timing import take_turns
 from foresample.cli.demo import drawing
 from foresample.engine.clock import Times, ratio_interval
 from foresample.pretrained import policy as handwriting
@@ -34,6 +39,28 @@ def measure(drawings: int) -> tuple[list[Times], list[list[list[list[float]]]]]:
             for turn in zip(pen.times.seconds, pen.times.network, pen.times.calls, strict=True):
                 times.add(*turn)
     return both, paths
+
+
+def compiling(turns: int = 60) -> tuple[Ratio, Ratio]:
+    """How much faster torch.compile makes the network's plans: the sequential policy's, and the accelerated one's."""
+    position, shape = torch.tensor([handwriting.STARTS[drawing.SHAPE]]), torch.tensor([drawing.SHAPE])
+
+    def plan(policy: handwriting.LasaPolicy, turn: int) -> None:
+        generator = torch.Generator().manual_seed(turn + 1000)
+        policy.predict_action_chunk(position, torch.zeros(1, 2), shape, generator)
+
+    found = []
+    with drawing.threads(1):
+        for window in (None, drawing.PLAN_WINDOW):
+            pens = {"as it is": handwriting.load(), "compiled": handwriting.load()}
+            diffusion: Any = pens["compiled"].diffusion
+            diffusion.unet = torch.compile(diffusion.unet)
+            for policy in pens.values():
+                if window is not None:
+                    fs.accelerate(policy, window=window)
+            sides = {name: partial(plan, policy) for name, policy in pens.items()}
+            found.append(take_turns(sides, warm=5, least=turns, most=turns).ratio("compiled"))
+    return found[0], found[1]
 
 
 def row(sampler: str, times: Times, paths: list[list[list[float]]]) -> PenRow:
@@ -103,6 +130,7 @@ def _side(k: int, title: str, note: str, row: PenRow, start: list[float], total:
 
 def main(drawings: int = 8) -> None:
     (plain, ours), paths = measure(drawings)
+    compiled, ours_compiled = compiling()
     ratios = [p / o for p, o in zip(plain.seconds, ours.seconds, strict=True)]
     settings = PenSettings(
         shape=handwriting.SHAPES[drawing.SHAPE],
@@ -119,6 +147,8 @@ def main(drawings: int = 8) -> None:
         rows=[row("sequential", plain, paths[0]), row("accelerated", ours, paths[1])],
         ratio=median(plain.seconds) / median(ours.seconds),
         ratio_interval=list(ratio_interval(ratios)),
+        compiled=compiled,
+        ours_compiled=ours_compiled,
     )
     PICTURE.write_text(svg(load(Pens, "pens")), encoding="utf-8")
 

@@ -805,6 +805,10 @@ class Pens(Result, kind="pens"):
     """Sequential over accelerated, medians of a plan."""
     ratio_interval: list[float]
     """Interval of the median ratio of two plans in turn, at 95 %."""
+    compiled: Ratio
+    """How much faster the sequential policy is with a compiled network."""
+    ours_compiled: Ratio
+    """The same of the accelerated policy."""
 
 
 # ------------------------------------------------------------------ packages
