@@ -59,7 +59,8 @@ def robot_short() -> str:
     rows = []
     for name, where in (("robot-clock", "H200"), ("robot-clock-cpu", "one CPU core")):
         saved, before, now = quickest(name)
-        for what, row in (("LeRobot's loop", before), (f"foresample, window {now.window}", now)):
+        drafts = f"drafts from {'a learned prior' if now.learned_from else 'the last plan'}"
+        for what, row in (("LeRobot's loop", before), (f"foresample, window {now.window}, {drafts}", now)):
             rows.append(
                 {
                     "policy, machine": f"{_millions(saved)} parameters, {where}",
