@@ -42,7 +42,7 @@ def measure(drawings: int) -> tuple[list[Times], list[list[list[list[float]]]]]:
 
 
 def compiling(turns: int = 60) -> tuple[Ratio, Ratio]:
-    """How much faster torch.compile makes the network's plans: the sequential policy's, and the accelerated one's."""
+    """The gain of compiling the network with torch.compile: for the sequential policy, and for the accelerated one."""
     position, shape = torch.tensor([handwriting.STARTS[drawing.SHAPE]]), torch.tensor([drawing.SHAPE])
 
     def plan(policy: handwriting.LasaPolicy, turn: int) -> None:

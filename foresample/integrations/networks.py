@@ -23,7 +23,7 @@ def parts_of(network: Any) -> dict[nn.Module, None]:
 
 
 def held_by(network: Any) -> tuple:
-    """What a captured graph of a network has fixed: where its tensors lie, and the values its modules hold."""
+    """Key of a captured network: the graph has fixed where its tensors lie, and the values its modules hold."""
     parts = parts_of(network)
     tables = [table for part in parts for table in (part._parameters, part._buffers)]
     places = [tensor.data_ptr() for table in tables for tensor in table.values() if tensor is not None]
