@@ -71,7 +71,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 app.command()(start)
 Model = Annotated[Path, typer.Argument(help="A diffusers DDPM folder.")]
 Out = Annotated[Path, typer.Option(help="Folder for the result file.")]
-PILOT_TURNS = 6
+PILOT_TURNS = 20
 _SLOTS = 64  # samples under way at a time, where nothing is timed
 
 

@@ -51,16 +51,16 @@ def test_rows_have_both_loops_for_each_number_of_samples(
 @pytest.fixture
 def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> packages.Sampler:
     """An untrained U-Net's sampler with few steps."""
-    monkeypatch.setattr(packages, "STEPS", 40)
+    monkeypatch.setattr(packages, "STEPS", 16)
     network = tmp_path / "network.pt"
-    torch.save(packages.make_diffusion(steps=40).state_dict(), network)
+    torch.save(packages.make_diffusion(steps=16).state_dict(), network)
     return packages.small_pictures("cpu", network, 0, None)
 
 
 def test_the_accelerated_loop_draws_the_chain_that_is_captured(pictures: packages.Sampler) -> None:
     chain, report = packages._run(fs.Engine(pictures.target, window=4, slots=8), 8, seed=1)
     pixels, accelerated = pictures.ours(8, 4)(2)
-    assert report.steps == accelerated.steps == 40
+    assert report.steps == accelerated.steps == 16
     assert pixels.shape == chain.shape == (8, 1, 28, 28)
     assert abs(float(pixels.mean() - chain.mean())) < 0.05  # of 6272 pixels, in the same units
     assert abs(float(pixels.std() - chain.std())) < 0.05
@@ -79,7 +79,7 @@ def test_rows_of_a_gpu_have_both_baselines(
     packages.on_device([("pictures", pictures)], (1, 2), [4, 8], 0.0, tmp_path, updates=0)
     rows = load(Packages, "packages", tmp_path).rows
     assert [(row.count, row.captured) for row in rows] == [(1, True), (1, False), (2, True), (2, False)]
-    assert all(row.window in (4, 8) and row.calls < row.steps == 40 and row.law.passed for row in rows)
+    assert all(row.window in (4, 8) and row.calls < row.steps == 16 and row.law.passed for row in rows)
     assert {row.law.sequential for row in rows} == {3 * 1 + 3 * 2}  # every captured sequential sample
     assert [row.law.samples for row in rows] == [3 * 8, 3 * 4, 3 * 4 * 2, 3 * 2 * 2]
     assert all(row.law.level == rows[0].law.level for row in rows)
