@@ -40,9 +40,8 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 
-# Each process takes one part in order, so that what a module sets up is mostly set up once. One more process than
-# the two cores of CI, because tests of a cluster mostly wait.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
+# Each of two processes takes one half in order, so that what a module sets up is mostly set up once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test: lint
 	$(PYTEST) --durations=10

@@ -49,6 +49,10 @@ class ShardQueue:
         self.taken.setdefault(worker, []).append(self.waiting[0])
         return self.waiting.popleft()
 
+    def has_more(self) -> bool:
+        """Whether there is a shard to take."""
+        return bool(self.waiting)
+
     def give_back(self, worker: int, written: set[int]) -> None:
         """Put the unwritten shards of a dead worker back."""
         self.waiting.extendleft(n for n in self.taken.pop(worker, []) if n not in written)
@@ -243,7 +247,10 @@ class Cluster:
             try:
                 word = next(stream, None)
                 if word is None:  # this worker has found nothing left to do
+                    again = ray.get(queue.has_more.remote())  # since then another's shards may have come back
                     del streams[stream]
+                    if again:
+                        begin()
                     continue
                 news = ray.get(word)
             except ray.exceptions.RayError as error:

@@ -113,7 +113,7 @@ if __name__ == "__main__":
     if workers := settings.pop("workers", 0):  # else as many as the machine has CPUs
         import ray
 
-        ray.init(num_cpus=workers, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
+        ray.init("local", num_cpus=workers, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
     try:
         dataset = draw(Path(sys.argv[1]), make, **settings)
     except KeyboardInterrupt:

@@ -10,12 +10,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from ray import exceptions as ray_exceptions
 
 import foresample as fs
-from foresample.datasets.cluster import ShardQueue
+from foresample.datasets.cluster import Cluster, ShardQueue
+from foresample.datasets.workers import Progress
 from foresample.targets import ChainTarget
 from tests.datasets.disturbing import (
     ENVIRONMENT,
@@ -42,6 +45,64 @@ def test_shards_that_a_dead_worker_did_not_write_come_next() -> None:
     queue.give_back(1, written={0})
     queue.give_back(7, written=set())  # took nothing
     assert [queue.take(3) for _ in range(4)] == [2, 3, 4, None]
+
+
+class Scripted:
+    """Ray with two places and two shards. Worker 0 draws shard 0 and finds no other; then worker 1 dies in shard 1, its
+    place is lost, and worker 2 waits for one. The driver hears of the death before it hears that worker 0 has ended."""
+
+    exceptions = ray_exceptions
+
+    def __init__(self) -> None:
+        self.queue, self.streams, self.begun = ShardQueue([0, 1]), dict[int, Iterator[Any]](), list[int]()
+        self.heard = iter((0, 1, 0, 0))  # shard 0, the death, the end, and what worker 0 does next
+
+    def worker(self) -> Any:
+        return SimpleNamespace(work=SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._work)))
+
+    def _work(self, plan: object, queue: object, worker: int) -> Iterator[Any]:
+        self.begun.append(worker)
+        taken = self.queue.take(worker) if worker < 2 else None
+        self.streams[worker] = stream = _dying() if worker == 1 else _writing(taken)
+        return stream
+
+    def wait(self, streams: list[Any], **_: object) -> tuple[list[Any], list[Any]]:
+        stream = self.streams[next(self.heard)]
+        assert stream in streams, "the driver would wait forever"
+        return [stream], []
+
+    def remote(self, **_: object) -> Any:
+        methods = {
+            name: SimpleNamespace(remote=getattr(self.queue, name)) for name in ("has_more", "give_back")
+        }
+        return lambda kind: SimpleNamespace(remote=lambda numbers: SimpleNamespace(**methods))
+
+    def get(self, value: Any) -> Any:
+        return value
+
+    def kill(self, actor: object) -> None:
+        pass
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: "0" * 56)
+
+
+def _writing(number: int | None) -> Iterator[Any]:
+    yield Progress(0, 1, 1, (cast(Any, SimpleNamespace(number=number)),))
+
+
+def _dying() -> Iterator[Any]:
+    raise ray_exceptions.ActorDiedError
+    yield
+
+
+def test_a_shard_that_comes_back_after_a_worker_has_found_none_is_drawn_by_it() -> None:
+    ray, cluster = Scripted(), cast(Any, object.__new__(Cluster))
+    cluster.ray, cluster._new = ray, ray.worker
+    cluster.workers, cluster.started = {0: ray.worker(), 1: ray.worker()}, 2
+    drawn = [news.written[0].number for news in cluster.draw(cast(Any, None), [0, 1]) if news.written]
+    assert drawn == [0, 1]
+    assert ray.begun == [0, 1, 2, 0]
 
 
 @pytest.mark.slow

@@ -30,6 +30,13 @@ def few_short_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "PLANS_A_DRAWING", 2)
 
 
+@pytest.fixture(autouse=True)
+def switches_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmarks set these as LeRobot's scripts do; they are put back after each test."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
 def test_every_window_takes_turns_with_the_sequential_policy(tmp_path: Path) -> None:
     policies.main(repeats=2, windows=[16, 32], plans=4, seed=0, folder=None, out=tmp_path)
     saved = load(Policy, "policy-lasa", tmp_path)
