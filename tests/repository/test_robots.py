@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,11 @@ def few_short_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def switches_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def switches_of_torch() -> Iterator[None]:
     """The benchmarks set these as LeRobot's scripts do; they are put back after each test."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    before = torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def test_every_window_takes_turns_with_the_sequential_policy(tmp_path: Path) -> None:
