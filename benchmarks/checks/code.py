@@ -12,9 +12,13 @@ _HELP = {"help", "description", "prog", "epilog"}
 
 
 @cache
-def essence(source: str, function: str | None = None) -> str:
-    """The code of a module, or of one of its functions or classes, in a form that messages do not change."""
-    tree: ast.AST = _Essence().visit(ast.parse(source))
+def essence(source: str, function: str | None = None, without: str | None = None) -> str:
+    """The code of a module, or of one of its functions or classes, in a form that messages do not change.
+
+    `without` names a function or class that is left out.
+    """
+    tree = _Essence().visit(ast.parse(source))
+    tree.body = [node for node in tree.body if without is None or getattr(node, "name", None) != without]
     if function is not None:
         found = [node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == function]
         tree = ast.Module(body=found, type_ignores=[])  # type: ignore[arg-type]

@@ -30,17 +30,13 @@ MIXTURE = (*RULE, "foresample/chains/flow.py", "foresample/targets/mixture.py")
 ENGINE = (
     *RULE,
     *("foresample/core/look.py", "foresample/core/report.py", "foresample/baseline.py", "foresample/backends"),
-    *(f"foresample/engine/{name}.py" for name in ("engine", "sequential")),
-    *(
-        f"foresample/engine/slots.py::{name}"
-        for name in ("RoundRunner", "LooseSlots", "FixedSlots", "HandedRounds")
-    ),
+    *(f"foresample/engine/{name}.py" for name in ("engine", "sequential", "slots")),
 )
 """Code that decides how long a sample takes."""
 POLICY = (*ENGINE, "foresample/drafters/prior.py", "foresample/integrations/policies")
-OF_CPUS = "foresample/backends/numba/", "foresample/engine/slots.py::LooseSlots"
-OF_GPUS = "foresample/backends/triton/", "foresample/engine/slots.py::FixedSlots"
-"""Code that runs on one kind of device only."""
+OF_CPUS = "foresample/backends/numba/", "LooseSlots"
+OF_GPUS = "foresample/backends/triton/", "FixedSlots"
+"""Code that runs on one kind of device only: a folder, and a class."""
 DATASET = (*ENGINE, "foresample/datasets")
 PEERS = tuple(f"benchmarks/peers/{name}.py" for name in ("common", "chains", "ranks", "trees"))
 """The exact methods of others."""
@@ -53,7 +49,7 @@ SOURCES: dict[str, Sequence[str]] = {
     "mcmc": (*ENGINE, "benchmarks/mcmc.py", "benchmarks/timing.py"),
     "growth": (*PICTURES, "benchmarks/clock.py::growth"),
     "warm": (*PICTURES, "foresample/drafters/prior.py", "benchmarks/clock.py::warm"),
-    "order": (*RULE, "foresample/engine/slots.py::LooseSlots", "benchmarks/order.py"),
+    "order": (*RULE, "foresample/engine/slots.py", "benchmarks/order.py"),
     "quality": (*PICTURES, "benchmarks/models.py::quality"),
     "quality-cost": (*PICTURES, "benchmarks/peers", "benchmarks/quality_cost.py::draw"),
     "agreement": (*PICTURES, "benchmarks/agreement.py"),
@@ -144,17 +140,19 @@ def changed(result: Result, since: str | None = None) -> list[str]:
     """Code of the result that is another one today than at a commit, the result's own by default."""
     commit = since or commit_of(result)
     assert commit is not None, f"{result.name} names no commit"
-    other = OF_CPUS if _on_gpu(result) else OF_GPUS
+    folder, other = OF_CPUS if _on_gpu(result) else OF_GPUS
     found = []
-    for source in set(SOURCES.get(result.kind, ENGINE)) - set(other):
+    for source in SOURCES.get(result.kind, ENGINE):
         path, _, function = source.partition("::")
         before, now = _files(commit, path), _files("HEAD", path)
         for file in sorted({*before, *now}):
-            if not file.startswith(other) and (old := before.get(file)) != (new := _working(file)):
-                one, two = (None if text is None else essence(text, function or None) for text in (old, new))
+            if not file.startswith(folder) and (old := before.get(file)) != (new := _working(file)):
+                one, two = (
+                    None if text is None else essence(text, function or None, other) for text in (old, new)
+                )
                 if one != two:
                     found.append(source if function else file)
-    return sorted(found)
+    return found
 
 
 def _shown(result: Result) -> str:

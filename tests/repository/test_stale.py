@@ -52,6 +52,13 @@ def test_one_function_of_a_file_can_be_compared_alone() -> None:
     assert essence(CODE, "window") == essence(other, "window")
 
 
+def test_one_function_of_a_file_can_be_left_out() -> None:
+    changed = CODE.replace("max(size, 2)", "max(size, 3)")
+    assert essence(CODE, without="window") == essence(changed, without="window")
+    other = CODE.replace("option(3", "option(4")
+    assert essence(CODE, without="window") != essence(other, without="window")
+
+
 @needs_history
 def test_every_kind_of_result_has_sources_that_exist() -> None:
     assert set(stale.SOURCES) <= set(KINDS)
