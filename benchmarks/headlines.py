@@ -68,7 +68,7 @@ def _pens() -> list[str]:
         f"{saved.ratio:.2f}× ({low:.2f} to {high:.2f}, at 95 %)",
         "the policy's own loop, one thread",
         f"{saved.settings.plans} plans each, in turns",
-        f"compiling its network makes it {saved.compiled.ratio:.2f} ± {saved.compiled.error:.2f}× as fast, and ours "
+        f"compiled, its loop is {saved.compiled.ratio:.2f} ± {saved.compiled.error:.2f}× as fast as before, and ours "
         f"{saved.ours_compiled.ratio:.2f} ± {saved.ours_compiled.error:.2f}×",
     ]
 
