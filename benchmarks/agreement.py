@@ -22,20 +22,13 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.results import (
-    RESULTS,
-    Agreement,
-    AgreementRow,
-    AgreementSettings,
-    CallSizeRow,
-    load,
-    save,
-)
+from benchmarks.kinds.quality import Agreement, AgreementRow, AgreementSettings, CallSizeRow
+from benchmarks.results import RESULTS, load, save
 from foresample import pretrained
 from foresample.core.noise import seeds_of
 from foresample.engine import Engine
-from foresample.pretrained.classifier import load_classifier
 from foresample.targets import ChainTarget
+from recipes.classifier import load_classifier
 
 NETWORKS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SEEDS = {
@@ -46,7 +39,6 @@ SEEDS = {
 }
 SIZES = (1, 9, 64, 1024)
 """States in a call, for one and the same states."""
-JUDGE = pretrained.EMBEDDED.parent / "classifier.safetensors"
 
 
 def pictures(target: ChainTarget, sampler: str, seed: int, settings: AgreementSettings) -> fs.Run:
@@ -61,7 +53,7 @@ def pictures(target: ChainTarget, sampler: str, seed: int, settings: AgreementSe
 @torch.no_grad()
 def agreeing(images: Tensor, classes: int) -> int:
     """The number of pictures in which the classifier sees the right label: sample i has the label i % classes."""
-    judge = load_classifier(JUDGE, images.device)
+    judge = load_classifier(images.device)
     seen = torch.cat([judge(part).argmax(1) for part in images.clamp(-1, 1).split(1000)])
     return int((seen == torch.arange(len(images), device=images.device) % classes).sum())
 

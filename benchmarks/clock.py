@@ -33,14 +33,10 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.curves import PILOT_SEED
-from benchmarks.result_files import FrontierResult
-from benchmarks.results import (
-    RESULTS,
+from benchmarks.kinds.calls import Growth, GrowthRow, GrowthSettings
+from benchmarks.kinds.clock import (
     CpuRoundRow,
     CpuRoundSettings,
-    Growth,
-    GrowthRow,
-    GrowthSettings,
     Latency,
     LatencyRow,
     LatencySettings,
@@ -52,9 +48,9 @@ from benchmarks.results import (
     WarmRow,
     WarmSettings,
     WayRow,
-    load,
-    save,
 )
+from benchmarks.result_files import FrontierResult
+from benchmarks.results import RESULTS, load, save
 from benchmarks.start import start
 from benchmarks.timing import Timing, take_turns
 from benchmarks.ways import EAGER, WAYS, Way, networks

@@ -19,7 +19,8 @@ import typer
 
 import foresample as fs
 from benchmarks.curves import PILOT_SEED, PROBLEMS
-from benchmarks.results import RESULTS, CpuClockRow, CpuClockSettings, save
+from benchmarks.kinds.clock import CpuClockRow, CpuClockSettings
+from benchmarks.results import RESULTS, save
 from benchmarks.timing import take_turns
 from foresample.baseline import Sequential
 from foresample.contracts import Target

@@ -35,18 +35,11 @@ import typer
 from torch import Tensor
 
 import foresample as fs
+from benchmarks.kinds.quality import QualityCost
+from benchmarks.kinds.rivals import CurvePoint, Curves, CurveSettings
+from benchmarks.names import label
 from benchmarks.peers import asd, blocks, dgrs, nodes, rass, reflection
-from benchmarks.results import (
-    RESULTS,
-    CurvePoint,
-    Curves,
-    CurveSettings,
-    QualityCost,
-    label,
-    load,
-    read,
-    save,
-)
+from benchmarks.results import RESULTS, load, read, save
 from foresample import pretrained
 from foresample.chains import Kind
 from foresample.contracts import Target

@@ -21,7 +21,8 @@ from typing import Annotated, Any
 import typer
 
 import foresample as fs
-from benchmarks.results import RESULTS, GenerateLawSettings, GenerateMemoryRow, OverheadRow, save
+from benchmarks.kinds.datasets import GenerateLawSettings, GenerateMemoryRow, OverheadRow
+from benchmarks.results import RESULTS, save
 from benchmarks.timing import take_turns
 from foresample import pretrained
 from foresample.core.noise import seeds_of

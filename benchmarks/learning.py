@@ -26,7 +26,8 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.results import RESULTS, LearnedPlansRow, PlanTail, save
+from benchmarks.kinds.robots import LearnedPlansRow, PlanTail
+from benchmarks.results import RESULTS, save
 from benchmarks.robot_plans import BATCH, Observation, draw_pilots, episodes, planner_of, spread
 from foresample.drafters import LearnedPrior
 from foresample.engine.priors import prior_of_paths

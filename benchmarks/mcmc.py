@@ -27,7 +27,8 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks.curves import Problem, posterior, split, wells
-from benchmarks.results import RESULTS, McmcChain, McmcRow, McmcSettings, save
+from benchmarks.kinds.clock import McmcChain, McmcRow, McmcSettings
+from benchmarks.results import RESULTS, save
 from benchmarks.timing import take_turns
 from foresample.contracts import Target
 

@@ -14,8 +14,8 @@ import typer
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.names import label
 from benchmarks.result_files import BenchRow
-from benchmarks.results import label
 from foresample.cli import options
 from foresample.cli.console import echo, plain_table, require_folder, require_modules, show
 from foresample.contracts import Target

@@ -17,20 +17,14 @@ from tqdm import tqdm
 
 import foresample as fs
 import recipes.data
+from benchmarks.kinds.calls import CallsRow, CallsSettings
+from benchmarks.kinds.quality import Distance, PictureRun, QualitySettings
 from benchmarks.mixture import METHODS, row_of
-from benchmarks.results import (
-    RESULTS,
-    CallsRow,
-    CallsSettings,
-    Distance,
-    PictureRun,
-    QualitySettings,
-    save,
-)
+from benchmarks.results import RESULTS, save
 from foresample import pretrained
 from foresample.chains import Kind
 from foresample.core.noise import seeds_of
-from foresample.pretrained.classifier import load_classifier
+from recipes.classifier import WEIGHTS, load_classifier
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -80,7 +74,7 @@ def quality(
         Path | None, typer.Option(help="Folder with Fashion-MNIST; the recipes' by default.")
     ] = None,
     model: Annotated[Path, typer.Option(help="The Fashion-MNIST model.")] = pretrained.EMBEDDED,
-    classifier: Path = pretrained.EMBEDDED.parent / "classifier.safetensors",
+    classifier: Path = WEIGHTS,
     steps: int = 100,
     window: int = 8,
     count: int = 10_000,
@@ -91,7 +85,7 @@ def quality(
     out: Out = RESULTS,
 ) -> None:
     """Fréchet distances in the classifier's features: sequential, speculative and real pictures."""
-    judge = load_classifier(classifier, device)
+    judge = load_classifier(device, classifier)
     source = pretrained.load(model, device, torch.bfloat16 if half else torch.float32)
     target = source.target(steps)
     images, _ = recipes.data.load("fashion-mnist", data, train=False)

@@ -21,7 +21,8 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.results import RESULTS, OrderRow, OrderSettings, save
+from benchmarks.kinds.calls import OrderRow, OrderSettings
+from benchmarks.results import RESULTS, save
 from foresample.chains import Chain
 from foresample.core.noise import seeds_of
 from foresample.targets import ChainTarget

@@ -44,7 +44,8 @@ import typer
 from torch import Tensor, nn
 
 import foresample as fs
-from benchmarks.results import RESULTS, PackageCountRow, PackageRow, save
+from benchmarks.kinds.packages import PackageCountRow, PackageRow
+from benchmarks.results import RESULTS, save
 from benchmarks.timing import take_turns
 from foresample.baseline import Sequential
 from foresample.checks.samples import samples_law

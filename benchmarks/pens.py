@@ -15,8 +15,9 @@ import torch
 import typer
 
 import foresample as fs
-from benchmarks.results import RESULTS, PenRow, Pens, PenSettings, Ratio, load, save
-from benchmarks.timing import take_turns
+from benchmarks.kinds.robots import PenRow, Pens, PenSettings
+from benchmarks.results import RESULTS, load, save
+from benchmarks.timing import Ratio, take_turns
 from foresample.cli.demo import drawing
 from foresample.engine.clock import Times, ratio_interval
 from foresample.pretrained import policy as handwriting

@@ -23,7 +23,8 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.results import RESULTS, Mean, PlanClock, PolicyRow, PValues, save
+from benchmarks.kinds.robots import Mean, PlanClock, PolicyRow, PValues
+from benchmarks.results import RESULTS, save
 from benchmarks.timing import Timing, take_turns
 from foresample.checks.kolmogorov import ks_two_sample
 from recipes import lasa

@@ -20,8 +20,9 @@ import torch
 import typer
 from torch import Tensor
 
+from benchmarks.kinds.rivals import Claim, Gain, PublishedRow, PublishedSettings, Setting
 from benchmarks.peers import PeerRun, blocks, dgrs, rass, reflection
-from benchmarks.results import RESULTS, Claim, Gain, PublishedRow, PublishedSettings, Setting, save
+from benchmarks.results import RESULTS, save
 from foresample.contracts import Target
 from foresample.targets.mixture import GaussianMixture
 

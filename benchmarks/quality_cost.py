@@ -32,6 +32,7 @@ from torch import Tensor
 import foresample as fs
 import recipes.data
 from benchmarks.curves import CIFAR10, PILOT_SEED, begun, choose, split
+from benchmarks.kinds.quality import QualityCost, QualityCostPoint, QualityCostSettings
 from benchmarks.models import features_of, frechet_distance
 from benchmarks.peers import (
     Schedule,
@@ -45,15 +46,15 @@ from benchmarks.peers import (
     reflection,
     trailing,
 )
-from benchmarks.results import RESULTS, QualityCost, QualityCostPoint, QualityCostSettings, save
+from benchmarks.results import RESULTS, save
 from benchmarks.timing import take_turns
 from foresample import pretrained
 from foresample.contracts import Target
 from foresample.pretrained import Pretrained
-from foresample.pretrained.classifier import load_classifier
 from foresample.provenance import provenance
 from foresample.targets import ChainTarget, from_scheduler
 from recipes import lasa
+from recipes.classifier import load_classifier
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Model:
 def fashion(steps: int, device: str, half: bool) -> Model:
     """Fashion-MNIST, with the shipped model and classifier."""
     model = pretrained.load(pretrained.EMBEDDED, device, torch.bfloat16 if half else torch.float32)
-    judge = load_classifier(pretrained.EMBEDDED.parent / "classifier.safetensors", device)
+    judge = load_classifier(device)
     return _pictures(model, "Fashion-MNIST", "the shipped classifier's", partial(features_of, judge), steps)
 
 

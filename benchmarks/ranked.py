@@ -19,9 +19,10 @@ import typer
 from torch import Tensor
 
 from benchmarks.curves import PROBLEMS, with_error
+from benchmarks.kinds.rivals import RankGain, RankSettings
 from benchmarks.peers import ranks, rass
 from benchmarks.peers.trees import leftover, tree, try_in_turn
-from benchmarks.results import RESULTS, RankGain, RankSettings, save
+from benchmarks.results import RESULTS, save
 
 BRANCHING = (2, 2, 2, 1, 1, 1, 1, 1)
 """The tree of both methods, near the best shapes at 64 states a call."""

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.results import RESULTS, QualityCost, label, read
+from benchmarks.kinds.quality import QualityCost
+from benchmarks.names import label
+from benchmarks.results import RESULTS, read
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 SHOWN = {

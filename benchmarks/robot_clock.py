@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import foresample as fs
-from benchmarks.results import RESULTS, RobotClockRow, save
+from benchmarks.kinds.robots import RobotClockRow
+from benchmarks.results import RESULTS, save
 from benchmarks.robot_plans import (
     WARM_UP,
     Observation,

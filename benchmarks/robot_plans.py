@@ -14,7 +14,7 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.results import Spread
+from benchmarks.kinds.robots import Spread
 from foresample.drafters import LearnedPrior
 from foresample.integrations.policies.learning import learn_prior
 from foresample.integrations.policies.planner import Planner

@@ -13,7 +13,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.results import RESULTS, CallKernel, CallProfileRow, save
+from benchmarks.kinds.robots import CallKernel, CallProfileRow
+from benchmarks.results import RESULTS, save
 from benchmarks.robot_clock import PRECISIONS, load
 from benchmarks.timing import take_turns
 from foresample.backends.graphs import capture

@@ -27,17 +27,10 @@ import typer
 from torch import Tensor
 
 import foresample as fs
+from benchmarks.kinds.robots import DeadlineRow, Deadlines, PolicyWarmRow, SuccessRow
+from benchmarks.names import wilson
 from benchmarks.policies import draw
-from benchmarks.results import (
-    RESULTS,
-    DeadlineRow,
-    Deadlines,
-    PolicyWarmRow,
-    SuccessRow,
-    load,
-    save,
-    wilson,
-)
+from benchmarks.results import RESULTS, load, save
 from benchmarks.robot_clock import clock
 from benchmarks.robot_plans import (
     WARM_UP,

@@ -24,7 +24,8 @@ import typer
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.results import RESULTS, SanitizerRow, SanitizerSettings, SoakRow, SoakSettings, save
+from benchmarks.kinds.clock import SanitizerRow, SanitizerSettings, SoakRow, SoakSettings
+from benchmarks.results import RESULTS, save
 from foresample.backends.rounds import round_for
 from foresample.chains import Chain
 from foresample.core.noise import seeds_of

@@ -23,7 +23,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.results import RESULTS, StartCommand, StartRow, StartSettings, save
+from benchmarks.kinds.clock import StartCommand, StartRow, StartSettings
+from benchmarks.results import RESULTS, save
 from foresample.pretrained import EMBEDDED
 
 _SAMPLE = """

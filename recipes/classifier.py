@@ -1,7 +1,7 @@
-"""Train the small judge of Fashion-MNIST samples: `python -m recipes.classifier fashion-mnist`.
+"""The small judge of Fashion-MNIST samples, and its training: `python -m recipes.classifier fashion-mnist`.
 
-It checks whether a sample shows the wanted garment, and its features are the space of the Fréchet
-distance. Short by design (about 50 epochs of a 0.3 M network), so that it needs no checkpoints.
+It checks whether a sample shows the wanted garment, and its 128 features are the space of the Fréchet distance.
+Training is short by design (about 50 epochs of a 0.3 M network), so it needs no checkpoints.
 """
 
 from __future__ import annotations
@@ -14,14 +14,53 @@ from typing import Annotated
 
 import torch
 import typer
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from tqdm import tqdm
 
-from foresample.pretrained.classifier import FashionClassifier, load_classifier
 from recipes import data
 from recipes.train import batch_indices, seeded
+
+WEIGHTS = Path(__file__).parents[1] / "assets" / "fashion_mnist_classifier.safetensors"
+
+
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
+
+
+class FashionClassifier(nn.Module):
+    """Six 3×3 convolutions, 28 → 14 → 7 → mean; 0.29 M parameters. Pictures are [n, 1, 28, 28] in [-1, 1]."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        first = _block(1, 32), _block(32, 32), nn.MaxPool2d(2)
+        second = _block(32, 64), _block(64, 64), nn.MaxPool2d(2)
+        self.body = nn.Sequential(*first, *second, _block(64, 128), _block(128, 128))
+        self.head = nn.Linear(128, classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """The penultimate layer, [n, 128]: the space in which distributions of pictures are compared."""
+        return self.body(images).mean(dim=(2, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Log-odds of the classes up to a constant, [n, classes]."""
+        return self.head(self.features(images))
+
+
+def load_classifier(device: str | torch.device = "cpu", path: str | Path = WEIGHTS) -> FashionClassifier:
+    """The trained classifier, in float32 and ready to evaluate. Only safetensors are read."""
+    model = FashionClassifier()
+    try:
+        model.load_state_dict({name: value.float() for name, value in load_file(path).items()})
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist: train it with python -m recipes.classifier") from None
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{path} does not hold the weights of FashionClassifier ({error})") from None
+    return model.to(device).eval()
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -114,7 +153,7 @@ def main(
     model = train(train_split, epochs, batch, seed, lr, device)
     path = out / "classifier.safetensors"
     save(model, path)
-    shipped = load_classifier(path, device)  # judged as it is shipped, after rounding to fp16
+    shipped = load_classifier(device, path)  # judged as it is shipped, after rounding to fp16
     summary = {
         "kind": "training-classifier",
         "parameters": sum(p.numel() for p in shipped.parameters()),

@@ -18,7 +18,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.results import RESULTS, CopyRow, save
+from benchmarks.kinds.packages import CopyRow
+from benchmarks.results import RESULTS, save
 from tests.support.openai import CHECKOUT
 
 TESTS = Path(__file__).parent / "integrations/test_openai.py"

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from benchmarks.markdown import table
 from benchmarks.tables import filled
+from benchmarks.tables.markdown import table
 from foresample.contracts import Wrapper
 from foresample.core import round as rounds
 from foresample.settings import Settings

@@ -15,8 +15,9 @@ import diffusers
 from typer.main import get_command
 
 from benchmarks import tables
-from benchmarks.markdown import table
-from benchmarks.results import Copies
+from benchmarks.kinds.packages import Copies
+from benchmarks.results import load
+from benchmarks.tables.markdown import table
 from foresample.cli.app import app
 from tests.support.pipelines import EXACT, REFUSED
 
@@ -130,7 +131,7 @@ def copies() -> str:
     """Copies of OpenAI's class, and the outcome of their tests."""
     rows = [
         [row.repository, f"`{row.commit[:10]}`", f"{row.passed}", f"{row.skipped}"]
-        for row in tables.load(Copies, "openai").rows
+        for row in load(Copies, "openai").rows
     ]
     return table(["repository", "commit", "tests passed", "skipped, for missing features"], rows)
 

@@ -1,4 +1,4 @@
-"""Python code without what cannot change a measurement: comments, docstrings, help texts and error messages."""
+"""Python code without what cannot change a measurement: comments, docstrings, help, messages, types of result files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ _REPORTS = {"print", "echo", "warn", "warning", "info", "debug", "log"}
 """Functions whose arguments a person reads."""
 _HELP = {"help", "description", "prog", "epilog"}
 """Keyword arguments whose values a person reads."""
+_RESULT_FILES = ("benchmarks.kinds", "benchmarks.names", "benchmarks.results")
+"""Modules that keep what was measured and take no part in measuring it."""
 
 
 @cache
@@ -26,6 +28,9 @@ def essence(source: str, function: str | None = None, without: str | None = None
 
 
 class _Essence(ast.NodeTransformer):
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        return None if (node.module or "").startswith(_RESULT_FILES) else node
+
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             return ast.Pass()  # a docstring, of whatever it stands behind

@@ -99,7 +99,7 @@ SOURCES: dict[str, Sequence[str]] = {
     "generate-law": (*DATASET, "benchmarks/generate.py::law"),
     "dataset": DATASET,
     "training": ("recipes/train.py", "recipes/config.py"),
-    "training-classifier": ("recipes/classifier.py", "foresample/pretrained/classifier.py"),
+    "training-classifier": ("recipes/classifier.py",),
 }
 """Folders, files, and functions of files that results of a kind depend on; kinds not named here depend on `ENGINE`."""
 

@@ -8,31 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import tables
 from benchmarks.checks import stale
 from benchmarks.checks.commands import refusal
 from benchmarks.checks.standing import STANDING
 from benchmarks.curves import BATCHES, CIFAR10, PROBLEMS, TREES
+from benchmarks.kinds.calls import Calls
+from benchmarks.kinds.clock import GpuTests, Sanitized, Soak
+from benchmarks.kinds.datasets import Training
+from benchmarks.kinds.quality import QualityCost
+from benchmarks.kinds.rivals import Curves, Published
+from benchmarks.names import LABELS
 from benchmarks.peers import nodes
 from benchmarks.published import UNIFORM
 from benchmarks.result_files import BenchResult, CheckResult, Result
-from benchmarks.results import (
-    LABELS,
-    Calls,
-    Curves,
-    GpuTests,
-    Published,
-    QualityCost,
-    Sanitized,
-    Soak,
-    Training,
-    load,
-    read,
-)
+from benchmarks.results import load, read
+from benchmarks.tables import rivals
 from foresample.pretrained import EMBEDDED
 
 FILES = read().found
-CURVES = tables.curve_files()
+CURVES = rivals.curve_files()
 
 
 each = pytest.mark.parametrize("result", FILES, ids=lambda result: result.name)
@@ -120,13 +114,13 @@ def test_there_are_curves_of_every_target() -> None:
 
 @pytest.mark.parametrize("saved", CURVES, ids=lambda saved: saved.name)
 def test_the_default_is_ahead_of_every_exact_peer_from_5_to_64_states(saved: Curves) -> None:
-    low, high = tables.LEAD
-    sizes = [n for n in tables.batches(saved.rows) if low <= n <= high]
+    low, high = rivals.LEAD
+    sizes = [n for n in rivals.batches(saved.rows) if low <= n <= high]
     assert sizes == [n for n in BATCHES if low <= n <= high]
     for states in sizes:
         here = [row for row in saved.rows if row.states == states]
         (ours,) = [row for row in here if row.method == "default"]
-        assert all(ours.calls < peer.calls for peer in tables.peers(here)), states
+        assert all(ours.calls < peer.calls for peer in rivals.peers(here)), states
 
 
 @pytest.mark.parametrize("saved", CURVES, ids=lambda saved: saved.name)

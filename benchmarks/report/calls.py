@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from benchmarks.kinds.calls import Calls, Growth
+from benchmarks.kinds.rivals import CurvePoint, Curves
+from benchmarks.names import MODELS, label
 from benchmarks.report.markup import (
     Axis,
     Plot,
@@ -19,7 +22,6 @@ from benchmarks.report.markup import (
     plus_minus,
 )
 from benchmarks.result_files import BenchResult, BenchRow, Result, Results
-from benchmarks.results import MODELS, Calls, CurvePoint, Curves, Growth, label
 
 SPEEDUP = "transitions per network call"
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 
+from benchmarks.kinds.calls import Calls
+from benchmarks.kinds.clock import Latency, LatencyRow, Memory, Throughput, ThroughputRow
+from benchmarks.kinds.robots import Policy
+from benchmarks.names import MODELS
 from benchmarks.report.calls import cost, machine_of
 from benchmarks.report.markup import (
     Axis,
@@ -20,16 +24,6 @@ from benchmarks.report.markup import (
     table,
 )
 from benchmarks.result_files import FrontierResult, Result, Results
-from benchmarks.results import (
-    MODELS,
-    Calls,
-    Latency,
-    LatencyRow,
-    Memory,
-    Policy,
-    Throughput,
-    ThroughputRow,
-)
 from foresample.engine.tuning import Frontier
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
+from benchmarks.kinds.clock import GpuTests
+from benchmarks.kinds.robots import Policy
 from benchmarks.report import evidence
 from benchmarks.report.calls import machine_of
 from benchmarks.report.markup import Section, paragraph, table
 from benchmarks.result_files import CheckResult, Results
-from benchmarks.results import GpuTests, Policy
 
 
 def exactness(results: Results) -> Section | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from benchmarks.kinds.calls import Calls, CallsRow
+from benchmarks.kinds.clock import Latency, Throughput
+from benchmarks.names import MODELS
 from benchmarks.report.calls import machine_of
 from benchmarks.report.markup import Card
 from benchmarks.result_files import CheckResult, Results
-from benchmarks.results import MODELS, Calls, CallsRow, Latency, Throughput
 
 EARLIER = ("reflection-nearest", "block-parent-fresh")
 """The exact chains before ours."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.kinds.rivals import Claim, Gain, Published, PublishedRow, Setting
+from benchmarks.names import label
 from benchmarks.peers import nodes
 from benchmarks.report.calls import SPEEDUP, bench_point
 from benchmarks.report.markup import Axis, Plot, Point, Section, Series, by_name, grid, paragraph
 from benchmarks.result_files import BenchResult, Result, Results
-from benchmarks.results import Claim, Gain, Published, PublishedRow, Setting, label
 
 
 def published(results: Results) -> Section | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.kinds.quality import Quality, QualityCost
+from benchmarks.kinds.robots import Policy
+from benchmarks.names import label
 from benchmarks.report.markup import (
     Axis,
     Plot,
@@ -18,7 +21,6 @@ from benchmarks.report.markup import (
     table,
 )
 from benchmarks.result_files import Result, Results
-from benchmarks.results import Policy, Quality, QualityCost, label
 
 
 def quality(results: Results) -> Section | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.kinds.robots import PolicyWarm, RobotClock, RobotClockRow, RobotSuccess
 from benchmarks.report.calls import machine_of
 from benchmarks.report.markup import (
     Axis,
@@ -19,7 +20,6 @@ from benchmarks.report.markup import (
     table,
 )
 from benchmarks.result_files import Result, Results
-from benchmarks.results import PolicyWarm, RobotClock, RobotClockRow, RobotSuccess
 
 EPISODE = "robot-episode.gif"
 _STARTS = {(False, False): "cold", (True, False): "warm", (False, True): "prior", (True, True): "warm, prior"}

@@ -255,10 +255,10 @@ def test_the_embedded_model_treats_rows_independently(embedded: pretrained.Pretr
 @pytest.mark.slow
 def test_the_embedded_model_draws_the_label_asked_for_in_fewer_calls(embedded: pretrained.Pretrained) -> None:
     """Seven of ten garments recognised by the shipped classifier, in under half the calls."""
-    from foresample.pretrained.classifier import load_classifier
+    from recipes.classifier import load_classifier
 
     labels = torch.arange(10)
     run = fs.sample(embedded.target(50, labels), 10, window=6, seed=1)
-    judge = load_classifier(pretrained.EMBEDDED.parent / "classifier.safetensors")
+    judge = load_classifier()
     assert (judge(run.samples).argmax(1) == labels).sum() >= 7
     assert run.speedup > 2

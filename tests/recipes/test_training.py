@@ -18,7 +18,6 @@ pytest.importorskip("safetensors")
 from diffusers import DDPMPipeline
 from PIL import Image
 
-from foresample.pretrained.classifier import FashionClassifier, load_classifier
 from recipes import checkpoint, classifier, data
 from recipes import train as training
 from recipes.config import RECIPES, Recipe
@@ -253,11 +252,11 @@ def test_the_classifier_learns_and_comes_back_from_safetensors(tmp_path: Path) -
     split = tiny_split(200, 28)
     model = classifier.train(split, epochs=4, batch=25, seed=0, lr=4e-3, device=CPU, quiet=True)
     classifier.save(model, tmp_path / "c.safetensors")
-    back = load_classifier(tmp_path / "c.safetensors")
+    back = classifier.load_classifier(path=tmp_path / "c.safetensors")
     assert sum(p.numel() for p in back.parameters()) <= 400_000
     assert (tmp_path / "c.safetensors").stat().st_size < 1_000_000
     assert back.features(classifier.normalise(split.images[:3])).shape == (3, 128)
-    assert isinstance(back, FashionClassifier)
+    assert isinstance(back, classifier.FashionClassifier)
     (tmp_path / "c.safetensors").write_bytes(b"garbage")
     with pytest.raises(ValueError, match="does not hold the weights"):
-        load_classifier(tmp_path / "c.safetensors")
+        classifier.load_classifier(path=tmp_path / "c.safetensors")

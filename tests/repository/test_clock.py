@@ -12,7 +12,8 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks import clock, ways
-from benchmarks.results import Latency, load
+from benchmarks.kinds.clock import Latency
+from benchmarks.results import load
 from foresample.baseline import Sequential
 from foresample.core.noise import seeds_of
 from foresample.pretrained import EMBEDDED

@@ -9,7 +9,9 @@ import typer
 from torch import Tensor
 
 from benchmarks import cpu, generate
-from benchmarks.results import CpuClock, GenerateOverhead, load
+from benchmarks.kinds.clock import CpuClock
+from benchmarks.kinds.datasets import GenerateOverhead
+from benchmarks.results import load
 from foresample.core.noise import seeds_of
 
 

@@ -16,18 +16,10 @@ from typer.testing import CliRunner, Result
 import foresample as fs
 from benchmarks import agreement, curves, quality_cost, rivals
 from benchmarks.curves import BATCHES, METHODS, PROBLEMS, TREES, Problem, measure, shapes, tuned
+from benchmarks.kinds.quality import Agreement, AgreementRow, AgreementSettings, QualityCost, QualityCostPoint
+from benchmarks.kinds.rivals import Curves, CurveSettings
 from benchmarks.peers import nodes
-from benchmarks.results import (
-    Agreement,
-    AgreementRow,
-    AgreementSettings,
-    Curves,
-    CurveSettings,
-    QualityCost,
-    QualityCostPoint,
-    load,
-    save,
-)
+from benchmarks.results import load, save
 from tests.support.small_chains import CHAINS, flow, mixture
 
 

@@ -22,7 +22,8 @@ import torch
 
 import foresample as fs
 from benchmarks import pens
-from benchmarks.results import Pens, load
+from benchmarks.kinds.robots import Pens
+from benchmarks.results import load
 from benchmarks.tables import FIGURES, filled
 from tests import supported
 from tests.support.browser import Tab, chromium, in_a_browser

@@ -9,7 +9,8 @@ import torch
 
 import foresample as fs
 from benchmarks import mcmc
-from benchmarks.results import Mcmc, load
+from benchmarks.kinds.clock import Mcmc
+from benchmarks.results import load
 from tests.support.small_chains import CHAINS
 
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from benchmarks.mixture import METHODS, app
+from benchmarks.names import LABELS
 from benchmarks.result_files import BenchResult, read_result
-from benchmarks.results import LABELS
 
 SMALL = ["--dim", "4", "--steps", "8", "--window", "3", "--samples", "5"]
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 import foresample as fs
-from benchmarks import headlines, packages, tables
-from benchmarks.results import PackageCounts, Packages, load
+from benchmarks import packages
+from benchmarks.kinds.packages import PackageCounts, Packages
+from benchmarks.results import load
+from benchmarks.tables import clock, headlines
 from foresample.core.noise import seeds_of
 from tests.support.openai import Net, copies
 from tests.support.small_chains import ddpm
@@ -86,9 +88,9 @@ def test_rows_of_a_gpu_have_both_baselines(
     reported = [seed for seed in seeds if seed % packages.PILOT < packages.PILOT // 2]
     assert len(reported) == len(set(reported)) < len(seeds)  # none is drawn twice; pilots have other seeds
     assert (tmp_path / "packages-pictures.png").exists()
-    monkeypatch.setattr(tables, "load", lambda kind, name: load(kind, name, tmp_path))
+    monkeypatch.setattr(clock, "load", lambda kind, name: load(kind, name, tmp_path))
     monkeypatch.setattr(headlines, "load", lambda kind, name: load(kind, name, tmp_path))
-    assert tables.other_packages().count("\n| denoising-diffusion-pytorch, DDPM | ") == 4
+    assert clock.other_packages().count("\n| denoising-diffusion-pytorch, DDPM | ") == 4
     (one, two) = headlines._packages()
     assert "1 at a time" in one[0]
     assert "2 at a time" in two[0]

@@ -21,6 +21,7 @@ from scipy import integrate, stats
 from torch import Tensor
 
 import foresample as fs
+from benchmarks.kinds.rivals import Claim, Setting
 from benchmarks.peers import (
     Committed,
     PeerRun,
@@ -45,7 +46,6 @@ from benchmarks.peers import (
 )
 from benchmarks.published import gain, measure
 from benchmarks.ranked import by_rank
-from benchmarks.results import Claim, Setting
 from foresample.checks.distribution import Recorder, law_tests
 from tests.support.small_chains import CHAINS, flow, mixture
 

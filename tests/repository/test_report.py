@@ -16,11 +16,13 @@ import pytest
 
 import foresample as fs
 from benchmarks import report
+from benchmarks.kinds.clock import GpuTests
+from benchmarks.names import LABELS
 from benchmarks.report import evidence, recording
 from benchmarks.report.exactness import _gpu_tests
 from benchmarks.report.headlines import headlines
 from benchmarks.result_files import KINDS, ResultError, Results, parse_result
-from benchmarks.results import LABELS, RESULTS, GpuTests, read
+from benchmarks.results import RESULTS, read
 from tests.law import test_law
 from tests.support import reference
 from tests.support.browser import Tab, chromium, data_of, in_a_browser, plots_of, values

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.names import label
 from benchmarks.result_files import (
     KINDS,
     BenchResult,
@@ -18,7 +19,6 @@ from benchmarks.result_files import (
     read_result,
     read_results,
 )
-from benchmarks.results import label
 from foresample.provenance import make_result, provenance, write_result
 from tests.support.saved import BENCH, DATASET, FILES, save
 

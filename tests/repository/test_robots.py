@@ -13,7 +13,8 @@ import torch
 import typer
 
 from benchmarks import policies, robot_clock, robot_plans, robot_profile, robots
-from benchmarks.results import Deadlines, Policy, PolicyWarm, RobotClock, RobotProfile, RobotSuccess, load
+from benchmarks.kinds.robots import Deadlines, Policy, PolicyWarm, RobotClock, RobotProfile, RobotSuccess
+from benchmarks.results import load
 from foresample.core.round import Padded
 from foresample.engine import Engine
 from foresample.integrations.policies import planner

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import foresample as fs
 from benchmarks import soak
-from benchmarks.results import Sanitized, SanitizerRow, Soak, load
+from benchmarks.kinds.clock import Sanitized, SanitizerRow, Soak
+from benchmarks.results import load
 from foresample.targets import ChainTarget
 
 

@@ -10,8 +10,9 @@ from benchmarks.checks import stale
 from benchmarks.checks.code import essence
 from benchmarks.checks.commands import refusal
 from benchmarks.checks.test_results import needs_history
+from benchmarks.kinds.rivals import Curves
 from benchmarks.result_files import KINDS
-from benchmarks.results import Curves, read
+from benchmarks.results import read
 
 CODE = """
 def window(size):
@@ -44,6 +45,11 @@ def test_changed_words_leave_the_code_the_same(old: str, new: str) -> None:
 @pytest.mark.parametrize(("old", "new"), [("max(size, 2)", "max(size, 3)"), ("ValueError", "TypeError")])
 def test_a_changed_number_or_name_changes_the_code(old: str, new: str) -> None:
     assert essence(CODE) != essence(CODE.replace(old, new))
+
+
+def test_imports_of_result_types_do_not_count_and_all_others_do() -> None:
+    assert essence(f"from benchmarks.kinds.calls import Calls\n{CODE}") == essence(CODE)
+    assert essence(f"from benchmarks.peers import dgrs\n{CODE}") != essence(CODE)
 
 
 def test_one_function_of_a_file_can_be_compared_alone() -> None:

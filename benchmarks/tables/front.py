@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.markdown import table_of
-from benchmarks.results import CpuClock, Latency, Pens, RobotClock, RobotClockRow, Throughput, load
+from benchmarks.kinds.clock import CpuClock, Latency, Throughput
+from benchmarks.kinds.robots import Pens, RobotClock, RobotClockRow
+from benchmarks.results import load
+from benchmarks.tables.markdown import table_of
 
 
 def headline() -> str:

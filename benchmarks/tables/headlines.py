@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.front import quickest
-from benchmarks.results import CpuClock, Latency, PackageRow, Packages, Pens, load
+from benchmarks.kinds.clock import CpuClock, Latency
+from benchmarks.kinds.packages import PackageRow, Packages
+from benchmarks.kinds.robots import Pens
+from benchmarks.results import load
+from benchmarks.tables.front import quickest
+from benchmarks.tables.markdown import table
 
 HEADS = [
     "what is drawn",
@@ -14,13 +18,13 @@ HEADS = [
 ]
 
 
-def rows() -> list[list[str]]:
-    """One line a headline, cells as in `HEADS`."""
+def headlines() -> str:
+    """Evidence for each headline figure."""
     robots = [
         _robot("robot-clock", "H200", "TF32 and cuDNN search were on; bfloat16 was not tried"),
         _robot("robot-clock-cpu", "one CPU core", "more threads were not tried"),
     ]
-    return [_pens(), *_pictures(), *robots, *_packages(), *_cpu()]
+    return table(HEADS, [_pens(), *_pictures(), *robots, *_packages(), *_cpu()])
 
 
 def _pictures() -> list[list[str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.markdown import table_of
-from benchmarks.results import LearnedPlans, load
+from benchmarks.kinds.robots import LearnedPlans
+from benchmarks.results import load
+from benchmarks.tables.markdown import table_of
 
 
 def policy_learned() -> str:
