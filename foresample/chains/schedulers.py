@@ -121,6 +121,11 @@ class _Reading:
         kind = self.config.prediction_type
         if kind not in _KINDS:
             raise ValueError(f"prediction_type={kind!r} is not one of {', '.join(_KINDS)}")
+        if kind == "flow_prediction" and not self.config.get("use_flow_sigmas", False):
+            raise ValueError(
+                f"{self.name}(prediction_type='flow_prediction') does not have the states of flow matching; use "
+                "DPMSolverMultistepScheduler with use_flow_sigmas=True, or another prediction_type"
+            )
         return _KINDS[kind]
 
     @property
@@ -134,6 +139,25 @@ class _Reading:
         """The chain with these coefficients, see `denoising_chain`."""
         same: dict[str, Any] = {"predicts": predicts or self.predicts, "reuse": self.reuse, "time": self.time}
         return denoising_chain(levels, **same, **coefficients)
+
+    def require_prediction(self, *kinds: str) -> None:
+        """Refuse a kind of prediction that the scheduler's `step` does not implement."""
+        kind = self.config.prediction_type
+        if kind not in kinds:
+            raise ValueError(
+                f"{self.name} does not implement prediction_type={kind!r}; use {' or '.join(map(repr, kinds))}"
+            )
+
+    def require_eta(self, remedy: str) -> None:
+        """Refuse an eta that adds no noise, or more than the next state contains."""
+        if not self.eta > 0:
+            raise ValueError(
+                f"{self.name} with eta=0 adds no noise, so there is nothing to speculate on; {remedy}"
+            )
+        if self.eta > 1:
+            raise ValueError(
+                f"{self.name} with eta={self.eta} adds more noise than its next state contains; {remedy}"
+            )
 
     def require_sde(self, more: str = "") -> None:
         """Refuse a DPM-Solver that solves the ODE."""
@@ -166,11 +190,7 @@ def _ddpm(reading: _Reading) -> Chain:
 
 
 def _ddim(reading: _Reading) -> Chain:
-    if not reading.eta > 0:
-        raise ValueError(
-            f"{reading.name} with eta=0 adds no noise, so there is nothing to speculate on; pass eta=1.0 to the "
-            "pipeline or use DDPMScheduler"
-        )
+    reading.require_eta("pass eta=1.0 to the pipeline or use DDPMScheduler")
     _, here, there = reading.evenly()
     towards, x0_weight, std = vp.transition(here, there, reading.eta)
     # The direction, towards·(x − √ᾱ x0), uses the estimate before it is limited, unless use_clipped is given.
@@ -189,9 +209,7 @@ def _euler_ancestral(reading: _Reading) -> Chain:
     here, there = reading.sigmas[:-1], reading.sigmas[1:]
     std = (there**2 * (here**2 - there**2) / here**2).clamp(min=0).sqrt()
     down = (there**2 - std**2).clamp(min=0).sqrt() / here
-    kind = reading.config.prediction_type
-    if kind not in ("epsilon", "v_prediction"):
-        raise ValueError(f"EulerAncestralDiscreteScheduler does not implement prediction_type={kind!r}")
+    reading.require_prediction("epsilon", "v_prediction")
     levels = Levels.exploding(here)
     return reading.chain(levels, state_weight=down, x0_weight=1 - down, std=std, scale=1 / levels.norm)
 
@@ -207,7 +225,8 @@ def _solver(reading: _Reading, flow: bool = False, predicts: Kind | None = None)
     alpha = 1 - sigmas if flow else (sigmas**2 + 1).rsqrt()
     sigma = sigmas if flow else sigmas * alpha
     log_ratio = alpha.log() - sigma.log()
-    h = log_ratio[1:] - log_ratio[:-1]  # infinite where the chain ends at σ = 0
+    # Infinite where the chain ends at σ = 0; below 0 by rounding where its last two levels are the same.
+    h = log_ratio[1:] - log_ratio[:-1]
     gain = alpha[1:] * -torch.expm1(-2 * h)
     now, previous, older = _solver_weights(reading, h, alpha[1:], gain)
     return reading.chain(
@@ -216,7 +235,7 @@ def _solver(reading: _Reading, flow: bool = False, predicts: Kind | None = None)
         x0_weight=gain + now,
         previous_weight=_if_any(previous),
         older_weight=_if_any(older),
-        std=sigma[1:] * (-torch.expm1(-2 * h)).sqrt(),
+        std=sigma[1:] * (-torch.expm1(-2 * h)).clamp(min=0).sqrt(),
         predicts=predicts,
         limit=reading.limit,
     )
@@ -257,8 +276,6 @@ def _solver_weights(reading: _Reading, h: Tensor, alpha: Tensor, gain: Tensor) -
 def _cosine_dpm(reading: _Reading) -> Chain:
     """Stable Audio's scheduler: DPM++ 2M SDE on σ, with EDM's preconditioning of the network."""
     config = reading.config
-    if config.prediction_type not in ("epsilon", "v_prediction"):
-        raise ValueError(f"CosineDPMSolverMultistepScheduler does not implement {config.prediction_type!r}")
     if config.solver_order > 2 or config.final_sigmas_type != "zero":
         raise ValueError(
             "CosineDPMSolverMultistepScheduler itself fails with solver_order=3 and gives NaN with "
@@ -281,6 +298,7 @@ def _cosine_dpm(reading: _Reading) -> Chain:
 
 def _preconditioned(reading: _Reading, chain: Chain) -> Chain:
     """The chain with EDM's preconditioning of the network, which then predicts x0."""
+    reading.require_prediction("epsilon", "v_prediction")
     config, here = reading.config, reading.sigmas[:-1]
     data = float(config.sigma_data)
     norm = (here**2 + data**2).sqrt()
@@ -362,10 +380,7 @@ def _lcm(reading: _Reading) -> Chain:
 
 def _tcd(reading: _Reading) -> Chain:
     """A chain of steps down to a level below the next, without noise, and up to the next with noise."""
-    if not reading.eta > 0:
-        raise ValueError(
-            "TCDScheduler with eta=0 adds no noise, so there is nothing to speculate on; pass eta=0.3 to the pipeline"
-        )
+    reading.require_eta("pass eta=0.3 to the pipeline")
     following = torch.cat([reading.time[1:], torch.zeros(1, dtype=reading.time.dtype)])
     here, there = reading.alpha_bar[reading.time], reading.alpha_bar[following]
     below = reading.alpha_bar[torch.floor((1 - reading.eta) * following).long()]
@@ -386,6 +401,7 @@ def _unclip(reading: _Reading) -> Chain:
             f"UnCLIPScheduler(variance_type={reading.config.variance_type!r}) has a state-dependent std, which has "
             "no exact coupling; use variance_type='fixed_small_log'"
         )
+    reading.require_prediction("epsilon", "sample")
     # At the last steps 1 − ᾱ and β disagree in single precision; the scheduler's own numbers define its distribution.
     time = reading.time
     here, there = (level.float() for level in reading.visited())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from unittest import mock
 
@@ -79,6 +80,21 @@ CASES += [
     (
         "DPMSolverMultistepScheduler",
         {"algorithm_type": "sde-dpmsolver++", "solver_order": 3, "use_karras_sigmas": True},
+        {},
+    ),
+    (
+        "DPMSolverSinglestepScheduler",
+        {
+            "algorithm_type": "sde-dpmsolver++",
+            "solver_order": 1,
+            "use_flow_sigmas": True,
+            "prediction_type": "flow_prediction",
+        },
+        {},
+    ),
+    (
+        "EDMDPMSolverMultistepScheduler",
+        {"algorithm_type": "sde-dpmsolver++", "final_sigmas_type": "sigma_min"},
         {},
     ),
     ("CosineDPMSolverMultistepScheduler", {}, {}),
@@ -202,6 +218,23 @@ def test_a_learned_variance_is_drawn_as_two_noises_one_of_them_extra(clip: bool,
             "use solver_order=2",
         ),
         (lambda: diffusers.AmusedScheduler(mask_token_id=1), "not known to be a chain"),
+        *(
+            (lambda make=make: make(prediction_type="flow_prediction"), "use_flow_sigmas=True")
+            for make in (
+                diffusers.DDPMScheduler,
+                functools.partial(diffusers.DPMSolverMultistepScheduler, algorithm_type="sde-dpmsolver++"),
+                functools.partial(
+                    diffusers.DPMSolverSinglestepScheduler, algorithm_type="sde-dpmsolver++", solver_order=1
+                ),
+            )
+        ),
+        (
+            lambda: diffusers.EDMDPMSolverMultistepScheduler(
+                algorithm_type="sde-dpmsolver++", prediction_type="sample"
+            ),
+            "EDMDPMSolverMultistepScheduler does not implement prediction_type='sample'; use 'epsilon'",
+        ),
+        (lambda: diffusers.UnCLIPScheduler(prediction_type="v_prediction"), "use 'epsilon' or 'sample'"),
     ],
 )
 def test_unsupported_settings_are_refused_with_an_alternative(scheduler: Any, sentence: str) -> None:
@@ -209,6 +242,15 @@ def test_unsupported_settings_are_refused_with_an_alternative(scheduler: Any, se
     instance.set_timesteps(10)
     with pytest.raises(ValueError, match=sentence):
         scheduler_chain(instance)
+
+
+@pytest.mark.parametrize("name", ["DDIMScheduler", "DDIMParallelScheduler", "TCDScheduler"])
+def test_an_eta_above_one_is_refused(name: str) -> None:
+    """DDIM's own loop gives NaN there."""
+    scheduler = getattr(diffusers, name)()
+    scheduler.set_timesteps(10)
+    with pytest.raises(ValueError, match=rf"{name} with eta=1.5 adds more noise than its next state"):
+        scheduler_chain(scheduler, eta=1.5)
 
 
 class Noted(diffusers.DDPMScheduler):  # type: ignore[name-defined]

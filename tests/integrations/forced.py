@@ -26,7 +26,7 @@ import foresample as fs
 from foresample.chains import scheduler_chain
 from foresample.checks.kolmogorov import ks_two_sample
 from foresample.integrations.diffusers.callbacks import InOrder
-from foresample.integrations.diffusers.calls import undisturbed
+from foresample.integrations.diffusers.calls import numbers_in, undisturbed
 from foresample.integrations.diffusers.pipelines import Known
 from foresample.integrations.diffusers.session import Step
 
@@ -101,7 +101,8 @@ def walk(
 
         def observed(self: Any, **told: Any) -> Any:
             bound = inspect.signature(kind.__call__).bind(self, **told)
-            known = Known(trace=handle._watch(bound), rehearsed=callback is None)
+            rehearsed = numbers_in(bound.arguments) if callback is None else None
+            known = Known(trace=handle._watch(bound), rehearsed=rehearsed)
             if between is not None:
                 with undisturbed(pipe, bound):
                     handle._draw(bound, window, None, known)

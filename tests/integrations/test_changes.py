@@ -55,6 +55,34 @@ def test_a_callback_is_called_once_for_each_step_of_a_loop_that_changes(tmp_path
     assert steps == list(range(12))
 
 
+def test_a_callback_is_called_once_for_each_step_when_a_list_of_numbers_changes(tmp_path: Path) -> None:
+    pipe, steps = ENDING.build(tmp_path), list[int]()
+
+    def callback(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Tensor]) -> dict[str, Tensor]:
+        steps.append(step)
+        return kwargs
+
+    with fs.accelerate(pipe, window=4):
+        for end in (1.0, 0.5):
+            steps.clear()
+            draw(pipe, control_guidance_end=[end], callback_on_step_end=callback)
+            assert steps == list(range(12))
+
+
+@pytest.mark.parametrize("wanted", [["latents"], ["latents", "prompt_embeds"]], ids=str)
+def test_a_call_with_the_same_numbers_is_not_rehearsed_again(wanted: list[str], tmp_path: Path) -> None:
+    pipe, calls = sd()(tmp_path), list[int]()
+    pipe.unet.register_forward_pre_hook(lambda *told: calls.append(1))
+    told = {"callback_on_step_end": lambda *told: {}, "callback_on_step_end_tensor_inputs": wanted}
+    counts = []
+    with fs.accelerate(pipe, window=4, trace=False, look=False):
+        for _ in range(3):
+            calls.clear()
+            pipe(**PROMPTS, **told, generator=generators(4))
+            counts.append(len(calls))
+    assert counts[0] - 1 == counts[1] == counts[2]
+
+
 def test_a_multistep_solver_is_refused_where_the_loop_changes(tmp_path: Path) -> None:
     kind = "StableDiffusionControlNetPipeline"
     pipe = ENDING.build(tmp_path)

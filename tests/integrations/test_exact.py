@@ -23,7 +23,21 @@ diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 from tests import supported  # noqa: E402
 from tests.integrations.forced import walk  # noqa: E402
-from tests.support.pipelines import EXACT, REFUSED, Case, generators, inpainting, sd, video, wan  # noqa: E402
+from tests.support.pipelines import (  # noqa: E402
+    CONTROL,
+    DPM,
+    EXACT,
+    INPAINT_4,
+    REFUSED,
+    Case,
+    a_scheduler,
+    controlnet,
+    generators,
+    inpainting,
+    sd,
+    video,
+    wan,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 diffusers.logging.set_verbosity_error()
@@ -171,6 +185,50 @@ def test_the_known_region_comes_out_as_it_does_without(case: Case, tmp_path: Pat
         ours = known_error(case, pipe)
     assert theirs > 0
     assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_threshold_is_one_of_the_known_region_too(tmp_path: Path) -> None:
+    """DDIM limits its estimate in the mean, and the threshold is a quantile of the whole picture."""
+    limit = {"clip_sample": False, "thresholding": True, "sample_max_value": 100.0, "steps_offset": 1}
+    pipe = sd(INPAINT_4, a_scheduler("DDIMScheduler", **limit))(tmp_path)
+    walk(pipe, inpainting(16, eta=1.0) | {"num_inference_steps": 8}).require_exact()
+
+
+class Levels(diffusers.UNet2DConditionModel):  # type: ignore[name-defined]
+    """A network that records the known left half of its states, by their timesteps."""
+
+    def forward(self, sample: Tensor, timestep: Any, **told: Any) -> tuple[Tensor]:
+        for row, time in zip(sample, torch.as_tensor(timestep).expand(len(sample)), strict=True):
+            self.seen.setdefault(int(time), set()).add(round(float(row[..., :2].sum()), 3))
+        residuals = told.get("down_block_additional_residuals")
+        return (0.5 * sample + (0.0 if residuals is None else 0.01 * residuals[0].mean()),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "order", "more"),
+    [(INPAINT_4, 2, {}), ("StableDiffusionControlNetInpaintPipeline", 1, {"control_guidance_end": 0.5})],
+    ids=["repeated timesteps", "parts"],
+)
+def test_the_known_region_has_the_noise_of_its_own_step(
+    kind: str, order: int, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where rounded timesteps repeat, and at the first step of a part."""
+    net: dict[str, Any] = {"controlnet": controlnet} if more else {}
+    config = DPM | {"prediction_type": "sample", "solver_order": order, "use_exponential_sigmas": order == 2}
+    betas = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
+    pipe = sd(kind, a_scheduler("DPMSolverMultistepScheduler", **config, **betas), **net)(tmp_path)
+    pipe.unet = Levels(**{k: v for k, v in pipe.unet.config.items() if k[0] != "_"}).eval()
+    told = inpainting(1, guidance_scale=1.0, **more) | ({"control_image": CONTROL} if more else {})
+    told["num_inference_steps"] = 12 if more else 20
+
+    def seen() -> dict[int, set[float]]:
+        pipe.unet.seen = {}
+        pipe(**told, generator=torch.Generator().manual_seed(0))
+        return pipe.unet.__dict__.pop("seen")
+
+    theirs = seen()
+    with fs.accelerate(pipe, window=3, look=False):
+        assert seen() == theirs
 
 
 def test_a_callback_is_refused_where_a_region_is_overwritten(tmp_path: Path) -> None:

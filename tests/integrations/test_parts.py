@@ -26,6 +26,8 @@ from foresample.integrations.refusal import Refused
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 from tests.support.pipelines import (  # noqa: E402
+    EULER,
+    MULTISTEP,
     PROMPTS,
     REFUSED,
     Case,
@@ -145,9 +147,10 @@ def test_a_scheduler_copied_in_a_callback_is_plain_and_works(how: str, pipe: Any
     torch.testing.assert_close(seen, theirs)
 
 
-def test_a_callback_may_use_the_scheduler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheduler", [EULER, MULTISTEP], ids=["Euler", "DPM-Solver"])
+def test_a_callback_may_use_the_scheduler(scheduler: Any, tmp_path: Path) -> None:
     """It is at the callback's step, as in the untouched loop; what would change it is refused."""
-    pipe = stable_diffusion(tmp_path, diffusers.EulerAncestralDiscreteScheduler())
+    pipe = stable_diffusion(tmp_path, scheduler())
     seen: list[Any] = []
 
     def look(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def test_a_callback_may_use_the_scheduler(tmp_path: Path) -> None:
             pipe.scheduler.step(kwargs["latents"], timestep, kwargs["latents"])
             return kwargs
 
-        with pytest.raises(Refused, match=r"\(moving\) changes the pipeline: its scheduler \(_step_index"):
+        with pytest.raises(Refused, match=r"\(moving\) changes the pipeline: its scheduler \("):
             draw(pipe, callback_on_step_end=moving)
     require_untouched(pipe)
 

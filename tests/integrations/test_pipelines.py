@@ -114,7 +114,16 @@ def test_seeds_may_be_given_instead_of_generators(tmp_path: Path) -> None:
     with fs.accelerate(pipe, window=5):
         one = pipe(**PROMPTS, generator=[0, 1, 2, 3]).images
         two = pipe(**PROMPTS, generator=generators(4)).images
+        three = pipe(**PROMPTS, generator=3).images
+        four = pipe(**PROMPTS, generator=seeded(3)[0]).images
     assert torch.equal(one, two)
+    assert torch.equal(three, four)
+
+
+def test_a_list_of_generators_must_be_whole(tmp_path: Path) -> None:
+    pipe = pipelines.stable_diffusion(tmp_path)
+    with fs.accelerate(pipe), pytest.raises(ValueError, match="generator contains None: give each image a"):
+        pipe(**PROMPTS, generator=[None] * 4)
 
 
 def seeded(*seeds: int) -> list[torch.Generator]:
@@ -187,17 +196,18 @@ def test_an_interrupt_is_refused_with_the_remedy(tmp_path: Path) -> None:
         pipe(**PROMPTS, callback_on_step_end=stop)
 
 
-def test_a_bfloat16_pipeline_keeps_its_chain_in_float32(tmp_path: Path) -> None:
-    pipe = pipelines.stable_diffusion(tmp_path).to(dtype=torch.bfloat16)
-    dtypes = set()
+def test_a_callback_of_a_bfloat16_pipeline_can_decode_its_latents(tmp_path: Path) -> None:
+    """The chain is float32, but the callback gets latents of the loop's own dtype."""
+    pipe, previews = pipelines.stable_diffusion(tmp_path).to(dtype=torch.bfloat16), []
+
+    def preview(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Tensor]) -> dict[str, Tensor]:
+        previews.append(pipe.vae.decode(kwargs["latents"] / pipe.vae.config.scaling_factor).sample)
+        return kwargs
+
     with fs.accelerate(pipe, window=5):
-        images = pipe(
-            **PROMPTS,
-            generator=generators(4),
-            callback_on_step_end=lambda p, i, t, k: dtypes.add(k["latents"].dtype),
-        ).images
+        images = pipe(**PROMPTS, generator=generators(4), callback_on_step_end=preview).images
     assert images.dtype == torch.bfloat16
-    assert dtypes == {torch.float32}
+    assert len(previews) == 12
 
 
 def test_image_to_image_starts_late(tmp_path: Path) -> None:
@@ -215,6 +225,38 @@ def test_image_to_image_starts_late(tmp_path: Path) -> None:
         assert pipe.foresample_report.steps == 12
         assert pipe.foresample_report.calls_mean < 12
     assert images.shape == pipe(**arguments, generator=generators(1)).images.shape
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.02])
+def test_image_to_image_may_start_at_a_repeated_timestep(strength: float, tmp_path: Path) -> None:
+    """Rounded timesteps repeat near the data; a start may have the timestep of its predecessor."""
+    scheduler = diffusers.DPMSolverMultistepScheduler(
+        algorithm_type="sde-dpmsolver++",
+        use_exponential_sigmas=True,
+        beta_schedule="scaled_linear",
+        beta_start=0.00085,
+        beta_end=0.012,
+    )
+    pipe = pipelines.stable_diffusion(tmp_path, scheduler, diffusers.StableDiffusionImg2ImgPipeline)
+    told = pipelines.pictured(2, strength=strength, num_inference_steps=100)
+    with fs.accelerate(pipe, window=5):
+        pipe(**told, generator=generators(2))
+        steps = pipe.foresample_report.steps
+    assert steps == 100 * strength
+    assert scheduler.timesteps[-steps] == scheduler.timesteps[-steps - 1]
+
+
+@pytest.mark.parametrize("kind", ["StableDiffusionPipeline", "StableDiffusionControlNetPipeline"])
+def test_a_prior_counts_every_call_and_fits_into_the_loop(kind: str, tmp_path: Path) -> None:
+    """Even a prior whose drafts are all rejected: it drafts after the loop's first turn."""
+    case = next(case for case in pipelines.EXACT if case.pipeline == kind and not case.note)
+    pipe, calls = case.build(tmp_path), []
+    prior = fs.Prior(torch.zeros(1, 12, 4, 4, 4), torch.full((1, 12, 4, 4, 4), 50.0))
+    pipe.unet.register_forward_pre_hook(lambda *told: calls.append(1))
+    with fs.accelerate(pipe, window=4, drafter=fs.Replay(prior=prior), trace=False, look=False):
+        pipe(**case.arguments(1), generator=generators(1))
+        assert pipe.foresample_report.calls_mean == len(calls) <= 12
+        assert pipe.foresample_report.rounds == len(calls)
 
 
 def test_what_others_put_on_the_instances_is_put_back(tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def test_a_tuning_is_a_window(pipe: Any) -> None:
         assert torch.equal(draw(pipe), ours)
         assert pipe.foresample_report.window == 5
         with pytest.raises(
-            ValueError, match="12 steps with 4 samples at a time, not of 12 steps with 2: measure again"
+            ValueError, match="12 steps with 4 samples at a time, not of 12 steps with 2: draw 4 at a time"
         ):
             draw(pipe, prompt=["a cat"], negative_prompt=["x"])
         with pytest.raises(ValueError, match="not of 6 steps with 4"):

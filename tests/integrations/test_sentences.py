@@ -28,6 +28,7 @@ from diffusers.callbacks import (  # noqa: E402
 from tests.integrations.forced import walk  # noqa: E402
 from tests.support.pipelines import (  # noqa: E402
     EXACT,
+    INPAINT_4,
     PROMPTS,
     REFUSED,
     SIZE,
@@ -140,6 +141,72 @@ def test_tensors_that_no_callback_can_have_are_refused_as_without(pipe: Any) -> 
         draw(pipe, **told)
 
 
+def test_a_tensor_that_the_scheduler_makes_is_refused(tmp_path: Path) -> None:
+    """There are no denoised estimates of drafted states."""
+    case = next(case for case in EXACT if case.pipeline == "LatentConsistencyModelPipeline")
+    pipe = case.build(tmp_path)
+    told = {"callback_on_step_end": lambda *told: {}, "callback_on_step_end_tensor_inputs": ["denoised"]}
+    with fs.accelerate(pipe), pytest.raises(Refused, match="leave denoised out of callback_on_step_end_tensor"):
+        pipe(**case.arguments(2), **told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [("StableDiffusionPipeline", "use callback_on_step_end"), ("IFPipeline", "leave it out")],
+)
+def test_another_callback_is_refused_with_what_the_pipeline_has(
+    kind: str, sentence: str, tmp_path: Path
+) -> None:
+    case = next(case for case in EXACT if case.pipeline == kind)
+    pipe = case.build(tmp_path)
+    with fs.accelerate(pipe), pytest.raises(ValueError, match=f"`callback` is not supported .*: {sentence}"):
+        pipe(**case.arguments(2), callback=print)
+
+
+# ------------------------------------------------------------------ a subclass that does not name its arguments
+
+
+class Wrapped(diffusers.StableDiffusionPipeline):  # type: ignore[name-defined]
+    """A user's own pipeline, which hands on its arguments."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("scheduler", ["DDPMScheduler", "DDIMScheduler"])
+def test_a_subclass_that_hands_on_its_arguments_draws_the_same(scheduler: str, tmp_path: Path) -> None:
+    made = getattr(diffusers, scheduler)(clip_sample=False, steps_offset=1)
+    eta = {"eta": 1.0} if scheduler == "DDIMScheduler" else {}
+    results = []
+    for kind in (diffusers.StableDiffusionPipeline, Wrapped):
+        pipe, steps = stable_diffusion(tmp_path, made, kind), list[int]()
+
+        class Noting(PipelineCallback):
+            tensor_inputs = ("latents", "prompt_embeds")
+
+            def callback_fn(self, pipe: Any, step: int, timestep: Any, kwargs: Any, steps: Any = steps) -> Any:
+                assert type(kwargs["latents"]) is Tensor
+                steps.append(step)
+                return {}
+
+        with fs.accelerate(pipe, window=5):
+            results += [
+                draw(pipe, **eta),
+                pipe(**PROMPTS | eta, generator=[0, 1, 2, 3]).images,
+                draw(pipe, **eta, callback_on_step_end=Noting()),
+            ]
+        assert steps == list(range(12))
+    assert all(torch.equal(one, results[0]) for one in results)
+
+
+def test_arguments_that_have_no_name_are_refused(tmp_path: Path) -> None:
+    pipe = stable_diffusion(tmp_path, kind=Wrapped)
+    with fs.accelerate(pipe, window=5):
+        assert pipe(["a cat"], **SIZE).images.isfinite().all()
+        with pytest.raises(TypeError, match=r"Wrapped takes \*args, .* pass all but the prompt by name"):
+            pipe("a cat", 8, 8, num_inference_steps=4, output_type="latent")
+
+
 # ------------------------------------------------------------------ window="auto"
 
 
@@ -235,6 +302,13 @@ def test_a_refusal_names_the_argument_to_drop(name: str, argument: str, tmp_path
         off = None if value == "None" else float(value)
         pipe(**told | {key: off}, generator=generators(2))
         assert pipe.foresample_report.calls_mean < 12
+
+
+def test_an_empty_mask_is_refused_as_such(tmp_path: Path) -> None:
+    case = next(case for case in EXACT if case.pipeline == INPAINT_4)
+    pipe, told = case.build(tmp_path), case.arguments(2)
+    with fs.accelerate(pipe), pytest.raises(Refused, match="leaves nothing to be painted; pass a mask_image"):
+        pipe(**told | {"mask_image": torch.zeros_like(told["mask_image"])}, generator=generators(2))
 
 
 def test_several_views_are_refused_as_such(tmp_path: Path) -> None:

@@ -1065,7 +1065,7 @@ REFUSED = [
         lambda folder: dit(diffusers.EulerAncestralDiscreteScheduler()),
         lambda n: {"class_labels": list(range(n)), "num_inference_steps": 12, "output_type": "pt"},
         "",
-        "changes the latents between step 0 and step 1",
+        "at step 0 the pipeline gives its transformer other values than its latents",
     ),
     *(
         Case("StableDiffusionPipeline", label, sd(scheduler=a_scheduler(name)), sized, "", sentence)

@@ -22,9 +22,9 @@ TENSORS = "callback_on_step_end_tensor_inputs"
 def take_callback(bound: inspect.BoundArguments) -> Callable[..., Any] | None:
     """Remove the callback from a pipeline's arguments; request the tensors that it names, as pipelines do."""
     arguments = bound.arguments
-    more = arguments.get("kwargs", {})
-    if arguments.pop("callback", None) is not None or more.pop("callback", None) is not None:
-        raise ValueError(f"the deprecated `callback` is not supported: use {CALLBACK}")
+    if arguments.pop("callback", None) is not None:
+        instead = f"use {CALLBACK}" if CALLBACK in bound.signature.parameters else "leave it out"
+        raise ValueError(f"`callback` is not supported by an accelerated pipeline: {instead}, or {REMEDY}")
     callback = arguments.pop(CALLBACK, None)
     if hasattr(callback, "tensor_inputs"):
         arguments[TENSORS] = list(callback.tensor_inputs)
@@ -64,9 +64,11 @@ class InOrder:
         )  # None: not yet known in this turn
         self._waiting: dict[int, Tensor] = {}
         self._committed = torch.empty(0)
+        self._dtype = torch.float32
 
-    def begin(self, images: int) -> None:
-        self._committed = torch.zeros(images, dtype=torch.int64)
+    def begin(self, images: int, dtype: torch.dtype) -> None:
+        """`dtype`: that of the loop's latents, which the callback gets; the chain's states are float32."""
+        self._committed, self._dtype = torch.zeros(images, dtype=torch.int64), dtype
 
     def observe(self, commit: Commit) -> None:
         """Keep the states of a round."""
@@ -118,7 +120,7 @@ class InOrder:
                 f"{REMEDY}"
             )
         self.networks.unchanged.require(self.clock.loop_turn)
-        tensors = {**(self._tensors or {}), "latents": latents.clone()}
+        tensors = {**(self._tensors or {}), "latents": latents.to(self._dtype, copy=True)}
         given = {name: tensors[name] for name in self.wanted}
         kept, before = copied(given), dict(vars(pipe))
         self.calling = True
@@ -150,10 +152,10 @@ class InOrder:
         own = vars(self.pipe.scheduler)
         index = self.clock.start + step - self.clock.first + 1
         before = own.get("_step_index")
-        if before is not None:
+        if "_step_index" in own:
             own["_step_index"] = index
         try:
             yield
         finally:
-            if before is not None and own.get("_step_index") == index:  # else the callback changed it: refused
+            if own.get("_step_index") == index:  # else the callback changed it: refused
                 own["_step_index"] = before

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foresample.core.noise import seeds_of
+from foresample.integrations.diffusers.callbacks import TENSORS
 from foresample.integrations.replaced import standing_in
 from foresample.integrations.untouched import kept_random_state
 
@@ -108,6 +109,39 @@ def configuration(
     return type(scheduler).__name__, config, given, lengths, precision, autocast
 
 
+def numbers_in(value: Any) -> Any:
+    """The numbers in arguments, and in the lists and dictionaries among them; None in place of anything else."""
+    if isinstance(value, dict):
+        return {key: numbers_in(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [numbers_in(one) for one in value]
+    return value if isinstance(value, (int, float)) else None
+
+
+def bound_call(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+    """The arguments of a pipeline's call, each under its own name, also where a subclass takes **kwargs."""
+    signature = inspect.signature(call)
+    bound, named = signature.bind(*args, **kwargs), dict(signature.parameters)
+    for name, parameter in signature.parameters.items():
+        given = bound.arguments.get(name)
+        if parameter.kind is parameter.VAR_POSITIONAL and not all(
+            v is args[0] or _is_text(v) for v in given or ()
+        ):
+            raise TypeError(
+                f"{type(args[0]).__name__} takes *{name}, which does not name its arguments: pass all but the prompt "
+                "by name"
+            )
+        if parameter.kind is parameter.VAR_KEYWORD:
+            del named[name]
+            for one in {**(given or {}), TENSORS: None}:
+                named.setdefault(one, inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, default=None))
+    return signature.replace(parameters=list(named.values())).bind(*args, **kwargs)
+
+
+def _is_text(value: Any) -> bool:
+    return all(isinstance(one, str) for one in (value if isinstance(value, (list, tuple)) else [value]))
+
+
 def copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
     """A copy of the arguments, in which some may be replaced."""
     return inspect.BoundArguments(bound.signature, dict(bound.arguments))
@@ -138,8 +172,18 @@ def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[None]:
             put_back()
 
 
-def as_generator(value: Any) -> torch.Generator:
-    """A generator as it is; a seed as a generator."""
+def as_generators(given: Any) -> Any:
+    """The generators a pipeline was given, or None; each seed becomes a generator."""
+    if isinstance(given, Sequence):
+        if None in given:
+            raise ValueError(
+                "generator contains None: give each image a generator or a seed, or leave generator out"
+            )
+        return [_as_generator(one) for one in given]
+    return None if given is None else _as_generator(given)
+
+
+def _as_generator(value: Any) -> torch.Generator:
     return value if isinstance(value, torch.Generator) else torch.Generator().manual_seed(int(value))
 
 

@@ -29,7 +29,8 @@ class Clock:
         require(self.turn < 0, "the pipeline goes through its timesteps more than once")
         count = len(timesteps)
         starts = range(len(everything) - count + 1)
-        begins = next((k for k in starts if torch.equal(everything[k : k + count], timesteps)), -1)
+        # The last match: timesteps may repeat near the data, where most loops end.
+        begins = next((k for k in reversed(starts) if torch.equal(everything[k : k + count], timesteps)), -1)
         require(begins >= 0, "the pipeline does not take its scheduler's timesteps in their order")
         self.first, self.start, self.timesteps = first, begins + first, timesteps[first:end]
 

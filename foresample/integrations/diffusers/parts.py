@@ -77,8 +77,9 @@ class Known:
     trace: Trace | None = None
     begins: tuple[int, ...] = (0,)
     """The steps at which the parts of the loop begin."""
-    rehearsed: bool = False
-    """Whether these are known, so that a call with a callback needs no rehearsal to find them."""
+    rehearsed: Any = None
+    """The numbers in the arguments of the call that found these steps. With the same numbers, a call with a callback
+    needs no rehearsal."""
     rounding: dict[str, float] | None = None
     """How far the answers of its networks may differ; None before its first run."""
     replayed: list[Any] | None = None

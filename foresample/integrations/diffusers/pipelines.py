@@ -33,13 +33,15 @@ from foresample.core.look import DIFFERS
 from foresample.integrations.diffusers.again import Answered
 from foresample.integrations.diffusers.callbacks import CALLBACK, take_callback, wanted_tensors
 from foresample.integrations.diffusers.calls import (
-    as_generator,
+    as_generators,
+    bound_call,
     by_name,
     call_by_name,
     configuration,
     copied_arguments,
     forward_signature,
     networks_of,
+    numbers_in,
     random_state,
     stream_seeds,
     to_drop,
@@ -126,7 +128,7 @@ class AcceleratedPipeline:
 
         @functools.wraps(original)
         def __call__(pipe: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._run(inspect.signature(original).bind(pipe, *args, **kwargs))
+            return self._run(bound_call(original, pipe, *args, **kwargs))
 
         pipe.__class__ = disguised(self.pipeline_class, __call__, _ATTRIBUTES)
 
@@ -240,9 +242,8 @@ class AcceleratedPipeline:
         arguments = bound.arguments
         if type(self.scheduler).__name__.startswith("DDIM") and not arguments.get("eta"):
             scheduler_chain(self.scheduler, eta=0.0)  # refuses, with the remedy
-        generator = arguments.get("generator")
-        if isinstance(generator, Sequence):
-            arguments["generator"] = [as_generator(g) for g in generator]
+        if "generator" in arguments:
+            arguments["generator"] = as_generators(arguments["generator"])
         whole = copied_arguments(bound)
         callback = take_callback(bound)
         setting = self.settings.window
@@ -261,7 +262,8 @@ class AcceleratedPipeline:
     ) -> Any:
         """One run of the loop, in parts where it changes at a few of its steps."""
         # A second attempt would call a callback twice, so with one the loop is rehearsed before the first.
-        rehearse = known.begins != (0,) or (callback is not None and not known.rehearsed)
+        new = known.rehearsed != numbers_in(bound.arguments)
+        rehearse = known.begins != (0,) or (callback is not None and new)
         watched, self._answered = self._answered, {}
         parts = self._rehearsed(bound, known.begins, watched) if rehearse else Parts()
         put_back = random_state(bound)
@@ -285,7 +287,7 @@ class AcceleratedPipeline:
     ) -> Any:
         seeds, settings = stream_seeds(bound.arguments.get("generator")), replace(self.settings, window=window)
         new, rounding = known.rounding is None, dict(known.rounding or {})
-        callbacks = callback, wanted_tensors(bound)
+        callbacks, numbers = (callback, wanted_tensors(bound)), numbers_in(bound.arguments)
 
         def make(first: bool) -> Session:
             first_calls, callers = watched if first else {}, self._callers()
@@ -301,7 +303,7 @@ class AcceleratedPipeline:
             bound = copied_arguments(bound)
             bound.arguments[CALLBACK] = lambda *given: run.session.in_order.end_of_turn(*given)
         result = self._looped(run, bound)
-        known.rounding, known.begins, known.rehearsed = rounding, parts.begins, True
+        known.rounding, known.begins, known.rehearsed = rounding, parts.begins, numbers
         self._set_report(run, known)
         return result
 

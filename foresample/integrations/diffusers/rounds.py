@@ -31,15 +31,9 @@ class Rounds:
         drafter, window = drafter_for(settings.drafter, target), settings.window
         assert isinstance(window, int)
         backend = backend_of(target)
-        plan = Speculation(
-            drafter,
-            window,
-            settings.block,
-            settings.recycle,
-            last_draftable(chain.std),
-            Packed(),
-            backend.normal,
-        )
+        last = last_draftable(chain.std)
+        last[0] = 0  # the loop's first turn evaluates one state of each image, whatever the drafter
+        plan = Speculation(drafter, window, settings.block, settings.recycle, last, Packed(), backend.normal)
         self.report = Report(f"{drafter}", len(chain.std), len(x), window, slots=len(x))
         self._tally, self._started = Tally(window, len(chain.std), x.device, backend.count), perf_counter()
         rows = begin(target, plan, seed, x=self.x)
@@ -59,7 +53,7 @@ class Rounds:
         """Settle the round under way, given the guided output at x: the states as the loop had them.
 
         `known`, [images, *shape]: coordinates that the loop overwrites. They have no part in the distribution, so they
-        are drafted without error.
+        are drafted without error. A mean that limits the prediction needs them: a threshold depends on all coordinates.
         """
         call = self.call
         assert call is not None
@@ -67,7 +61,8 @@ class Rounds:
         if known is not None:
             for i in (call.step == len(self.chain.std) - 1).nonzero().flatten().tolist():
                 self._ends[int(call.row[i])] = x[i], prediction[i]
-            prediction = torch.where(known[call.row], 0.0, prediction)
+            if self.chain.unlimited_weight is None:
+                prediction = torch.where(known[call.row], 0.0, prediction)
         self._rounds.answer(prediction)
 
     def finish(self, own_seconds: float, straddled: int) -> None:

@@ -53,7 +53,7 @@ class Step(NamedTuple):
     """The result of `scheduler.step`; pipelines take the first by name or by position."""
 
     prev_sample: Tensor
-    pred_original_sample: Tensor | None
+    pred_original_sample: Tensor
 
 
 class Session:
@@ -201,7 +201,7 @@ class Session:
         seeds = self.seeds(images)
         if bound.get("generator") is None:  # the loop's own noise is torch's, however alike the generators are
             seeds = _distinct(seeds)
-        self.in_order.begin(images)
+        self.in_order.begin(images, first.dtype)
         self.witnesses = Witnesses(first, first_output, self.chain, self.clock)
         if self.rehearsed:
             self.rounds = Unevaluated(first)
@@ -212,9 +212,7 @@ class Session:
             for recorded in self._recorded:
                 self.again.keep_first(recorded, self.rounds.shift)
         call = self.rounds.call
-        if (
-            call is not None and len(call.x) == images
-        ):  # else a drafter that needs no warm-up: its drafts come first
+        if call is not None:
             self._settle(call.x, first_output)
 
     def _read_chain(self, bound: dict[str, Any]) -> Chain:
@@ -267,8 +265,6 @@ class Session:
         if call is not None:
             x = call.x
             if known is not None:
-                late = not (call.step == 0).any()
-                require(late, "this drafter cannot serve a pipeline that overwrites latents")
                 x = torch.where(known[call.row], sample[: batch.drafted].to(x.dtype), x)
             self._settle(x, output[: batch.drafted])
 
@@ -285,7 +281,10 @@ class Session:
             images = torch.cat([images] * self.copies)
             return Step(images, images)
         self.batch = self.witnesses.beside(self.rounds.call)
-        return Step(torch.cat([self.batch.states] * self.copies).as_subclass(self.wrap), None)
+        states = torch.cat([self.batch.states] * self.copies)
+        # Drafted states have no denoised estimates yet; NaN shows in whatever uses them.
+        estimates = states.new_tensor(torch.nan).expand_as(states)
+        return Step(states.as_subclass(self.wrap), estimates.as_subclass(self.wrap))
 
     def _require_same_step(self, bound: dict[str, Any]) -> None:
         for name, value in bound.items():
@@ -325,16 +324,17 @@ class Session:
             bool((plain(level).cpu() == self.clock.timestep(1).cpu()).all()),
             "the pipeline adds noise of another level than its next step's inside of its loop",
         )
-        others = {k: select(plain(v), batch.row, batch.images) for k, v in bound.items() if k != name}
-        times = self.clock.at(batch.step, level.device)
-        # With an index, the schedulers would take the level of the loop's own step for all.
-        own = vars(self.scheduler)
-        index = {k: own[k] for k in ("_step_index", "_begin_index") if k in own}
-        own.update(dict.fromkeys(index))
-        try:
-            return original(**others, **{name: times}).as_subclass(self.wrap)
-        finally:
-            own.update(index)
+        others = {k: plain(v) for k, v in bound.items() if k != name}
+        order, noised = [], []
+        # Step by step, because a scheduler with an index takes one level for all rows.
+        for step in batch.step.unique().tolist():
+            index = (batch.step == step).nonzero().flatten()
+            given = {k: select(v, batch.row[index], batch.images) for k, v in others.items()}
+            times = self.clock.at(batch.step[index], level.device)
+            with self.in_order.index_after(self.clock.first + step - 1):
+                noised.append(original(**given, **{name: times}))
+            order.append(index)
+        return torch.cat(noised)[torch.cat(order).argsort()].as_subclass(self.wrap)
 
     def evaluate(self, called: str, bound: dict[str, Any], parameters: list[str]) -> Any:
         """Stand in for a network that the loop calls."""

@@ -115,13 +115,18 @@ class Witnesses:
         one, two = (given != made_up).chunk(2)
         known = one | two
         value, other = given.chunk(2)
-        if known.all() or not torch.equal(value[known], other[known]):
+        if not torch.equal(value[known], other[known]):
             raise self._changed(batch, sample)
         require(
             not torch.equal(value[known], self.first[known]),
             "the pipeline keeps a part of its latents as they were a step before (as DeepFloyd IF's inpainting does), "
             "while the states are of other steps",
         )
+        if known.all():
+            raise Refused(
+                "the pipeline overwrites all of its latents, so its mask leaves nothing to be painted; pass a "
+                f"mask_image with a part to be painted, or {REMEDY}"
+            )
         if self.chain.low_variance is not None:
             raise Refused(
                 "the pipeline overwrites latents, which is not served with a learned variance; use "
@@ -131,7 +136,11 @@ class Witnesses:
 
     def _changed(self, batch: Batch, sample: Tensor) -> Refused:
         size = float((sample - batch.states).abs().max() / batch.states.abs().max())
-        return latents_changed(self.clock.loop_turn, size)
+        turn = self.clock.loop_turn
+        return Refused(
+            f"the pipeline changes the latents between step {turn - 1} and step {turn} (by up to {size:.2g} of their "
+            f"size), which the scheduler's chain does not contain; {REMEDY}"
+        )
 
     def require_same_guidance(self, batch: Batch, output: Tensor) -> None:
         """Refuse guidance that makes something else of the witnesses' outputs than before."""
@@ -148,14 +157,6 @@ class Witnesses:
     def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The results of the loop on the made-up rows, which do not depend on the other rows."""
         return self._made, self.known, None if self.known is None else self._given
-
-
-def latents_changed(turn: int, size: float) -> Refused:
-    """The refusal of a loop that changes its latents before this step, by so much of their size."""
-    return Refused(
-        f"the pipeline changes the latents between step {turn - 1} and step {turn} (by up to {size:.2g} of their "
-        f"size), which the scheduler's chain does not contain; {REMEDY}"
-    )
 
 
 def heavy_tailed(shape: tuple[int, ...], seed: int) -> Tensor:
