@@ -12,15 +12,17 @@ times the loop's own noise, up to rounding. A loop that does something else is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from foresample.chains import Chain
+from foresample.chains.chain import per_row
 from foresample.contracts import no_history, remember
 from foresample.faults import broken, fault_error
 
@@ -36,22 +38,27 @@ class ChainBeside:
         self.chain = chain.to(start.device, torch.float64)
         self.previous = no_history(self.chain, start.double())
 
-    def after(self, k: int, sample: Tensor, output: Tensor, noise: Tensor | None) -> Tensor:
-        """The chain's state after step k from `sample`, [R, *shape]; infinite if the noise does not fit."""
+    def after(self, k: int | Tensor, sample: Tensor, output: Tensor, noise: Tensor | None) -> Tensor:
+        """The chain's state after step k from `sample`, [R, *shape]; infinite if the noise does not fit.
+
+        A chain that needs no earlier predictions may be at another step for each state: `k` is then a tensor, [R].
+        """
+        chain, x = self.chain, sample.double()
+        step = torch.as_tensor(k, device=x.device).expand(len(x))
         wrong = broken(output.unsqueeze(1)).flatten().nonzero().flatten().tolist()
         if wrong:
-            raise fault_error(k, wrong[0])
-        chain, x = self.chain, sample.double()
-        step = torch.full((len(x),), k, device=x.device)
+            raise fault_error(int(step[wrong[0]]), wrong[0])
         learned = chain.low_variance is not None  # the loop adds all noise at once: there is no extra noise
         prediction = chain.predict(x, (output.chunk(2, 1)[0] if learned else output).double(), step)
         mean = chain.mean(x, prediction, step, self.previous)
         self.previous = remember(chain, prediction, self.previous)
-        if not chain.std[k] > 0:
+        std = per_row(chain.std, step, x)
+        if not (std > 0).any():
             return mean
         if noise is None or noise.shape != sample.shape:
             return torch.full_like(mean, torch.inf)
-        std = chain.variance(output.double(), step).sqrt() if learned else chain.std[k]
+        if learned:
+            std = torch.where(std > 0, chain.variance(output.double(), step).sqrt(), 0.0)
         return mean + std * noise.to(x)
 
 
@@ -74,6 +81,25 @@ def made_up(x: Tensor, learned: bool, wide: bool = False) -> Tensor:
 
 
 # ---------------------------------------------------------------- a loop run once with a known seed
+
+
+torchs_generators = RLock()
+"""Lock held while torch's own generators are seeded for a comparison: other threads must not draw from them then."""
+
+
+@contextmanager
+def same_noise(device: torch.device) -> Iterator[torch.Generator]:
+    """Seed torch's own generators of the CPU and of a device; yield a generator that draws the same numbers there.
+
+    Afterwards torch's generators continue as before. Those of other devices are not touched.
+    """
+    cuda = device.type == "cuda"
+    with torchs_generators, torch.random.fork_rng([device] if cuda else []):
+        torch.default_generator.manual_seed(_SEED)
+        if device.type != "cpu":
+            with torch.cuda.device(device) if cuda else nullcontext():
+                torch.get_device_module(device).manual_seed(_SEED)
+        yield torch.Generator(device).manual_seed(_SEED)
 
 
 @dataclass(frozen=True)
@@ -159,10 +185,8 @@ class Rerun:
 def require_explained(loop: Rerun, chain: Chain) -> list[Call]:
     """Refuse a loop whose states are not the chain's; return the calls of its network."""
     watch = _WatchedNetwork(loop.network, chain.low_variance is not None)
-    devices = [loop.device] if loop.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad(), loop.instead(watch):
-        torch.manual_seed(_SEED)  # the same numbers for a loop that draws from the global generator
-        result = loop.run(torch.Generator(loop.device).manual_seed(_SEED))
+    with same_noise(loop.device) as noise, torch.no_grad(), loop.instead(watch):
+        result = loop.run(noise)
     steps, seen = len(chain.std), watch.seen
     last = _compared(loop, chain, seen[:steps]) if seen else None
     if last is None or len(seen) != steps:

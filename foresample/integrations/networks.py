@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -50,17 +51,29 @@ def for_rows(value: Any, row: Tensor, count: int) -> Any:
     """The part of a value that belongs to these rows, where it has one entry for each of `count` samples.
 
     Tensors, arrays and lists of strings of that length are indexed, other containers are searched for them, and
-    everything else is returned as it is.
+    everything else is returned as it is. Containers keep their types.
     """
     if isinstance(value, Tensor):
         return value[row.to(value.device)] if value.ndim > 0 and len(value) == count else value
     if isinstance(value, np.ndarray):
         return value[row.cpu().numpy()] if value.ndim > 0 and len(value) == count else value
     if isinstance(value, dict):
-        return {name: for_rows(item, row, count) for name, item in value.items()}
+        return _like(value, {name: for_rows(item, row, count) for name, item in value.items()})
     if isinstance(value, (list, tuple)):
         if len(value) == count and all(isinstance(item, str) for item in value):  # prompts
             return type(value)(value[i] for i in row.tolist())
         items = [for_rows(item, row, count) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
+
+
+def _like(given: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """A dictionary of the type of another; a plain one if that type is not made from a dictionary."""
+    kind: Any = type(given)
+    if kind is dict:
+        return items
+    factory = (given.default_factory,) if isinstance(given, defaultdict) else ()
+    try:
+        return kind(*factory, items)
+    except TypeError:
+        return items

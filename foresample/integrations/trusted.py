@@ -1,8 +1,8 @@
 """Recognition of a library's own code, and the values that an object holds.
 
 A library's own function behaves the same at every call with the same values. So its loop is watched once for each set
-of values that it reads: `held` is part of the key of that check. Any other function may behave differently at the next
-call, and is checked at every call.
+of values that it reads, which are in public attributes: `held` is part of the key of that check. Any other function may
+behave differently at the next call, and is checked at every call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def foreign_part(served: Any, package: str) -> str | None:
 
 
 def held(served: Any) -> tuple:
-    """The numbers, strings, tensors and arrays that an object holds, by value; not its private attributes."""
+    """The numbers, strings, tensors and arrays in an object's public attributes, by value.
+
+    Lists of numbers and strings are included. Private attributes, dictionaries and other objects are not: a scheduler
+    counts its steps in some of them.
+    """
     found: list[Any] = []
     for name, value in sorted(vars(served).items()):
         if name.startswith("_"):

@@ -97,6 +97,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "v",
         {"timesteps": 30, "sampling_timesteps": 9, "ddim_sampling_eta": 1.0, "objective": "pred_v"},
     ),
+    (
+        "classifier_free_guidance",
+        "GaussianDiffusion",
+        "noise",
+        {"timesteps": 30, "sampling_timesteps": 9, "ddim_sampling_eta": 0.7},
+    ),
 ]
 IDS = [f"{name} {options}" for _, name, _, options in CASES]
 
@@ -179,8 +185,14 @@ def test_loops_that_are_no_chain_are_refused() -> None:
         fs.accelerate(elucidated)
     options = {"timesteps": 30, "sampling_timesteps": 9, "ddim_sampling_eta": 1.0, "objective": "pred_v"}
     plus = made("classifier_free_guidance", "GaussianDiffusion", "v", use_cfg_plus_plus=True, **options)
-    with pytest.raises(ValueError, match="takes other steps than"):  # its direction is that without classes
+    with pytest.raises(
+        ValueError, match=r"use_cfg_plus_plus=True.*direction.*without classes.*sampling_timesteps=None"
+    ):
         fs.accelerate(plus)
+    with fs.accelerate(
+        made("classifier_free_guidance", "GaussianDiffusion", "v", timesteps=9, use_cfg_plus_plus=True)
+    ):
+        pass  # all timesteps do not use that direction
 
 
 @pytest.mark.parametrize("name", ["p_sample", "p_mean_variance"])

@@ -388,11 +388,12 @@ def test_a_denoiser_with_one_noise_level_a_call_is_refused() -> None:
         model(measured(1), physics(), seed=1)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_physics_with_parameters_for_each_sample_is_refused(count: int) -> None:
-    """With 4 samples, as many as the rows that are compared, only the answers differ."""
+@pytest.mark.parametrize("count", [2, 4, 5])
+@pytest.mark.parametrize("equal", [False, True], ids=["different masks", "equal masks"])
+def test_a_physics_with_parameters_for_each_sample_is_refused(count: int, equal: bool) -> None:
     dinv, model = package(), posterior()
-    mask = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])[:count].view(count, *SHAPE)
+    mask = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])[:count]
+    mask = (mask[:1].repeat(count, 1) if equal else mask).view(count, *SHAPE)
     blinds = dinv.physics.Inpainting(SHAPE, mask=mask, noise_model=dinv.physics.GaussianNoise(0.2))
     with fs.accelerate(model, window=4), pytest.raises(ValueError, match="draw from one measurement at a time"):
         model(measured(count), blinds, seed=1)

@@ -292,6 +292,25 @@ def test_a_function_is_not_taken_for_one_that_doubles_the_batch(copy: Copy) -> N
             drawn(diffusion, lambda x, t, y: net(x.roll(1, 0), t, y), **given)
 
 
+def test_a_module_that_doubles_the_batch_is_given_as_its_forward(copy: Copy) -> None:
+    class Doubling(torch.nn.Module):
+        def __init__(self, net: Guided) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, *args: Any, **given: Any) -> Tensor:
+            return self.net.forward_with_cfg(*args, **given)
+
+    diffusion, given = made(copy, keep=EVERY_THIRD), asked(copy, device="cpu")
+    model = Doubling(Guided(diffusion))
+    given["model_kwargs"]["cfg_scale"] = 1.5
+    with fs.accelerate(diffusion, window=6):
+        with pytest.raises((ValueError, RuntimeError)):
+            drawn(diffusion, model, **given)
+        drawn(diffusion, model.forward, **given)
+        assert diffusion.foresample_report.count == 3
+
+
 # ------------------------------------------------------------------ changed copies
 
 
@@ -364,6 +383,93 @@ def test_changed_steps_are_refused_at_the_first_sample(copy: Copy, name: str, ch
     with fs.accelerate(diffusion), pytest.raises(ValueError, match=sentence):
         drawn(diffusion, net, **asked(copy))
     assert net.calls == 0
+
+
+def still(own: Any, model: Any, x: Tensor, t: Tensor, **options: Any) -> Any:
+    """A step without noise where a condition has a mask, at timesteps below `until`; some copies inpaint so."""
+    found, y = own(model, x, t, **options), options["model_kwargs"]["y"]
+    names = "clip_denoised", "denoised_fn", "model_kwargs"
+    given = {name: options[name] for name in names if name in options}
+    mean = own.args[0].p_mean_variance(model, x, t, **given)["mean"]
+    held = y["mask"] * (t < y["until"]).view(-1, 1, 1)
+    return found | {"sample": torch.where(held > 0, mean, found["sample"])}
+
+
+def still_path(own: Any, *args: Any, **options: Any) -> Any:
+    """A loop that replaces its states where a condition has a mask."""
+    for step in own(*args, **options):
+        yield step | {"sample": step["sample"] * (1 - options["model_kwargs"]["y"]["mask"])}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("p_sample", still), ("p_sample_loop_progressive", still_path)], ids=["step", "loop"]
+)
+@pytest.mark.parametrize("before", [False, True], ids=["first call", "after a call without mask"])
+def test_steps_that_depend_on_a_condition_are_refused(copy: Copy, name: str, change: Any, before: bool) -> None:
+    """They are refused wherever the condition stands: the first sample has no mask."""
+    diffusion = subclass(made(copy, keep=EVERY_THIRD), **{name: change})
+    net, mask, given = Net(diffusion), torch.ones(SHAPE[0], 1, 1), asked(copy)
+    mask[0] = 0
+    y = given["model_kwargs"]["y"] | {"until": torch.full((SHAPE[0],), 60)}
+    with fs.accelerate(diffusion, window=6):
+        if before:
+            drawn(diffusion, net, model_kwargs={"y": y | {"mask": 0 * mask}})
+        with pytest.raises(ValueError, match=r"not its p_mean_variance plus noise.*entry of model_kwargs"):
+            drawn(diffusion, net, model_kwargs={"y": y | {"mask": mask}})
+
+
+def test_a_few_steps_that_depend_on_a_condition_are_refused(copy: Copy) -> None:
+    """Every call compares all steps with its own conditions: here one sample has a mask, at the last six steps."""
+    diffusion = subclass(made(copy, keep=EVERY_THIRD), p_sample=still)
+    y = asked(copy)["model_kwargs"]["y"] | {"mask": torch.eye(SHAPE[0])[4].view(-1, 1, 1)}
+    with fs.accelerate(diffusion, window=6):
+        until = torch.zeros(SHAPE[0], dtype=torch.long)
+        drawn(diffusion, Net(diffusion), model_kwargs={"y": y | {"until": until}})
+        with pytest.raises(ValueError, match=r"a step of its p_sample is not its p_mean_variance plus noise"):
+            drawn(diffusion, Net(diffusion), model_kwargs={"y": y | {"until": until + 6}})
+
+
+def test_noise_that_samples_share_is_refused(copy: Copy) -> None:
+    def shared(own: Any, *args: Any, **options: Any) -> Any:
+        with mock.patch("torch.randn_like", lambda x: torch.randn(x[:1].shape).expand_as(x)):
+            return own(*args, **options)
+
+    diffusion = subclass(made(copy, keep=EVERY_THIRD), p_sample=shared)
+    with fs.accelerate(diffusion), pytest.raises(ValueError, match=r"step 0 .*plus noise"):
+        drawn(diffusion, Net(diffusion), **asked(copy))
+
+
+def test_a_comparison_leaves_the_generators_of_other_devices_alone(copy: Copy) -> None:
+    diffusion = made(copy, keep=EVERY_THIRD)
+    with fs.accelerate(diffusion, window=6), mock.patch("torch.cuda.manual_seed_all") as seeded:
+        diffusion.p_sample_loop(Net(diffusion), SHAPE, **asked(copy))
+    assert not seeded.called
+
+
+PLACES: list[tuple[Any, Any]] = [
+    (lambda one: vars(one)["conf"].temperature, lambda one, value: setattr(one.conf, "temperature", value)),
+    (lambda one: vars(one)["_temperature"], lambda one, value: setattr(one, "_temperature", value)),
+    (lambda one: vars(one)["options"]["temperature"], lambda one, value: one.options.update(temperature=value)),
+]
+
+
+@pytest.mark.parametrize(("read", "write"), PLACES, ids=["object", "private", "dictionary"])
+def test_a_value_that_changes_the_noise_is_noticed_wherever_it_is_kept(
+    copy: Copy, read: Any, write: Any
+) -> None:
+    def heated(own: Any, *args: Any, **options: Any) -> Any:
+        noise = torch.randn_like
+        with mock.patch("torch.randn_like", lambda x: read(own.args[0]) * noise(x)):
+            return own(*args, **options)
+
+    diffusion = subclass(made(copy, keep=EVERY_THIRD), p_sample=heated)
+    diffusion.conf, diffusion.options = SimpleNamespace(), {}
+    write(diffusion, 1.0)
+    with fs.accelerate(diffusion, window=6):
+        drawn(diffusion, Net(diffusion), **asked(copy))
+        write(diffusion, 3.0)
+        with pytest.raises(ValueError, match=r"step 0 .*plus noise"):
+            drawn(diffusion, Net(diffusion), **asked(copy))
 
 
 def noisier(own: Any, *args: Any, **options: Any) -> Any:
@@ -445,14 +551,15 @@ def test_no_samples_are_no_samples(copy: Copy, guided: bool, window: Any) -> Non
 def test_noise_for_another_number_of_samples_is_refused(copy: Copy) -> None:
     diffusion = made(copy)
     with fs.accelerate(diffusion), pytest.raises(ValueError, match="noise holds 2 states and shape asks for 6"):
-        diffusion.p_sample_loop(Net(diffusion), SHAPE, noise=torch.randn(2, 1, 2))
+        diffusion.p_sample_loop(Net(diffusion), SHAPE, noise=torch.randn(2, 1, 2), **asked(copy))
 
 
 def test_noise_says_the_shape_of_a_state(copy: Copy) -> None:
     """As in its own loop, which uses only the number of samples in `shape`."""
     diffusion = made(copy)
     with fs.accelerate(diffusion, window=5):
-        assert diffusion.p_sample_loop(Net(diffusion), SHAPE, noise=torch.randn(6, 1, 4)).shape == (6, 1, 4)
+        samples = diffusion.p_sample_loop(Net(diffusion), SHAPE, noise=torch.randn(6, 1, 4), **asked(copy))
+    assert samples.shape == (6, 1, 4)
 
 
 # ------------------------------------------------------------------ refusals, and leaving no trace

@@ -284,6 +284,32 @@ def test_the_one_of_sequences_takes_its_conditions_along() -> None:
     assert max(levels) < 1e-3  # had rows changed places it would show
 
 
+@pytest.mark.parametrize("objective", ["pred_noise", "pred_x0"])
+def test_ddim_of_sequences_with_the_same_noise(objective: str) -> None:
+    """Its direction is the network's own noise, whose estimate is clipped: this one's leaves ±1."""
+    given = {"seq_length": 3, "sampling_timesteps": 6, "ddim_sampling_eta": 0.8}
+    diffusion = _of(LINE, "GaussianDiffusion1D", **given)
+    diffusion.objective, diffusion.model.forward = objective, lambda x, time: 1.5 * torch.tanh(x)
+    torch.manual_seed(5)
+    theirs = diffusion.sample(3)
+    torch.manual_seed(5)
+    _, *noise = [torch.randn(3, 2, 3) for _ in range(7)]
+    torch.manual_seed(5)
+    with fs.accelerate(diffusion), walking(noise):
+        torch.testing.assert_close(diffusion.sample(3), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_another_objective_is_another_direction_of_ddim() -> None:
+    """Where the estimate gives the noise again, the noise is that of the clipped estimate."""
+    diffusion = _of(LINE, "GaussianDiffusion1D", seq_length=3, sampling_timesteps=6, ddim_sampling_eta=0.8)
+    diffusion.model.forward = lambda x, time: 1.5 * torch.tanh(x)
+    with fs.accelerate(diffusion):
+        for objective in ("pred_x0", "pred_noise", "pred_v"):
+            diffusion.objective = objective
+            diffusion.sample(2)
+            assert diffusion.foresample_report.evidence.steps_replayed == 6
+
+
 def test_loops_that_are_no_chain_are_refused() -> None:
     with pytest.raises(ValueError, match=r"self-conditioning.*train with self_condition=False"):
         fs.accelerate(gaussian(self_condition=True))
@@ -293,12 +319,6 @@ def test_loops_that_are_no_chain_are_refused() -> None:
         ValueError, match=r"sample is RePaint's, which goes back and forth.*use GaussianDiffusion"
     ):
         fs.accelerate(_of("repaint", "GaussianDiffusion", image_size=2))
-    with pytest.raises(
-        ValueError, match="takes other steps than"
-    ):  # its direction is of the unclipped estimate
-        fs.accelerate(
-            _of(LINE, "GaussianDiffusion1D", seq_length=2, sampling_timesteps=5, ddim_sampling_eta=1.0)
-        )
     noisy = gaussian()
     noisy.model.dropout = nn.Dropout(0.1)
     fs.accelerate(noisy.train())
@@ -387,8 +407,8 @@ def monai_inferer(scheduler: Any) -> Any:
     return load("monai.inferers.inferer", without=tuple(without.split())).DiffusionInferer(scheduler)
 
 
-def monai_ddpm(steps: int = 12, **options: Any) -> Any:
-    scheduler = load("monai.networks.schedulers").DDPMScheduler(num_train_timesteps=30, **options)
+def monai_ddpm(steps: int = 12, train: int = 30, **options: Any) -> Any:
+    scheduler = load("monai.networks.schedulers").DDPMScheduler(num_train_timesteps=train, **options)
     scheduler.set_timesteps(steps)
     return scheduler
 
@@ -423,9 +443,14 @@ def test_monai_s_sample_with_the_same_noise(options: dict[str, Any], given: str)
     fs.accelerate(inferer)
     torch.manual_seed(5)
     noise = [torch.randn(start.shape) for _ in scheduler.timesteps]
-    with mock.patch.object(PackageLoop, "_draw", side_effect=lambda drawing, _: walk(drawing.target, noise)):
+    with walking(noise):
         ours = inferer.sample(**asked)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def walking(noise: list[Tensor]) -> Any:
+    """Takes the steps of a loop's target with this noise, in place of speculation."""
+    return mock.patch.object(PackageLoop, "_draw", side_effect=lambda drawing, _: walk(drawing.target, noise))
 
 
 def walk(target: Any, noise: list[Tensor]) -> Tensor:
@@ -449,6 +474,68 @@ def test_monai_in_one_line_has_its_own_distribution() -> None:
         assert inferer.foresample_report.speedup > 1.5
     assert ks_two_sample(ours.flatten().numpy(), theirs.flatten().numpy()) > 1e-3
     assert not isinstance(inferer.sample, PackageLoop)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_monai_s_network_gets_the_timesteps_of_its_own_loop(dtype: torch.dtype) -> None:
+    """In bfloat16 the timestep 999 would be 1000."""
+    inferer, start = monai_inferer(monai_ddpm(train=1000)), torch.randn(2, 1, 2).to(dtype)
+
+    def times() -> set[tuple[float, torch.dtype]]:
+        seen = set[tuple[float, torch.dtype]]()
+
+        def network(x: Tensor, timesteps: Tensor, context: Any) -> Tensor:
+            seen.update((time, timesteps.dtype) for time in timesteps.tolist())
+            return 0.5 * x
+
+        inferer.sample(start, network, verbose=False)
+        return seen
+
+    theirs = times()
+    with fs.accelerate(inferer):
+        assert times() == theirs
+
+
+@pytest.mark.parametrize("cfg", [None, 1.5])
+def test_only_monai_s_spade_networks_are_given_a_segmentation(cfg: float | None) -> None:
+    inferer = monai_inferer(monai_ddpm())
+    levels, start = inferer.scheduler.alphas_cumprod, torch.randn(3, 1, 2)
+    seg = torch.tensor([0.0, 0.1, 0.2]).view(3, 1, 1)
+    own = sys.modules[type(inferer).__module__].SPADEDiffusionModelUNet
+
+    class Spade(MonaiNet, own):  # type: ignore[misc, valid-type]
+        def forward(self, x: Tensor, timesteps: Tensor, context: Any = None, seg: Any = None) -> Tensor:
+            output = super().forward(x, timesteps, context)
+            return output + (torch.cat([seg, seg]) if len(seg) < len(x) else seg)
+
+    for kind in (MonaiNet, Spade):
+        asked = {"input_noise": start, "diffusion_model": kind("epsilon", levels), "seg": seg, "cfg": cfg}
+        torch.manual_seed(5)
+        theirs = inferer.sample(**asked, verbose=False)
+        torch.manual_seed(5)
+        noise = [torch.randn(start.shape) for _ in inferer.scheduler.timesteps]
+        with fs.accelerate(inferer), walking(noise):
+            torch.testing.assert_close(inferer.sample(**asked, verbose=False), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_monai_s_steps_are_compared_again_after_a_change() -> None:
+    """Tables that contradict each other are read as MONAI's step reads them; another end is refused."""
+    scheduler = monai_ddpm()
+    inferer, net = monai_inferer(scheduler), MonaiNet("epsilon", scheduler.alphas_cumprod)
+    start = torch.randn(3, 1, 2)
+
+    def replayed() -> int:
+        inferer.sample(start, net, verbose=False)
+        return inferer.foresample_report.evidence.steps_replayed
+
+    with fs.accelerate(inferer):
+        assert (replayed(), replayed()) == (12, 0)
+        scheduler.betas = 0.2 * scheduler.betas
+        scheduler.alphas_cumprod = torch.cumprod(1 - scheduler.betas, 0)
+        assert (replayed(), replayed()) == (12, 0)
+        scheduler.one = torch.tensor(0.9)
+        with pytest.raises(ValueError, match="DiffusionInferer takes other steps than"):
+            replayed()
 
 
 def test_monai_s_other_modes_are_refused() -> None:

@@ -187,8 +187,9 @@ class DeepinvLoop(PackageLoop):
         assert chain.time is not None
         assert chain.levels is not None
         end, middle = len(chain.std) - 1, len(chain.std) // 2
-        row = torch.tensor([0, len(start) - 1, 0, 0], device=start.device)
-        step = torch.tensor([0, middle, middle, end], device=start.device)
+        more = 1 + (len(start) == 4)  # another number of rows than the batch's
+        row = torch.tensor([0, len(start) - 1, 0] + [0] * more, device=start.device)
+        step = torch.tensor([0, middle, middle] + [end] * more, device=start.device)
         spread = chain.levels.sigma.to(start)
         at_middle = start * spread[middle] / spread[0]
         theirs = model.score(y, physics, at_middle, chain.time[middle], **given).to(chain.std)

@@ -57,6 +57,8 @@ class GaussianLoop(PackageLoop):
         "model",
     )
     owners, steps = ("denoising_diffusion_pytorch",), _STEPS
+    rederives = True
+    """Whether DDIM takes its direction from the clipped estimate, not from the noise that the network predicts."""
 
     @classmethod
     def functions(cls, served: Any) -> tuple[str, ...]:
@@ -92,11 +94,20 @@ class GaussianLoop(PackageLoop):
             other = _Guided(network) if "classes" in parameters else network
             return standing_in(diffusion, "model", other)
 
-        chain = gaussian_chain(diffusion)
+        def compared() -> Chain:
+            chain = gaussian_chain(diffusion, self.rederives)
+            self.compare(chain, (now, self.rederives), run, instead, diffusion.betas.device)
+            return chain
+
         tables = tuple(tuple(table.tolist()) for _, table in diffusion.named_buffers(recurse=False))
         now = (diffusion.__class__, held(diffusion), tables)
-        self.compare(chain, now, run, instead, diffusion.betas.device)
-        return chain
+        try:
+            return compared()
+        except ValueError:
+            if not diffusion.is_ddim_sampling or diffusion.objective != "pred_noise":
+                raise
+        self.rederives = not self.rederives  # the classes differ, and so do the package's versions
+        return compared()
 
     def drawing(self, asked: dict[str, Any]) -> Drawing:
         self.refuse_others(
@@ -171,8 +182,8 @@ def gaussian_target(
     return from_chain(denoiser, chain, start.shape[1:], start=start, dtype=dtype, device=start.device)
 
 
-def gaussian_chain(diffusion: Any) -> Chain:
-    """The chain of its loop, read off its buffers."""
+def gaussian_chain(diffusion: Any, rederives: bool = True) -> Chain:
+    """The chain of its loop, read off its buffers; for `rederives` see `GaussianLoop`."""
     if getattr(diffusion, "self_condition", False):
         raise ValueError(
             "self-conditioning passes the last estimate to the network, so its states are not a chain; train with "
@@ -180,7 +191,7 @@ def gaussian_chain(diffusion: Any) -> Chain:
         )
     predicts = _OBJECTIVES[diffusion.objective]
     if diffusion.is_ddim_sampling:
-        return _ddim(diffusion, predicts)
+        return _ddim(diffusion, predicts, rederives)
 
     def table(name: str) -> Tensor:
         return getattr(diffusion, name).double().cpu().flip(0)
@@ -201,7 +212,7 @@ def gaussian_chain(diffusion: Any) -> Chain:
     return chain
 
 
-def _ddim(diffusion: Any, predicts: Kind) -> Chain:
+def _ddim(diffusion: Any, predicts: Kind, rederives: bool) -> Chain:
     if not diffusion.ddim_sampling_eta > 0:
         raise ValueError(
             "DDIM with ddim_sampling_eta=0 adds no noise, so there is nothing to speculate on; use all timesteps "
@@ -209,16 +220,24 @@ def _ddim(diffusion: Any, predicts: Kind) -> Chain:
         )
     if _learns_variance(diffusion):
         raise ValueError("DDIM makes no use of a learned variance; use all timesteps (sampling_timesteps=None)")
+    if getattr(diffusion, "use_cfg_plus_plus", False):
+        raise ValueError(
+            "DDIM with use_cfg_plus_plus=True takes its direction from the output without classes, a second output for "
+            "which there is no chain here; use all timesteps (sampling_timesteps=None) or use_cfg_plus_plus=False"
+        )
     steps, total = diffusion.sampling_timesteps, diffusion.num_timesteps
     time = torch.linspace(-1, total - 1, steps=steps + 1).int().long().flip(0)
     table = diffusion.alphas_cumprod.double().cpu()
     here = table[time[:-1]]
     there = torch.where(time[1:] >= 0, table[time[1:].clamp(min=0)], 1.0)
     towards, x0_weight, std = vp.transition(here, there, diffusion.ddim_sampling_eta)
+    # The direction, towards·(x − √ᾱ x0), is that of the predicted noise before x0 is clipped, unless it is rederived.
+    apart = predicts == "eps" and not rederives
     return denoising_chain(
         vp.levels(here),
         state_weight=towards,
-        x0_weight=x0_weight,
+        x0_weight=there.sqrt() if apart else x0_weight,
+        unlimited_weight=-towards * here.sqrt() if apart else None,
         std=std,
         predicts=predicts,
         reuse="x0",

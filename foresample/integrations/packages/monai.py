@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,9 +15,11 @@ from foresample.chains import Chain, Kind, vp
 from foresample.chains.chain import denoising_chain
 from foresample.integrations.networks import for_rows
 from foresample.integrations.packages.loop import Drawing, PackageLoop
-from foresample.integrations.trusted import foreign_part
+from foresample.integrations.replaced import standing_in
+from foresample.integrations.trusted import foreign_part, held
 from foresample.targets import from_chain
 
+_MODULE = "monai.inferers.inferer"
 _KINDS: dict[str, Kind] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
 
 
@@ -24,7 +28,7 @@ class InfererLoop(PackageLoop):
 
     package, kind, replaces = "MONAI", "DiffusionInferer", ("sample",)
     attributes = "sample", "scheduler"
-    owners = ("monai.inferers.inferer.DiffusionInferer",)
+    owners = (f"{_MODULE}.DiffusionInferer",)
 
     @classmethod
     def functions(cls, served: Any) -> tuple[str, ...]:
@@ -35,7 +39,19 @@ class InfererLoop(PackageLoop):
         return found if arguments <= set(inspect.signature(served.sample).parameters) else ()
 
     def refuse(self) -> None:
-        _chain(self.served.scheduler)
+        self.checked_chain(self.served.scheduler)
+
+    def checked_chain(self, scheduler: Any) -> Chain:
+        """The chain of the loop with this scheduler; the loop is run again if the scheduler's values changed."""
+        chain, own = _chain(scheduler), SimpleNamespace(network=None)
+        start = torch.linspace(-2, 2, 8, device=scheduler.alphas_cumprod.device).view(1, 1, 8)
+
+        def run(generator: torch.Generator) -> Any:
+            return self.original(start, own.network, scheduler=scheduler, verbose=False)
+
+        instead = partial(standing_in, own, "network")
+        self.compare(chain, held(scheduler), run, instead, start.device, start=start, whole=True)
+        return chain
 
     def drawing(self, asked: dict[str, Any]) -> Drawing:
         if asked["save_intermediates"]:
@@ -43,7 +59,9 @@ class InfererLoop(PackageLoop):
         if asked["mode"] != "crossattn" and (asked["mode"] != "concat" or asked["conditioning"] is None):
             raise ValueError(f"mode={asked['mode']!r} is neither 'crossattn' nor 'concat' with a conditioning")
         noise, network = asked["input_noise"], asked["diffusion_model"]
-        chain = _chain(asked["scheduler"] or self.served.scheduler)
+        chain = self.checked_chain(asked["scheduler"] or self.served.scheduler)
+        if not isinstance(network, sys.modules[_MODULE].SPADEDiffusionModelUNet):
+            asked = asked | {"seg": None}  # as its own loop
         denoiser = partial(_network, network, asked, len(noise))
         dtype = torch.promote_types(noise.dtype, torch.float32)
         target = from_chain(denoiser, chain, noise.shape[1:], start=noise, dtype=dtype, device=noise.device)
@@ -66,7 +84,7 @@ def _network(network: Any, asked: dict[str, Any], count: int, x: Tensor, time: T
     if asked["mode"] == "concat":
         x, condition = torch.cat([x, condition], dim=1), None
     more = {} if given["seg"] is None else {"seg": torch.cat([given["seg"]] * 2) if guided else given["seg"]}
-    output = network(x, timesteps=time.to(x.dtype), context=condition, **more)
+    output = network(x, timesteps=time.to(torch.get_default_dtype()), context=condition, **more)
     if not guided:
         return output
     without, with_condition = output.chunk(2)
@@ -92,15 +110,16 @@ def _chain(scheduler: Any) -> Chain:
             "'fixed_small' or 'fixed_large'"
         )
     time = scheduler.timesteps.cpu().long()
-    levels, betas = (v.double().cpu() for v in (scheduler.alphas_cumprod, scheduler.betas))
-    here, beta = levels[time], betas[time]
+    tables = scheduler.alphas_cumprod, scheduler.alphas, scheduler.betas
+    levels, alphas, betas = (table.double().cpu() for table in tables)
+    here, alpha, beta = levels[time], alphas[time], betas[time]
     there = torch.where(time > 0, levels[(time - 1).clamp(min=0)], 1.0)
     small = ((1 - there) / (1 - here) * beta).clamp(min=1e-20)
     variance = beta if scheduler.variance_type == "fixed_large" else small
     low, high = scheduler.clip_sample_values
     return denoising_chain(
         vp.levels(here),
-        state_weight=(1 - beta).sqrt() * (1 - there) / (1 - here),
+        state_weight=alpha.sqrt() * (1 - there) / (1 - here),
         x0_weight=there.sqrt() * beta / (1 - here),
         std=torch.where(time > 0, variance.sqrt(), 0.0),
         predicts=_KINDS[str(scheduler.prediction_type)],

@@ -5,8 +5,9 @@ Over a thousand repositories hold a copy of this class, and many have changed it
 * Every prediction comes from the object's own `p_mean_variance`, and from its `condition_mean` with a `cond_fn`, so
   changes in them are kept. With c the posterior's weight of x_0, the prediction is the x_0 with their posterior mean:
   pred_xstart + (mean − posterior mean at pred_xstart) / c.
-* The rest of a step adds noise times exp(log_variance / 2) to that mean. This is compared with the object's own loop,
-  which runs once for each configuration with a made-up network.
+* The rest of a step adds noise times exp(log_variance / 2) to that mean. This is compared with the object's own loop
+  and its `p_sample`, which run with a made-up network: the loop once for each configuration, and its first steps and
+  all steps of `p_sample` in every call, with the conditions of that call.
 * `p_sample_loop` runs as it is. It takes its result from `p_sample_loop_progressive`, which is replaced.
 
 **Guidance that doubles the batch** (DiT's `forward_with_cfg`): the model computes both halves of the batch from the
@@ -18,8 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -30,7 +32,7 @@ from foresample.chains.chain import Levels, denoising_chain, per_row
 from foresample.chains.schedulers import LEARNED_BASE
 from foresample.contracts import Target, Wrapper
 from foresample.core.report import Commit, Report
-from foresample.integrations.explain import ChainBeside, difference, made_up
+from foresample.integrations.explain import ChainBeside, difference, made_up, same_noise
 from foresample.integrations.networks import for_rows
 from foresample.integrations.packages.loop import Drawing, PackageLoop
 from foresample.integrations.replaced import REPORT
@@ -42,7 +44,10 @@ _STEP = "p_sample", "p_mean_variance", "q_posterior_mean_variance"
 _OPTIONS = "clip_denoised", "denoised_fn", "cond_fn"
 _ARGUMENTS = "model", "shape", "noise", *_OPTIONS, "model_kwargs", "device", "progress"
 _ROUNDING = 1e-4  # of 1 + |x|, in float32
-_SEED = 20  # arbitrary
+_FIRST = 2
+"""Steps of the object's own loop that every call compares."""
+_AT_ONCE = 2**20
+"""Numbers in the states for which its `p_sample` is called at once."""
 
 
 class OpenAILoop(PackageLoop):
@@ -119,43 +124,69 @@ class OpenAILoop(PackageLoop):
         return Drawing(target, len(drawn), network, result, observe=path.observe if path.names else None)
 
     def _require_explained(self, steps: _Steps, start: Tensor) -> None:
-        """Run the object's own loop with a made-up network, and refuse it if it makes other states than the chain."""
-        diffusion, chain, options = self.served, steps.chain, dict(steps.options)
+        """Refuse the object if its own steps, with a made-up network, make other states than the chain.
+
+        A new configuration is compared over the whole loop. Steps may also depend on the values of conditions, or on
+        values kept anywhere, so every call compares the loop's first steps and `p_sample` at every step.
+        """
+        diffusion, given = self.served, steps.options
         functions = [getattr(getattr(diffusion, n, None), "__func__", None) for n in (*_STEP, "condition_mean")]
-        given = options.get("clip_denoised"), [name for name, value in options.items() if value is not None]
-        shape, names = (1, *start.shape[1:]), _names(steps.conditions)
-        now = self.original, functions, held(diffusion), given, names, shape, start.dtype, start.device
-        if now == self._compared:
-            return
-        learned, row = chain.low_variance is not None, torch.zeros(1, dtype=torch.long, device=start.device)
-        if options.get("denoised_fn") is not None:
-            options["denoised_fn"] = lambda x: 0.7 * torch.sin(x)
-        if options.get("cond_fn") is not None:
-            options["cond_fn"] = lambda x, t, **given: torch.cos(2 * x)
-        model = _Model(steps.model, lambda x, t, **given: made_up(x, learned, wide=True))
-        made = replace(steps, options=options, model=model)
-        with torch.random.fork_rng([start.device] if start.is_cuda else []):
-            torch.manual_seed(_SEED)
-            noise, x, count = torch.Generator(start.device).manual_seed(_SEED), start[:1], 0
-            beside = ChainBeside(chain, x)
-            asked = options | {"noise": x, "model_kwargs": made.given(row), "device": x.device}
-            for found in self.original(model, shape, **asked):
-                if count == len(chain.std):
-                    break
-                drawn = torch.randn(shape, generator=noise, dtype=x.dtype, device=x.device)
-                output = made(x, len(chain.std) - 1 - count + row, row)
-                expected, x = beside.after(count, x, output, drawn), found["sample"]
-                if not difference(expected, x, lambda x: 1 + x.abs()) <= _ROUNDING:
-                    break
+        options = given.get("clip_denoised"), [name for name, value in given.items() if value is not None]
+        kind = _names(steps.conditions), start.shape[1:], start.dtype, start.device
+        now = self.original, functions, held(diffusion), options, *kind
+        made, new = steps.with_made_up_network(), now != self._compared
+        self._require_loop(made, start, None if new else _FIRST)
+        self._require_steps(made, start)
+        if new:
+            self._compared, self._unreported = now, len(steps.chain.std)
+
+    def _require_loop(self, made: _Steps, start: Tensor, most: int | None) -> None:
+        """Compare the object's own loop, at most so many steps of it, with the chain."""
+        steps, row = len(made.chain.std), torch.arange(len(start), device=start.device)
+        x, beside, count = start, ChainBeside(made.chain, start), 0
+        asked = made.options | {"noise": x, "model_kwargs": made.given(row), "device": x.device}
+        with same_noise(x.device) as noise:
+            for found in islice(self.original(made.model, tuple(start.shape), **asked), most):
+                if count == steps:
+                    self._refuse(f"step {count} of its {_PROGRESSIVE}")
+                output = made(x, torch.full_like(row, steps - 1 - count), row)
+                expected, x = beside.after(count, x, output, _drawn(x, noise)), found["sample"]
+                if not _explains(expected, x):
+                    self._refuse(f"step {count} of its {_PROGRESSIVE}")
                 count += 1
-            else:
-                if count == len(chain.std):
-                    self._compared, self._unreported = now, count
-                    return
+        if count < steps and most is None:
+            self._refuse(f"step {count} of its {_PROGRESSIVE}")
+
+    def _require_steps(self, made: _Steps, start: Tensor) -> None:
+        """Compare the object's own `p_sample` with the chain, at least once at each step and for each sample."""
+        last, at_once = len(made.chain.std) - 1, max(1, _AT_ONCE // start[0].numel())
+        place = torch.arange(max(last + 1, len(start)), device=start.device)
+        noisy = place % (last + 1) < last  # a copy may add noise to all rows of a call or to none
+        parts = (*place[noisy].split(at_once), *place[~noisy].split(at_once))
+        for part in filter(len, parts):
+            step, row = part % (last + 1), part % len(start)
+            x, options = start[row], made.options | {"model_kwargs": made.given(row)}
+            with same_noise(x.device) as noise:
+                found = self.served.p_sample(made.model, x, last - step, **options)
+            output = made(x, last - step, row)
+            expected = ChainBeside(made.chain, x).after(step, x, output, _drawn(x, noise))
+            if not _explains(expected, found["sample"]):
+                self._refuse("a step of its p_sample")
+
+    def _refuse(self, what: str) -> NoReturn:
         raise ValueError(
-            f"{type(diffusion).__name__} takes other steps than its chain: step {count} of its {_PROGRESSIVE} is not "
-            "its p_mean_variance plus noise; undo that change, or make a target with foresample.targets"
+            f"{type(self.served).__name__} takes other steps than its chain: {what} is not its p_mean_variance plus "
+            "noise; undo that change, or leave out the entry of model_kwargs that causes it, or make a target with "
+            "foresample.targets"
         )
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def _explains(expected: Tensor, found: Tensor) -> bool:
+    return difference(expected, found, lambda x: 1 + x.abs()) <= _ROUNDING
 
 
 def openai_chain(diffusion: Any) -> Chain:
@@ -231,6 +262,16 @@ class _Steps:
     def _answer(self, *args: Any, **given: Any) -> Any:
         self.answer = self.model(*args, **given)
         return self.answer
+
+    def with_made_up_network(self) -> _Steps:
+        """The same with functions that are made up instead of the model and of those in the options."""
+        learned, options = self.chain.low_variance is not None, dict(self.options)
+        if options.get("denoised_fn") is not None:
+            options["denoised_fn"] = lambda x: 0.7 * torch.sin(x)
+        if options.get("cond_fn") is not None:
+            options["cond_fn"] = lambda x, t, **given: torch.cos(2 * x)
+        model = _Model(self.model, lambda x, t, **given: made_up(x, learned, wide=True))
+        return replace(self, options=options, model=model)
 
     def given(self, row: Tensor) -> dict[str, Any]:
         """The model's keywords for these samples."""
