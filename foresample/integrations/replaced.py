@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,3 +78,48 @@ def standing_in(owner: Any, name: str, other: Any) -> Iterator[None]:
             del held[name]
         else:
             held[name] = own
+
+
+class _ByThread:
+    """A function that is `own`, except in the threads that have another one in its place."""
+
+    def __init__(self, own: Callable[..., Any]) -> None:
+        self.own, self.others, self.removal = own, dict[int, Callable[..., Any]](), ExitStack()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.others.get(threading.get_ident(), self.own)(*args, **kwargs)
+
+
+_changing = threading.Lock()
+"""Lock held while a thread's function comes or goes."""
+
+
+@contextmanager
+def standing_in_here(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
+    """Replace a function of `owner` for this thread only, inside a `with` block.
+
+    Several threads may be inside at a time, each with its own function. The last to leave restores the attribute.
+    """
+    thread = threading.get_ident()
+    with _changing:
+        shared = getattr(owner, name)
+        if not isinstance(shared, _ByThread):
+            shared = _ByThread(shared)
+            shared.removal.enter_context(standing_in(owner, name, shared))
+        outer = shared.others.get(thread)
+        shared.others[thread] = other
+    try:
+        yield
+    finally:
+        with _changing:
+            if outer is not None:
+                shared.others[thread] = outer
+            else:
+                del shared.others[thread]
+            if not shared.others:
+                shared.removal.close()
+
+
+def own_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of the object itself, where other threads have replaced it for themselves."""
+    return function.own if isinstance(function, _ByThread) else function

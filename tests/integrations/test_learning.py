@@ -177,6 +177,99 @@ def test_no_plan_is_drafted_from_what_its_own_noise_led_to(
     fs.restore(policy)
 
 
+def steps_of(policy: Any, steps: int) -> None:
+    getattr(policy, "diffusion", policy).num_inference_steps = steps
+
+
+@families
+def test_a_prior_is_fitted_on_pilots_of_one_size(family: str) -> None:
+    """It drafts plans of that size only: the others are drafted without it, as if there were none."""
+    make, draw = FAMILIES[family]
+    policy = make()
+    with fs.accelerate(policy, window=5, trace=False):
+        steps_of(policy, 10)
+        without = draw(policy, 2, seeded(9))
+    steps_of(policy, 20)
+    accelerated: Any = fs.accelerate(policy, window=5, pilots=4, trace=False)
+    draw(policy, 2, seeded(1))
+    steps_of(policy, 10)
+    draw(policy, 2, seeded(2))
+    assert accelerated.plans.prior is None  # there are four pilots, two of each size
+    steps_of(policy, 20)
+    draw(policy, 2, seeded(3))
+    assert len(accelerated.prior.jacobian) == 20
+    steps_of(policy, 10)
+    assert torch.equal(draw(policy, 2, seeded(9)), without)
+    steps_of(policy, 20)
+    draw(policy, 2, seeded(4))
+    assert accelerated.plans.planners.popitem()[1].table is not None
+    fs.restore(policy)
+
+
+def test_pilots_with_other_conditioned_coordinates_are_not_mixed() -> None:
+    policy, data = lowdim(), torch.zeros(2, 4, 3)
+    mask = data.bool()
+    mask[:, 0] = True
+    accelerated: Any = fs.accelerate(policy, window=5, pilots=4, trace=False)
+    for given in (data.bool(), mask, mask):
+        policy.conditional_sample(data, given, global_cond=torch.zeros(2, 2))
+    assert accelerated.prior.states.shape[2:] == (9,)
+
+
+@families
+def test_a_learned_prior_waits_while_plans_of_another_size_are_drawn(family: str) -> None:
+    make, draw = FAMILIES[family]
+    policy = make()
+    with fs.accelerate(policy, window=19, trace=False):
+        steps_of(policy, 10)
+        without = draw(policy, 2, seeded(9))
+    steps_of(policy, 20)
+    accelerated = learned(policy)
+    with_prior = draw(policy, 2, seeded(8))
+    steps_of(policy, 10)
+    assert torch.equal(draw(policy, 2, seeded(9)), without)
+    with pytest.raises(ValueError, match="2 plans are too few to learn from"):
+        accelerated.learn()  # from the latest plans, which have 10 steps
+    steps_of(policy, 20)
+    assert torch.equal(draw(policy, 2, seeded(8)), with_prior)
+    fs.restore(policy)
+
+
+def test_a_prior_that_was_given_is_refused_for_plans_of_another_size() -> None:
+    policy = lerobot()
+    prior = learned(policy).prior
+    with fs.accelerate(policy, window=19, prior=prior, trace=False):
+        steps_of(policy, 10)
+        with pytest.raises(ValueError, match="learned from plans of 8 numbers in 20 steps with 3"):
+            plan(policy, observations(2))
+    steps_of(policy, 20)
+    accelerated: Any = fs.accelerate(policy, window=19, pilots=4, trace=False)
+    plan(policy, observations(4))
+    with fs.accelerate(policy, window=19, prior=accelerated.prior, trace=False):
+        steps_of(policy, 10)
+        with pytest.raises(ValueError, match="fitted on plans of 8 numbers in 20 steps, this policy's have 8"):
+            plan(policy, observations(2))
+
+
+def test_learning_again_and_after_the_end_needs_no_new_plan() -> None:
+    policy = lerobot()
+    accelerated = learned(policy)
+    first = repr(accelerated.prior)
+    assert repr(accelerated.learn()) == first
+    fs.restore(policy)
+    assert repr(accelerated.learn()) == first
+
+
+def test_what_is_learned_drafts_batches_of_every_size() -> None:
+    policy = lerobot()
+    accelerated = learned(policy)
+    for count in (1, 2):
+        plan(policy, observations(count))
+    again = accelerated.learn()
+    assert {planner.past for planner in accelerated.plans.planners.values()} == {repr(again)}
+    fs.restore(policy)
+
+
 def test_a_cold_policy_draws_with_the_seeds_it_is_given() -> None:
     policy = lowdim()
     with fs.accelerate(policy, window=5, trace=False):

@@ -199,6 +199,15 @@ def test_another_thread_calls_the_network_and_the_scheduler_as_they_are() -> Non
         assert torch.equal(stepped, last)
 
 
+@pytest.mark.parametrize("options", [{}, {"trace": False}, {"window": "auto"}], ids=str)
+def test_an_empty_batch_is_left_to_the_policy(family: Any, options: dict[str, Any]) -> None:
+    policy, plan = family
+    with fs.accelerate(policy, **options):
+        assert plan(policy, 0).shape == (0, 2, 2)
+        assert str(policy.foresample_report) == "nothing has been drawn yet"
+        assert plan(policy, 2).shape == (2, 2, 2)
+
+
 def test_the_policy_inside_a_robomimic_roll_out_policy_is_found() -> None:
     inner = Robomimic()
     wrapped = SimpleNamespace(policy=inner)

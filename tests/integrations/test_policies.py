@@ -8,6 +8,7 @@ import json
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, current_thread
 from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,8 @@ import foresample as fs
 
 diffusers = pytest.importorskip("diffusers")
 
+from foresample.integrations.explain import same_noise  # noqa: E402
+from foresample.integrations.policies.plans import seeds_from  # noqa: E402
 from recipes import lasa  # noqa: E402
 from tests.support.policies import (  # noqa: E402
     FAMILIES,
@@ -35,6 +38,7 @@ from tests.support.policies import (  # noqa: E402
     plan_lowdim,
     seeded,
 )
+from tests.support.waiting import GUARD  # noqa: E402
 
 LEVEL = 1e-3  # probability that a correct sampler fails one of the law tests here
 PLANS = 2000
@@ -156,6 +160,16 @@ def test_a_plan_that_is_all_conditions() -> None:
     with fs.accelerate(policy):
         plans = policy.conditional_sample(data, torch.ones_like(data).bool(), global_cond=data[:, 0, :2])
     assert torch.equal(plans, data)
+
+
+@pytest.mark.parametrize("options", [{}, {"trace": False}, {"window": "auto"}, {"learn": True}], ids=str)
+def test_an_empty_batch_is_left_to_the_policy(family: Any, options: dict[str, Any]) -> None:
+    policy, plan = family
+    expected = plan(policy, 0)
+    with fs.accelerate(policy, **options):
+        assert plan(policy, 0).shape == expected.shape
+        assert str(policy.foresample_report) == "nothing has been drawn yet"
+        assert plan(policy, 2).shape == (2, *expected.shape[1:])
 
 
 def test_restore_leaves_no_trace(family: Any) -> None:
@@ -287,6 +301,58 @@ def test_threads_that_plan_with_one_policy_wait_for_one_another(family: str) -> 
             together = list(threads.map(plans, values))
     for one, two in zip(alone, together, strict=True):
         torch.testing.assert_close(one, two)
+
+
+class Met(Small):
+    """The first thread leaves while the second is inside."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.inside, self.left = {"first_0": Event(), "second_0": Event()}, Event()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        name = current_thread().name
+        if name in self.inside and not self.inside[name].is_set():
+            self.inside[name].set()
+            assert (self.inside["second_0"] if name == "first_0" else self.left).wait(GUARD)
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first plan", "later plan"])
+def test_policies_that_share_a_network_plan_at_the_same_time(known: bool) -> None:
+    """Each thread has stand-ins of its own, and nothing of them is left on the network."""
+    first, second = lowdim(), lowdim()
+    network = first.model = second.model = Met(4, 3, 2)
+
+    def plan(policy: LowdimPolicy) -> Tensor:
+        return plan_lowdim(policy, 1, seeded(3))
+
+    with fs.accelerate(first, window=4), fs.accelerate(second, window=4):
+        alone = [plan(policy) for policy in (first, second)[not known :]]
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="first") as one,
+            ThreadPoolExecutor(1, thread_name_prefix="second") as two,
+        ):
+            drawn = one.submit(plan, first)
+            assert network.inside["first_0"].wait(GUARD)
+            other = two.submit(plan, second)
+            drawn.exception()
+            network.left.set()
+            together = [drawn.result(), other.result()]
+        assert "forward" not in vars(network)
+    assert all(torch.equal(drawn, alone[-1]) for drawn in (*alone, *together))
+
+
+def test_seeds_are_not_drawn_while_a_comparison_has_seeded_torch_s_generator() -> None:
+    torch.manual_seed(7)
+    expected = seeds_from(None, 2)
+    torch.manual_seed(7)
+    with ThreadPoolExecutor(1) as threads, same_noise(torch.device("cpu")):
+        drawn = threads.submit(seeds_from, None, 2)
+        with pytest.raises(TimeoutError):
+            drawn.result(timeout=0.2)
+        torch.randn(3)
+    assert torch.equal(drawn.result(), expected)
 
 
 def test_padding_that_is_too_small_is_refused() -> None:
@@ -422,6 +488,24 @@ def test_ddim_without_noise_is_refused_with_what_to_use() -> None:
     model.noise_scheduler = diffusers.DDPMScheduler.from_config(model.noise_scheduler.config)
     with fs.accelerate(policy):
         assert plan_lerobot(policy, 1).shape == (1, 4, 2)
+
+
+@pytest.mark.parametrize("scheduler", [diffusers.DDIMScheduler, diffusers.DDIMParallelScheduler])
+def test_ddim_is_refused_with_the_same_sentence_before_the_first_plan_and_later(
+    family: Any, scheduler: Any
+) -> None:
+    policy, plan = family
+    model, ddim = getattr(policy, "diffusion", policy), scheduler(**SCHEDULE)
+    ddpm, model.noise_scheduler = model.noise_scheduler, ddim
+    with pytest.raises(ValueError, match=f"this policy runs {scheduler.__name__} with eta=0") as early:
+        fs.accelerate(policy)
+    model.noise_scheduler = ddpm
+    with fs.accelerate(policy):
+        plan(policy, 1)
+        model.noise_scheduler = ddim
+        with pytest.raises(ValueError, match="adds no noise") as late:
+            plan(policy, 1)
+    assert str(late.value) == str(early.value)
 
 
 def test_settings_and_calls_that_cannot_work_are_refused() -> None:

@@ -17,7 +17,7 @@ import torch
 from foresample.core.report import Report
 from foresample.drafters import LearnedPrior, Prior
 from foresample.drafters.learned import load_prior
-from foresample.integrations.policies.families import Loop, find_loop, lerobot_request
+from foresample.integrations.policies.families import Loop, find_loop
 from foresample.integrations.policies.learning import require_learned_for
 from foresample.integrations.policies.loops import SpeculativeLoop
 from foresample.integrations.policies.planner import PlanSettings
@@ -45,6 +45,7 @@ def accelerate_policy(policy: Any, settings: Settings, plan: PlanSettings) -> Ac
     if plan.executed is None:
         plan = replace(plan, executed=_executed(policy, owner if loop.read is not None else None))
     prior = load_prior(plan.prior) if isinstance(plan.prior, (str, Path)) else plan.prior
+    plan = replace(plan, prior=prior)
     if isinstance(prior, LearnedPrior):
         require_learned_for(prior, loop.network)
     plans, replaced = Plans(settings, plan, prior), Replaced()
@@ -129,19 +130,7 @@ def _refuse_early(loop: Loop) -> None:
     """Read a copy of the scheduler, to refuse an unsuitable one before the first plan."""
     scheduler, known = copy.deepcopy(loop.scheduler), loop.read is not None
     options = (getattr(loop.owner, "kwargs", None) if known else None) or {}
-    if type(scheduler).__name__ == "DDIMScheduler" and not options.get("eta", 0.0) > 0:
-        instead = "use DDPMScheduler"
-        if loop.read is lerobot_request:
-            instead = (
-                "set policy.diffusion.noise_scheduler = DDPMScheduler.from_config(policy.diffusion.noise_scheduler"
-                ".config)"
-            )
-        elif known:
-            instead += ", or give the policy eta=1.0 for scheduler.step"
-        raise ValueError(
-            "this policy runs DDIMScheduler with eta=0, which adds no noise, so there is nothing to speculate "
-            f"on; {instead}"
-        )
+    loop.require_noise(options)
     if known:
         scheduler.set_timesteps(loop.owner.num_inference_steps)
     policy_chain(scheduler, options)

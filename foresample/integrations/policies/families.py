@@ -19,7 +19,6 @@ sequential distribution.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from typing import Any
 from torch import nn
 
 from foresample.integrations.policies.planner import Request
-from foresample.integrations.replaced import standing_in
+from foresample.integrations.replaced import standing_in_here
 
 _STEP_OPTIONS = {"eta", "use_clipped_model_output"}  # of scheduler.step, known to `scheduler_chain`
 
@@ -64,15 +63,26 @@ class Loop:
         module = isinstance(self.network, nn.Module)
         owner, name = (self.network, "forward") if module else (self.owner, self.attribute)
         with ExitStack() as stack:
-            stack.enter_context(standing_in(owner, name, _here(network, getattr(owner, name))))
-            stack.enter_context(standing_in(self.scheduler, "step", _here(step, self.scheduler.step)))
+            stack.enter_context(standing_in_here(owner, name, network))
+            stack.enter_context(standing_in_here(self.scheduler, "step", step))
             return stack.pop_all()
 
-
-def _here(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is `ours` in this thread and `own` in all others."""
-    thread = threading.get_ident()
-    return lambda *args, **kwargs: (ours if threading.get_ident() == thread else own)(*args, **kwargs)
+    def require_noise(self, options: dict[str, Any]) -> None:
+        """Refuse DDIM unless these options of its `step` have an eta above 0: it adds no noise."""
+        name = type(self.scheduler).__name__
+        if name not in ("DDIMScheduler", "DDIMParallelScheduler") or options.get("eta", 0.0) > 0:
+            return
+        instead = "use DDPMScheduler"
+        if self.read is lerobot_request:
+            instead = (
+                "set policy.diffusion.noise_scheduler = DDPMScheduler.from_config(policy.diffusion.noise_scheduler"
+                ".config)"
+            )
+        elif self.read is not None:
+            instead += ", or give the policy eta=1.0 for scheduler.step"
+        raise ValueError(
+            f"this policy runs {name} with eta=0, which adds no noise, so there is nothing to speculate on; {instead}"
+        )
 
 
 def find_loop(policy: Any) -> Loop | None:

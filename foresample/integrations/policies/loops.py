@@ -37,7 +37,7 @@ from foresample.integrations.policies.plans import (
     require_eval,
     require_own_scheduler,
 )
-from foresample.integrations.replaced import REPORT, Replaced, standing_in
+from foresample.integrations.replaced import REPORT, Replaced, own_function, standing_in
 from foresample.integrations.trusted import library_name, require_current
 from foresample.integrations.untouched import NothingGains, kept_random_state
 
@@ -87,6 +87,7 @@ class SpeculativeLoop:
             request = loop.read(owner, bound.arguments)
         if request is not None and not request.free.any():
             return request.data.clone(), None
+        loop.require_noise({} if request is None else request.step_options)
         if trace:
             require_own_scheduler(loop.scheduler)
 
@@ -130,8 +131,8 @@ class Walk:
     ) -> None:
         self.loop, self.plans, self.original, self.given = loop, plans, original, given
         network = loop.network
-        self.forward = network.forward if isinstance(network, nn.Module) else network
-        self.own_step = loop.scheduler.step
+        self.forward = own_function(network.forward if isinstance(network, nn.Module) else network)
+        self.own_step = own_function(loop.scheduler.step)
         self.generator = None if given is None else given.generator
         self.calls = self.steps = 0
         self.first: dict[str, tuple[Any, int]] = {}
@@ -153,8 +154,8 @@ class Walk:
             with torch.no_grad(), self.loop.instead(self._network, self._step):
                 result = self.original(self.generator)
         except NothingGains:
-            assert put_back is not None
-            put_back()
+            if put_back is not None:
+                put_back()
             raise
         if self.report is None:
             self._refuse("it does not call its network")

@@ -61,7 +61,7 @@ class Request:
             raise ValueError(
                 "condition_mask differs between the samples of a batch; call conditional_sample once for each mask"
             )
-        return ~self.mask[0]
+        return ~self.mask.any(0)
 
 
 class PlanKeywords(TypedDict, total=False):
@@ -134,15 +134,18 @@ class Planner:
             self.start = self._free(request.noise).to(data.device, dtype).clone()
         self.target = ChainTarget(chain, torch.Size([int(free.sum())]), self._call, self.start)
         self.condition = condition_of(request) if options.learn or isinstance(prior, LearnedPrior) else None
+        misfit = _misfit(prior, self.target, self.condition)
+        if misfit is not None:
+            if prior is options.prior:
+                raise ValueError(misfit)
+            prior = None  # it was fitted or learned here, from plans of another size
         self.learned: LearnedPrior | None = None
         self.table: Prior | None = None
         if isinstance(prior, LearnedPrior):
-            self.learned = copy.deepcopy(_learned_for(prior, self.target, self.condition)).to(
-                data.device, dtype
-            )
+            self.learned = copy.deepcopy(prior).to(data.device, dtype)
             self.table = Prior(*self._expected(), jacobian=self.learned.jacobian)
         elif prior is not None:
-            self.table = _fitting(prior, self.target).to(data.device, dtype)
+            self.table = prior.to(data.device, dtype)
         self.past = self._of_prior = "" if prior is None else repr(prior)
         """Text that names everything the next plan's draft depends on; its seeds are hashed with it."""
         self.window = self._window()
@@ -309,28 +312,27 @@ def _shift(free: Tensor, executed: int) -> Tensor:
     return torch.where(number[later] >= 0, number[later], number)[free]
 
 
-def _fitting(prior: Prior, target: ChainTarget) -> Prior:
-    """The prior; refused unless it was fitted on plans of this shape."""
-    steps = len(target.std) if prior.jacobian is None else len(prior.jacobian)
-    if prior.states.shape[2:] != target.shape or steps != len(target.std):
-        raise ValueError(
-            f"the prior was fitted on plans of {prior.states.shape[2:].numel()} numbers in {steps} steps, this "
-            f"policy's have {target.shape.numel()} in {len(target.std)}: fit one for it"
+def _misfit(prior: Prior | LearnedPrior | None, target: ChainTarget, condition: Tensor | None) -> str | None:
+    """Why a prior cannot draft plans of this size; None if it can."""
+    steps, size = len(target.std), target.shape.numel()
+    if prior is None:
+        return None
+    if isinstance(prior, LearnedPrior):
+        assert condition is not None
+        known, observed = prior.sizes, condition.shape[1]
+        if known == (observed, steps, size):
+            return None
+        return (
+            f"this prior was learned from plans of {known[2]} numbers in {known[1]} steps with {known[0]} numbers "
+            f"observed; here plans have {size} in {steps} with {observed} observed: learn one for this policy"
         )
-    return prior
-
-
-def _learned_for(prior: LearnedPrior, target: ChainTarget, condition: Tensor | None) -> LearnedPrior:
-    """The prior; refused unless it was learned from plans and observations of these sizes."""
-    assert condition is not None
-    wanted = condition.shape[1], len(target.std), target.shape.numel()
-    if prior.sizes != wanted:
-        seen, steps, size = prior.sizes
-        raise ValueError(
-            f"this prior was learned from plans of {size} numbers in {steps} steps with {seen} numbers observed; here "
-            f"plans have {wanted[2]} in {wanted[1]} with {wanted[0]} observed: learn one for this policy"
-        )
-    return prior
+    fitted = steps if prior.jacobian is None else len(prior.jacobian)
+    if prior.states.shape[2:] == target.shape and fitted == steps:
+        return None
+    return (
+        f"the prior was fitted on plans of {prior.states.shape[2:].numel()} numbers in {fitted} steps, this "
+        f"policy's have {size} in {steps}: fit one for it"
+    )
 
 
 def _padded(values: Tensor, states: int, window: int) -> Tensor:

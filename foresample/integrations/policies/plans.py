@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -17,12 +17,14 @@ from foresample.chains import Chain, scheduler_chain
 from foresample.core.report import Run
 from foresample.drafters import LearnedPrior, Prior
 from foresample.engine.priors import prior_of_paths
+from foresample.integrations.explain import torchs_generators
 from foresample.integrations.networks import held_by, require_fixed
 from foresample.integrations.policies.learning import MOST, condition_of, learn_prior
 from foresample.integrations.policies.planner import Planner, PlanSettings, Request
 from foresample.integrations.trusted import foreign_part, held
 from foresample.integrations.untouched import NothingGains
 from foresample.settings import Settings
+from foresample.targets import ChainTarget
 
 KEPT = 4
 """Kinds of requests whose planners are kept: each holds memory, on a GPU that of its captured rounds."""
@@ -54,13 +56,18 @@ class Plans:
     settings: Settings
     options: PlanSettings
     prior: Prior | LearnedPrior | None
-    """The prior: given, fitted on the first plans, or learned from the latest."""
+    """The prior: given, fitted on the first plans, or learned from the latest.
+
+    One that was given is refused where it does not fit. The others draft only plans of the size they were made from.
+    """
     planners: dict[tuple, Planner] = field(default_factory=dict)
     """One planner for each kind of request, the latest used last; it has the engine, captured rounds and last plans."""
     pilots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Paths of the first plans, until there are enough to fit a prior."""
+    """Paths of the first plans, until enough of one size are there to fit a prior."""
     seen: deque[tuple[Tensor, Tensor, Tensor]] = field(default_factory=deque)
     """Conditions and paths of the latest plans, to learn from."""
+    target: ChainTarget | None = None
+    """Chain of the last plan in `seen`."""
     remembered: int = 0
     """Plans in `seen`."""
     known: set[tuple] = field(default_factory=set)
@@ -82,9 +89,11 @@ class Plans:
         A planner is made when the first request of its kind comes, after `watch` has compared the policy's method with
         the chain; the one not used for longest makes room.
         """
+        if not len(request.data):
+            raise NothingGains(steps=0, count=0)  # an empty batch is left to the policy's own method
         started, planner = perf_counter(), self.planners.pop(kind, None)
         if planner is None:
-            options = self.options if self.prior is None else replace(self.options, prior=None, pilots=None)
+            options = self.options if self.prior is None else replace(self.options, pilots=None)
             options = replace(options, trace=options.trace and kind not in self.known)
             chain = policy_chain(scheduler, request.step_options)
             if options.trace:
@@ -104,11 +113,11 @@ class Plans:
             self._remember(planner, request)
         if planner.options.pilots:
             self.pilots.append(planner.paths())
-            if sum(len(states) for states, _ in self.pilots) >= planner.options.pilots:
-                states, predictions = (torch.cat(parts) for parts in zip(*self.pilots, strict=True))
-                assert planner.window is not None
-                self.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
+            pilots = _like_the_last(self.pilots)
+            if sum(len(states) for states, _ in pilots) >= planner.options.pilots:
                 self.pilots.clear()
+                states, predictions = (torch.cat(parts) for parts in zip(*pilots, strict=True))
+                self.prior = prior_of_paths(planner.target, states, predictions, window=planner.window)
                 self.clear()
         return planner, plans, run
 
@@ -119,19 +128,21 @@ class Plans:
                 raise ValueError(
                     "there is no plan to learn from: give learn=True to accelerate, and plan first"
                 )
-            planner = next(reversed(self.planners.values()))
-            sizes = [value.shape[1:] for value in self.seen[-1]]
-            alike = [plan for plan in self.seen if [value.shape[1:] for value in plan] == sizes]
-            condition, states, predictions = (torch.cat(parts) for parts in zip(*alike, strict=True))
-            self.prior = learn_prior(planner.target, network, condition, states, predictions)
-            if planner.learned is not None and planner.learned.sizes == self.prior.sizes:
-                planner.take(self.prior)
-            else:
-                self.clear()
+            assert self.target is not None
+            condition, states, predictions = (
+                torch.cat(parts) for parts in zip(*_like_the_last(self.seen), strict=True)
+            )
+            self.prior = learn_prior(self.target, network, condition, states, predictions)
+            for kind, planner in list(self.planners.items()):
+                if planner.learned is not None and planner.learned.sizes == self.prior.sizes:
+                    planner.take(self.prior)
+                else:
+                    self.planners.pop(kind).close()
             return self.prior
 
     def _remember(self, planner: Planner, request: Request) -> None:
         self.seen.append((condition_of(request), *planner.paths()))
+        self.target = planner.target
         self.remembered += len(request.data)
         while self.remembered > MOST:
             self.remembered -= len(self.seen.popleft()[0])
@@ -148,10 +159,18 @@ class Plans:
             self.planners.clear()
 
 
+def _like_the_last(plans: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """The plans whose tensors have the sizes of the last plan's; batches may differ."""
+    sizes = [value.shape[1:] for value in plans[-1]]
+    return [plan for plan in plans if [value.shape[1:] for value in plan] == sizes]
+
+
 def seeds_from(generator: torch.Generator | None, count: int) -> Tensor:
     """One seed a plan, from the generator that would have drawn its noise."""
-    device = "cpu" if generator is None else generator.device
-    return torch.randint(2**63 - 1, (count,), generator=generator, device=device)
+    if generator is not None:
+        return torch.randint(2**63 - 1, (count,), generator=generator, device=generator.device)
+    with torchs_generators:
+        return torch.randint(2**63 - 1, (count,))
 
 
 def require_own_scheduler(scheduler: Any) -> None:
