@@ -183,7 +183,7 @@ class Ground:
         self.treasure = self.outside / "treasure"
         self.treasure.write_text("gold")
         self.target = conditioned(fs.GaussianMixture.of_draft_trees(2).flow(5, 1.0))
-        self.draw(self.sound / "dataset", law=2)
+        self.draw(self.sound / "dataset", law=25)
         none = fs.Tuning(5, 2, 1e-3, [Trial(2, 6, 1e-3, 1e-3, 9.0, 0.4)], None, None)
         self.draw(self.sound / "sequential", window=none)
         save_tiny_model(self.sound / "model")

@@ -9,5 +9,5 @@
     interrupts  Ctrl-C
 
 Exit status: 1 the answer is no (the distribution test failed, a dataset is not complete), 2 wrong input or an error, 3
-samples broke, 130 interrupted.
+samples broke, 130 interrupted, 141 nobody reads the output any more.
 """

@@ -32,6 +32,8 @@ from foresample.text import printable
 OPTIONAL = {name: name for name in ("diffusers", "safetensors", "matplotlib", "ray")} | {"PIL": "pillow"}
 """Modules that commands may need, and the packages that bring them."""
 
+_WORD = 9  # least width of a column with words
+
 _REFUSALS = (ImportError, OSError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError)
 _UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # the kind that Typer reports itself
 
@@ -39,7 +41,8 @@ _UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # the kind
 class Commands(TyperGroup):
     """Commands that report an error in one sentence, with exit status 2, or 3 if the network returns NaN.
 
-    Status 1 is an answer ("not exact"), so no error may end with it.
+    Status 1 is an answer ("not exact"), so no error may end with it. If nobody reads the output any more, the status is
+    141, as if SIGPIPE had ended the process.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -52,8 +55,10 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, _UsageError, BrokenPipeError):  # Typer handles these
+        except (typer.Exit, typer.Abort, _UsageError):  # Typer handles these
             raise
+        except BrokenPipeError:  # as `| head` causes; Typer would exit with 1
+            raise typer.Exit(141) from None
         except KeyboardInterrupt:
             echo("interrupted", error=True)
             raise typer.Exit(130) from None
@@ -87,6 +92,12 @@ def show(*tables: Table) -> None:
 
 class _Printing(Console):
     """A console that escapes control characters in text; its own styles are separate segments."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with 1
 
     def render(self, *given: Any, **named: Any) -> Iterator[Segment]:
         for segment in super().render(*given, **named):
@@ -125,24 +136,26 @@ def missing(*names: str) -> str:
     return f"this needs {these}: {install(*(OPTIONAL[name] for name in names))}"
 
 
-def require_folder(out: Path) -> None:
-    """Make the folder and check that it can be written, before any work."""
+def require_folder(out: Path, *names: str, option: str = "folder") -> None:
+    """Make the folder and check that it and its files of these names can be written, before any work."""
+    remedy = f"name another {option} with --out"
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
-        raise OSError(f"cannot write to {out} ({error.strerror}): name another folder with --out") from None
+        raise OSError(f"cannot write to {out} ({error.strerror}): {remedy}") from None
+    for file in (out / name for name in names):
+        if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
+            raise OSError(f"cannot write {file}: {remedy}")
 
 
 def require_file(out: Path) -> None:
     """Make the folder of a file and check that the file can be written, before any work."""
-    require_folder(out.parent)
-    if out.is_dir() or (out.exists() and not os.access(out, os.W_OK)):
-        raise OSError(f"cannot write {out}: name another file with --out")
+    require_folder(out.parent, out.name, option="file")
 
 
 def plain_table(*columns: str, left: int = 0, **options: Any) -> Table:
-    """A table whose first `left` columns are flush left and may wrap; the others are flush right."""
+    """A table whose first `left` columns are flush left; the others are flush right. Cells may wrap."""
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -152,7 +165,7 @@ def plain_table(*columns: str, left: int = 0, **options: Any) -> Table:
         **options,
     )
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right", no_wrap=i >= left)
+        table.add_column(column, justify="left" if i < left else "right", min_width=_WORD if i < left else None)
     return table
 
 

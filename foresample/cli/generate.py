@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import typer
 from tqdm import tqdm
@@ -16,7 +17,7 @@ from foresample.cli.inspect import show_dataset
 from foresample.cli.options import Generate
 from foresample.cli.targets import make_source, read_window
 from foresample.datasets.generation import generate
-from foresample.datasets.manifest import Status
+from foresample.datasets.manifest import Status, read_manifest
 
 
 def run(options: Generate) -> None:
@@ -44,11 +45,7 @@ def run(options: Generate) -> None:
                 graph=options.graph,
             )
     except KeyboardInterrupt:
-        echo(
-            f"interrupted: run the same command again to resume; finished samples are in {options.out}, but until the "
-            "dataset is complete they are a biased selection: those that needed few rounds finished first",
-            error=True,
-        )
+        echo(_interrupted(options.out, law=options.law > 0), error=True)
         raise typer.Exit(130) from None
     show_dataset(dataset, as_json=quiet)
     if stop.requested and not dataset.complete:
@@ -58,6 +55,26 @@ def run(options: Generate) -> None:
         raise typer.Exit(3)
     if dataset.law is not None and not dataset.law.passed:
         raise typer.Exit(1)
+
+
+def _interrupted(out: Path, *, law: bool) -> str:
+    """The sentence about what an interrupted run leaves, from the folder's manifest."""
+    manifest = read_manifest(out)
+    samples = 0 if manifest is None else manifest["costs"]["samples"]
+    if manifest is None or not samples:
+        return "interrupted before any sample was saved: run the same command again"
+    if samples < manifest["settings"]["count"]:
+        kept = f"interrupted: run the same command again to resume; finished samples are in {out}"
+        if manifest.get("fair", 0) == samples:
+            return kept
+        return (
+            f"{kept}, but until the dataset is complete they are a biased selection: those that needed few rounds "
+            "finished first"
+        )
+    complete = f"interrupted: the dataset in {out} is complete"
+    if not law or manifest["law"] is not None:
+        return complete
+    return f"{complete}, but its distribution was not checked: run the same command again to check it"
 
 
 class Finishing:

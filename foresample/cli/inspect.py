@@ -21,14 +21,18 @@ _MOST = 10  # broken samples, and shards that do not count, to list
 def run(options: Inspect) -> None:
     folder = options.folder
     dataset = inspect_dataset(folder)
+    show_dataset(dataset, as_json=options.as_json)
     sheet = contact_sheet(dataset, options.pictures)
     if sheet is not None:
         picture = BytesIO()
         sheet.save(picture, "PNG")
-        write_atomically(folder / "contact.png", picture.getvalue())
-    show_dataset(dataset, as_json=options.as_json)
-    if sheet is not None and not options.as_json:
-        echo(f"wrote {folder / 'contact.png'}")
+        try:
+            write_atomically(folder / "contact.png", picture.getvalue())
+        except OSError as error:
+            echo(f"no contact sheet: {error}", error=True)
+        else:
+            if not options.as_json:
+                echo(f"wrote {folder / 'contact.png'}")
     if not dataset.complete:
         raise typer.Exit(1)
 
@@ -44,7 +48,8 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     shape = "×".join(map(str, settings["shape"]))
     table.add_row("samples", f"{costs['samples']} of {settings['count']}, {shape}, {settings['dtype']}")
     if not dataset.complete:
-        fair = f"{dataset.fair} are known to be fair; the others finished early, a biased selection"
+        others = "; the others may be a biased selection" if costs["samples"] > dataset.fair else ""
+        fair = f"{dataset.fair} are known to be fair{others}"
         table.add_row("in order", f"the first {dataset.in_order}, of which {fair}")
     table.add_row(
         "shards", f"{len(manifest['shards'])}, each with up to {settings['shard']} samples and a checksum"
@@ -56,11 +61,12 @@ def show_dataset(dataset: Dataset, *, as_json: bool) -> None:
     name, marks = settings.get("model") or settings.get("target") or "", manifest.get("fingerprint")
     kept = f"{len(marks)} numbers, the same in every shard" if marks else "none, by an earlier version"
     table.add_row("target", escape(f"{name}; fingerprint: {kept}".removeprefix("; ")))
-    fewer = f", {costs['speedup']:.2f}× fewer" if settings["window"] else ""
-    table.add_row("calls a sample", f"{costs['calls_mean']:.2f}{fewer}")
-    table.add_row("states evaluated a sample", f"{costs['evaluations_mean']:.1f}")
-    if settings["window"]:
-        table.add_row("drafts kept a round", f"{costs['accepted_mean']:.2f}")
+    if costs["samples"]:
+        fewer = f", {costs['speedup']:.2f}× fewer" if settings["window"] else ""
+        table.add_row("calls a sample", f"{costs['calls_mean']:.2f}{fewer}")
+        table.add_row("states evaluated a sample", f"{costs['evaluations_mean']:.1f}")
+        if settings["window"]:
+            table.add_row("drafts kept a round", f"{costs['accepted_mean']:.2f}")
     seconds = [run["seconds"] for run in manifest["runs"] if run["seconds"] is not None]
     table.add_row("runs", f"{len(manifest['runs'])}, {sum(seconds):.1f} s")
     if law is not None:

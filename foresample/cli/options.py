@@ -6,7 +6,7 @@ library's.
 """
 
 import sys  # and no annotations from __future__: typer reads those below
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,19 +22,39 @@ DRAFTERS = ("replay", "replay-plain", "head", "parent", "nearest")
 WINDOW, LEVEL = "16", 1e-3  # foresample.settings, foresample.checks.findings
 
 
+def _path(text: Any) -> Path | None:
+    """The path of a file or folder to write; an empty text would be the current folder."""
+    if text == "":
+        raise typer.BadParameter("it is empty: name a folder or a file")
+    return None if text is None else Path(text)
+
+
 _of_target = partial(typer.Option, rich_help_panel="What to sample")
 _of_execution = partial(typer.Option, rich_help_panel="How to run it")
+_output = partial(typer.Option, parser=_path, metavar="PATH")
+
+
+def _checked_window(value: Any, least: int) -> Any:
+    several = isinstance(value, list)
+    for text in value if several else [value]:
+        number = text.isdecimal() and len(text) < 100 and int(text) >= least
+        if number or text == "auto" or (not several and not text.isdecimal() and Path(text).is_file()):
+            continue
+        more = "" if several else ", nor a file of foresample tune --out"
+        raise typer.BadParameter(f"{text!r} is neither a whole number of at least {least} nor auto{more}")
+    return value
 
 
 def _require_window(value: Any) -> Any:
-    several = isinstance(value, list)
-    for text in value if several else [value]:
-        number = text.isdecimal() and len(text) < 100 and int(text) >= 1
-        if number or text == "auto" or (not several and text.endswith(".json") and Path(text).is_file()):
-            continue
-        more = "" if several else ", nor a file of foresample tune --out"
-        raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto{more}")
-    return value
+    return _checked_window(value, least=1)
+
+
+def _require_dataset_window(value: Any) -> Any:
+    return _checked_window(value, least=0)
+
+
+def _model(shown: str | bool) -> Any:
+    return _of_target(help="A diffusers DDPM folder.", show_default=shown)
 
 
 def _steps(default: int) -> Any:
@@ -46,17 +66,15 @@ def _slots(more: str = "", *, shown: str | bool = True) -> Any:
     return _of_execution(min=1, help=f"Samples under way at a time{more}.", show_default=shown)
 
 
-Window = Annotated[
-    str,
-    _of_execution(
-        metavar="N|auto|FILE",
-        callback=_require_window,
-        help="Transitions drafted in a round: a number, auto (measures the fastest) or a file that tune --out wrote.",
-    ),
+_of_window = partial(_of_execution, metavar="N|auto|FILE")
+_DRAFTED = "Transitions drafted in a round: a number, auto (measures the fastest) or a file of tune --out"
+Window = Annotated[str, _of_window(callback=_require_window, help=f"{_DRAFTED}.")]
+DatasetWindow = Annotated[
+    str, _of_window(callback=_require_dataset_window, help=f"{_DRAFTED}; 0 draws sequentially.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Fixes every random number.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-OutFile = Annotated[Path | None, typer.Option(help="Also write the findings to this file, as JSON.")]
+OutFile = Annotated[Path | None, _output(help="Also write the findings to this file, as JSON.")]
 
 
 class Options:
@@ -72,10 +90,7 @@ class TargetOptions(Options):
 
     default_steps: ClassVar[int] = 100
 
-    model: Annotated[
-        Path | None,
-        _of_target(help="A diffusers DDPM folder.", show_default="the embedded Fashion-MNIST model"),
-    ] = None
+    model: Annotated[Path | None, _model("the embedded Fashion-MNIST model")] = None
     target: Annotated[
         str | None,
         _of_target(
@@ -90,7 +105,7 @@ class TargetOptions(Options):
     ] = None
     reuse: Annotated[
         str | None,
-        _of_target(help="Quantity that drafts reuse: x0, v or eps.", show_default="x0"),
+        _of_target(help="Quantity that drafts reuse: x0, eps, v or score.", show_default="x0"),
     ] = None
     device: Annotated[str | None, _of_execution(help="cpu, cuda or cuda:N.", show_default="cpu")] = None
     half: Annotated[bool, _of_execution("--half", help="Run the model's network in bfloat16.")] = False
@@ -110,6 +125,7 @@ class TargetOptions(Options):
                 raise ValueError(f"--device takes cpu, cuda or cuda:N, not {self.device!r}")
         if self.model is not None and self.target is not None:
             raise ValueError("--model and --target both say what to sample: give one of them")
+        self._check_graph()
         if self.is_model:
             require_modules("diffusers", "safetensors")
             require_kind(self.reuse or "x0")
@@ -130,7 +146,7 @@ class TargetOptions(Options):
         if given:
             them = "it" if len(given) == 1 else "them"
             raise ValueError(
-                f"{' and '.join(given)} cannot apply to --target {self.target}: leave {them} out, or name a --model"
+                f"{' and '.join(given)} cannot apply to {self._named_target}: leave {them} out, or name a --model"
             )
         if self.target not in MIXTURES:
             if (here := str(Path.cwd())) not in sys.path:  # as `python -m` does
@@ -138,6 +154,17 @@ class TargetOptions(Options):
             top = module.partition(".")[0]
             if top and top not in sys.modules and find_spec(top) is None:
                 raise ValueError(f"cannot load {self.target!r}: ModuleNotFoundError: No module named {top!r}")
+
+    @property
+    def _named_target(self) -> str:
+        return f"--target {self.target}"
+
+    def _check_graph(self) -> None:
+        """Refuse CUDA graphs on a CPU. A target of the user's own may be on a GPU whatever --device says."""
+        if self.graph and self.target in MIXTURES:
+            raise ValueError(f"--graph cannot apply to {self._named_target} on the CPU: leave it out")
+        if self.graph and self.is_model and self.device in (None, "cpu"):
+            raise ValueError("--graph cannot apply to the CPU: add --device cuda, or leave --graph out")
 
 
 def require_kind(reuse: str) -> Kind:
@@ -158,12 +185,21 @@ class Sample(TargetOptions):
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run the sequential sampler, and compare costs and times.")
     ] = False
-    out: Annotated[Path, typer.Option(help="Folder for samples, pictures and report.")] = Path("out")
+    out: Annotated[Path, _output(help="Folder for samples, pictures and report.")] = Path("out")
+
+    files: ClassVar[tuple[str, ...]] = (
+        "samples.safetensors",
+        "report.json",
+        "run.png",
+        "samples.png",
+        "compare.png",
+    )
+    """Names of the files that a run may write into its folder."""
 
     def check(self) -> None:
         super().check()
         require_modules("safetensors", "matplotlib")
-        require_folder(self.out)
+        require_folder(self.out, *self.files)
 
 
 @dataclass(kw_only=True)
@@ -173,9 +209,9 @@ class Generate(TargetOptions):
     default_steps: ClassVar[int] = 250
 
     count: Annotated[int, typer.Option(min=1, help="Samples in the dataset.")]
-    out: Annotated[Path, typer.Option(help="The dataset's folder; run the same command again to resume.")]
+    out: Annotated[Path, _output(help="The dataset's folder; run the same command again to resume.")]
     steps: Annotated[int | None, _steps(250)] = None
-    window: Window = "auto"
+    window: DatasetWindow = "auto"
     slots: Annotated[int, _slots(", in each worker")] = 64
     shard: Annotated[int, typer.Option(min=1, help="Samples in each file.")] = 1000
     seed: Seed = 0
@@ -208,9 +244,10 @@ class Inspect(Options):
         try:
             (self.folder / "manifest.json").lstat()
         except FileNotFoundError:
-            raise FileNotFoundError(
-                f"{self.folder} holds no manifest.json: not a folder of foresample generate"
-            ) from None
+            if not any(self.folder.glob("shard-*.safetensors")):
+                raise FileNotFoundError(
+                    f"{self.folder} holds no manifest.json: not a folder of foresample generate"
+                ) from None
         except OSError:
             pass  # reading the file raises the error that explains it
 
@@ -259,6 +296,7 @@ class Check(TargetOptions):
     default_steps: ClassVar[int] = 20
 
     name: Annotated[str | None, typer.Argument(metavar="TARGET", help="As --target; flow by default.")] = None
+    model: Annotated[Path | None, _model(False)] = None
     steps: Annotated[int | None, _steps(20)] = None
     window: Window = WINDOW
     slots: Annotated[int, _slots()] = 1000
@@ -271,6 +309,13 @@ class Check(TargetOptions):
     level: Annotated[float, typer.Option(help="False-alarm probability of the tests.")] = LEVEL
     seed: Seed = 0
     out: OutFile = None
+
+    by_default: bool = field(init=False, default=False)
+    """True if no target was named."""
+
+    @property
+    def _named_target(self) -> str:
+        return f"{self.target}, the default target" if self.by_default else super()._named_target
 
     def check(self) -> None:
         if self.drafter not in DRAFTERS:
@@ -286,7 +331,9 @@ class Check(TargetOptions):
             raise ValueError(
                 f"{self.name!r} and --target {self.target} both say what to check: give one of them"
             )
-        self.target = self.name or self.target or ("flow" if self.model is None else None)
+        self.target = self.name or self.target
+        if self.target is None and self.model is None:
+            self.target, self.by_default = "flow", True
         super().check()
         if self.out is not None:
             require_file(self.out)
@@ -337,7 +384,7 @@ class Demo(Options):
     Needs no GPU and takes less than a minute. Exit status 1 if the exactness check fails.
     """
 
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("out/demo.html")
+    out: Annotated[Path, _output(help="The page to write.")] = Path("out/demo.html")
     seed: Seed = 0
 
     def check(self) -> None:

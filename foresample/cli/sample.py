@@ -5,7 +5,10 @@ picture of the run (`run.png`) and, if the samples are pictures, a grid of them 
 
 If a run of a chain of N steps is interrupted, it writes the samples begun at least N rounds ago. Those that finish
 first are not a fair sample; but when a sample is begun is decided before it is drawn, and a round commits at least one
-transition, so all of these are finished (theory, "Finishing first is not fair").
+transition, so all of these are finished (theory, "Finishing first is not fair"). If a sample breaks, nothing is
+written: the samples finished by then would be selected by not having broken.
+
+A run that begins to write removes the files of an earlier one, so that the folder shows one run.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -71,33 +75,31 @@ def run(options: Sample) -> None:
         files = write_samples(out, drawn.samples.cpu(), saved)
         if graph and window:
             Engine(chain, window=window).sample(seeds[:1], history)
-        plain = None if window else drawn
-        if baseline is not None:
-            plain = baseline.sample(seeds, partial(bars.update, "sequential"))
-    compared = None
-    if baseline is not None:  # both are warm now
-        with wait_line(quiet=quiet) as say:
-            say("both samplers in turns, for their times")
-            compared = _compare(baseline, sampler, seeds, graph=graph)
-    settings = {
-        **described(options, source, chain),
-        "count": count,
-        "window": window,
-        "slots": slots,
-        "seed": options.seed,
-        "labels": source.names(),
-        "compare": options.compare,
-    }
-    result = make_result(
-        "sample",
-        settings,
-        speculative=json.loads(drawn.report.to_json()),
-        sequential=json.loads(plain.report.to_json()) if plain else {"calls_mean": steps},
-        turns=compared and asdict(compared),
-    )
-    write_result(out / "report.json", result)
-    if window:
-        files += paint(out, drawn, history, plain)
+        settings = {
+            **described(options, source, chain),
+            "count": count,
+            "window": window,
+            "slots": slots,
+            "seed": options.seed,
+            "labels": source.names(),
+            "compare": options.compare,
+        }
+        plain, compared = None if window else drawn, None
+        result = _report(out, settings, drawn, plain, compared)
+        if window:
+            files += paint(out, drawn, history)
+        try:
+            if baseline is not None:
+                plain = baseline.sample(seeds, partial(bars.update, "sequential"))
+                files += paint_both(out, drawn, plain)
+                bars.close()
+                with wait_line(quiet=quiet) as say:  # both are warm now
+                    say("both samplers in turns, for their times")
+                    compared = _compare(baseline, sampler, seeds, graph=graph)
+                result = _report(out, settings, drawn, plain, compared)
+        except KeyboardInterrupt:
+            echo(f"interrupted: the samples are in {out}, and the comparison was not finished", error=True)
+            raise typer.Exit(130) from None
     if quiet:
         echo(result_json(result))
         return
@@ -109,6 +111,21 @@ def run(options: Sample) -> None:
         if compared is None:
             echo(f"Drawn in {took}. Add --compare to time both samplers in turns.")
     echo("wrote " + ", ".join(str(path) for path in [*files, out / "report.json"]))
+
+
+def _report(
+    out: Path, settings: dict[str, Any], drawn: Run, plain: Run | None, compared: Comparison | None
+) -> dict[str, Any]:
+    """Write the report; without a baseline it has the sequential sampler's calls only."""
+    result = make_result(
+        "sample",
+        settings,
+        speculative=json.loads(drawn.report.to_json()),
+        sequential=json.loads(plain.report.to_json()) if plain else {"calls_mean": drawn.report.steps},
+        turns=compared and asdict(compared),
+    )
+    write_result(out / "report.json", result)
+    return result
 
 
 def _compare(
@@ -185,9 +202,11 @@ class Finished:
 
 
 def write_samples(out: Path, samples: Tensor, more: dict[str, Tensor]) -> list[Path]:
-    """Save the samples, and paint them if they are pictures."""
+    """Save the samples in place of an earlier run's files, and paint them if they are pictures."""
     if not len(samples):
         return []
+    for name in Sample.files:
+        (out / name).unlink(missing_ok=True)
     tensors = {"samples": samples.contiguous(), **more}
     (out / "samples.safetensors").write_bytes(save(tensors))  # with the umask's permissions
     if not are_pictures(samples.shape[1:]):
@@ -196,17 +215,22 @@ def write_samples(out: Path, samples: Tensor, more: dict[str, Tensor]) -> list[P
     return [out / "samples.png", out / "samples.safetensors"]
 
 
-def paint(out: Path, run: Run, history: History, plain: Run | None) -> list[Path]:
-    """Paint the rounds of a run and, if samples are pictures, both samplers' samples side by side."""
+def paint(out: Path, run: Run, history: History) -> list[Path]:
+    """Paint the rounds of a run."""
     run_picture(out / "run.png", run.report, history)
-    if plain is None or not are_pictures(run.samples.shape[1:]):
-        return [out / "run.png"]
+    return [out / "run.png"]
+
+
+def paint_both(out: Path, run: Run, plain: Run) -> list[Path]:
+    """Paint both samplers' samples side by side, if they are pictures."""
+    if not are_pictures(run.samples.shape[1:]):
+        return []
     sides = [
         (f"{name}: {one.report.calls_mean:.4g} calls a sample", grid(one.samples))
         for name, one in (("sequential", plain), ("speculative", run))
     ]
     side_by_side(*sides).save(out / "compare.png")
-    return [out / "run.png", out / "compare.png"]
+    return [out / "compare.png"]
 
 
 class RunBars:
@@ -220,12 +244,15 @@ class RunBars:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 
     def update(self, name: str, commit: Commit) -> None:
         if self.bar is None or name != self.name:
-            self.__exit__()
+            self.close()
             self.bar = tqdm(total=self.total, desc=name, unit="step", disable=self.disable)
             self.name, self.calls, self.rounds, self.kept = name, 0, 0, 0
         committed, rounds = int(commit.committed.sum()), len(commit.committed)

@@ -133,7 +133,7 @@ def read_window(window: str) -> int | Literal["auto"] | Tuning:
     """The window that an option names."""
     if window == "auto":
         return "auto"
-    return Tuning.load(window) if window.endswith(".json") else int(window)
+    return int(window) if window.isdecimal() else Tuning.load(window)
 
 
 def choose_window(options: Sample | Check, target: Target, *, samples: int, slots: int) -> tuple[int, bool]:

@@ -33,23 +33,30 @@ def run(options: Tune) -> None:
     with wait_line(quiet=options.as_json) as say:
         measured = tune(chain, slots=chosen, windows=windows, graph=options.graph, progress=say)
     settings = {**described(options, source, chain), "slots": chosen, "windows": windows or "auto"}
+    best = refusal = None
     if isinstance(measured, Frontier):
-        result = make_result("frontier", settings, **asdict(measured))
+        try:
+            best = measured.best(None if options.within is None else options.within / 1e3)
+        except ValueError as error:  # what was measured is not lost
+            refusal = error
+        result = make_result("frontier", settings, **asdict(measured), best=best and asdict(best))
     else:
         result = make_result("tune", settings, **json.loads(measured.to_json()))
     if options.out is not None:
         write_result(options.out, result)
     if options.as_json:
         echo(result_json(result))
-        return
-    if isinstance(measured, Frontier):
+    elif isinstance(measured, Frontier):
         show(_frontier_table(measured))
-        echo(f"Take {measured.best(None if options.within is None else options.within / 1e3)}.")
+        if best is not None:
+            echo(f"Take {best}.")
     else:
         show(_table(measured))
         echo(measured.advice + ".")
-    if options.out is not None:
+    if options.out is not None and not options.as_json:
         echo(f"wrote {options.out}")
+    if refusal is not None:
+        raise refusal
 
 
 def _frontier_table(frontier: Frontier) -> Table:

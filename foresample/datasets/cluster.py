@@ -131,8 +131,10 @@ def _require_cluster(address: str) -> None:
             "cluster, with --ray auto or its address without ray://"
         )
     host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return  # auto, local
+    if address in ("auto", "local") or "://" in address:
+        return
+    if not (host and port.isdecimal()):
+        raise ValueError(f"--ray takes auto or a cluster's address (HOST:PORT), not {printable(address)!r}")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:

@@ -89,6 +89,11 @@ def inspect_dataset(out: str | Path) -> Dataset:
     """Read a folder and verify every shard. Nothing is written, so a run may be under way."""
     folder = Path(out)
     manifest = read_manifest(folder)
+    if manifest is None and any(folder.glob("shard-*.safetensors")):
+        raise FileNotFoundError(
+            f"{printable(folder)} has shards, but no manifest.json: run the command that drew them again, with the "
+            "same settings and the same window (0: sequential), to have it rebuilt"
+        )
     if manifest is None:
         raise FileNotFoundError(
             f"{printable(folder)} holds no manifest.json: not a folder of foresample generate"

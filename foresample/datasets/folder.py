@@ -20,6 +20,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -100,6 +101,11 @@ class Claim:
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[Claim]:
     """Make the folder and have it to ourselves as long as this process lives."""
+    if find_spec("fcntl") is None:
+        raise OSError(
+            "datasets need Linux or macOS, where a folder can be locked (fcntl): draw this one there, or the samples "
+            "with foresample.sample"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

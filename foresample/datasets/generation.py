@@ -10,8 +10,9 @@ missing, torn or corrupt are drawn. Other settings are refused, and so is anothe
 is checked before the manifest is written, and a manifest without any shard is simply replaced.
 
 How many rounds a sample needs depends on the sample, so those finished first are a biased selection. A run that is
-asked to stop begins no more samples and finishes those under way: they are the next in order, and fair. A run that is
-killed keeps its finished samples; an incomplete dataset returns only the samples before the first missing one.
+asked to stop begins no more samples and finishes those under way: they are the next in order, and fair. A run that ends
+with an error keeps its finished samples, and a killed one its finished shards; an incomplete dataset returns only the
+samples before the first missing one.
 
 A sample that breaks (NaN) is drawn once more at the end; if it breaks again, the rest is kept and the manifest
 lists it by index, seed and step. The next run tries again.
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 
+from foresample.checks.samples import can_fail, fewest_sequential
 from foresample.contracts import Target, at_least_one, seed_number
 from foresample.datasets.dataset import Dataset, require_room, shards_there, survey
 from foresample.datasets.folder import claim_folder
@@ -47,8 +49,8 @@ from foresample.datasets.manifest import (
 from foresample.datasets.shards import DatasetSettings, Plan, shard_name
 from foresample.datasets.workers import Factory, LocalWorker, Progress, Stop
 from foresample.provenance import provenance
-from foresample.settings import RunKeywords, Settings
-from foresample.sizes import require_disk
+from foresample.settings import RunKeywords, Settings, Window
+from foresample.sizes import require_disk, require_memory
 from foresample.text import printable
 
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ class DatasetKeywords(RunKeywords, total=False):
     """Settings of a dataset's run: those of every run (`foresample.settings`), and where it runs.
 
     `window` is "auto" by default: the faster sampler draws the dataset. The manifest keeps the result of that
-    measurement, and resumed runs use it. `slots` counts the samples under way in each worker.
+    measurement, and resumed runs use it. A window of 0 draws sequentially. `slots` counts the samples under way in each
+    worker.
     """
 
     ray: str | None
@@ -102,8 +105,8 @@ def generate(
             finds a sample's label by its index.
         about: all other facts that determine the samples (a model's name, a checksum of its weights): kept in the
             manifest, and compared when a run is resumed.
-        law: compare the finished dataset with this many sequential samples (`samples_law`). An incomplete dataset is
-            not compared, because its samples are a biased selection.
+        law: compare the finished dataset with this many sequential samples (`samples_law`); numbers with which the test
+            cannot fail are refused. An incomplete dataset is not compared: its samples are a biased selection.
         progress: called as samples are finished.
         stop: called before samples are begun. Once it returns True, no more samples are begun, those under way are
             finished, and the dataset so far is returned: a fair sample, unless an earlier run was killed
@@ -112,8 +115,8 @@ def generate(
     """
     count, shard = at_least_one("count", count), at_least_one("shard", shard)
     ray, cpus = settings.get("ray"), settings.get("cpus")
-    given = Settings.of({"window": "auto", **{k: v for k, v in settings.items() if k not in ("ray", "cpus")}})
-    given = replace(given, slots=min(given.slots or SLOTS, count))
+    given, window = _settings_of(settings, count)
+    _require_power(law, count)
     files = -(-count // shard)
     if files > MOST_SHARDS:
         raise ValueError(
@@ -124,7 +127,7 @@ def generate(
         raise ValueError(
             "on Ray workers begin shards in no fixed order, so none can be stopped fairly: leave out stop"
         )
-    folder, window = Path(out) if ray is None else Path(out).resolve(), given.window
+    folder = Path(out) if ray is None else Path(out).resolve()
     asked = {"count": count, "shard": shard, "seed": seed_number(seed), "labels": _labels(labels)}
     own = _own_settings(about)
     with claim_folder(folder) as claim, _workers(target, given, ray, cpus, folder) as workers:
@@ -148,6 +151,7 @@ def generate(
             manifest = {**begun, "fingerprint": {**found.fingerprint, **begun["fingerprint"]}}
         plan = replace(plan_of(folder, manifest), claim=claim)
         require_room(plan)
+        require_memory(law * plan.sample_bytes, f"{law} sequential samples", "give a smaller --law")
         run = _Run(plan, manifest, progress, kept or found.choice or "")
         missing = count - run.found
         more = "make room, choose another folder, or ask for fewer samples"
@@ -158,7 +162,7 @@ def generate(
                 if todo := run.unfinished():
                     for news in workers.draw(plan, todo, stop):
                         run.note(news)
-            checked = asdict(workers.law(plan, min(law, count))) if law and not run.unfinished() else None
+            checked = asdict(workers.law(plan, law)) if law and not run.unfinished() else None
         except BaseException:
             with suppress(OSError):  # the shards suffice without a final manifest
                 run.close()
@@ -168,6 +172,24 @@ def generate(
         claim.require()
         run.require_files()
     return Dataset(folder, run.manifest)
+
+
+def _settings_of(keywords: Mapping[str, Any], count: int) -> tuple[Settings, Window]:
+    """The settings of every worker, and the window, which is 0 for a dataset drawn sequentially."""
+    given = {"window": "auto", **{k: v for k, v in keywords.items() if k not in ("ray", "cpus")}}
+    sequential = type(given["window"]) is int and given["window"] == 0
+    settings = Settings.of({**given, "window": "auto"} if sequential else given)
+    return replace(settings, slots=min(settings.slots or SLOTS, count)), 0 if sequential else settings.window
+
+
+def _require_power(law: int, count: int) -> None:
+    """Refuse numbers of samples of which no difference could be found."""
+    if law and not can_fail(at_least_one("law", law), count):
+        fewest = fewest_sequential(count)
+        raise ValueError(
+            f"a comparison of {count} samples with {law} sequential {'ones' if law > 1 else 'one'} cannot fail, "
+            f"however different they are: {'leave --law out' if fewest is None else f'give --law {fewest} or more'}"
+        )
 
 
 def _labels(labels: Sequence[int] | Tensor | None) -> list[int] | None:

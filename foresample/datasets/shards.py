@@ -223,11 +223,11 @@ def read_shard(plan: Plan, number: int) -> Shard | None:
         raise Unsound(f"it is torn or corrupt ({printable(error)})") from None
     other = None
     if found.settings != plan.digest:
-        other = "with other settings"
+        other = "with other settings: give the same ones, among them the same window (0: sequential), or"
     elif plan.fingerprint is not None and (change := difference(found.fingerprint or {}, plan.fingerprint)):
-        other = f"from another target ({change})"
+        other = f"from another target ({change}):"
     if other:
-        raise ValueError(f"{printable(path)} is sound, but was drawn {other}: choose another folder")
+        raise ValueError(f"{printable(path)} is sound, but was drawn {other} choose another folder")
     _require_planned(plan, number, found, tensors)
     index = tensors["index"]
     fault = torch.full_like(index, NO_FAULT)

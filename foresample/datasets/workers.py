@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from foresample.baseline import sequential
+from foresample.baseline import Sequential
 from foresample.checks.samples import SamplesLaw, samples_law
 from foresample.contracts import Target, require_target
 from foresample.core.noise import seeds_of
@@ -89,7 +89,9 @@ class LocalWorker:
         """Compare the whole dataset with `count` sequential samples; refused while any sample is missing."""
         self._require_target_of(plan)
         seeds = seeds_of(plan.seed, count, plan.count)  # seeds that the dataset does not use
-        return samples_law(sequential(self.target, seeds=seeds, slots=self.slots).samples, _whole(plan))
+        rows = torch.arange(count) % plan.count  # a target may know no others
+        plain = Sequential(self.target, min(self.slots, count)).sample(seeds, rows=rows)
+        return samples_law(plain.samples, _whole(plan))
 
     def _choose(self, window: Literal["auto"] | Tuning, say: Callable[[str], None]) -> tuple[int, str]:
         """The fastest window, 0 if the sequential sampler is faster, and why."""

@@ -96,9 +96,13 @@ class Tuning:
         return max(self.trials, key=lambda trial: trial.gain)
 
     @property
+    def _at_a_time(self) -> str:
+        return f"{self.slots} sample{'s' if self.slots > 1 else ''} at a time"
+
+    @property
     def advice(self) -> str:
         """A sentence with the window to take, or the reason to sample sequentially."""
-        at = f"{self.slots} sample{'s' if self.slots > 1 else ''} at a time"
+        at = self._at_a_time
         gains = f"{self.predicted:.2f}× predicted"
         if self.achieved is not None:
             gains += f", {self.achieved:.2f}× achieved"
@@ -125,24 +129,31 @@ class Tuning:
     @staticmethod
     def load(path: str | Path) -> Tuning:
         """The tuning in a file written by `save` or `foresample tune --out`."""
+        remedy = "measure again with foresample.tune"
         try:
-            return read_object(Tuning, parse_json(read_plain(Path(path)).decode("utf-8")))
+            found = parse_json(read_plain(Path(path)).decode("utf-8"))
+            if isinstance(found, dict) and "tunings" in found:
+                raise ValueError(
+                    f"{path} holds tunings for several numbers of slots, and a window is of one: {remedy} for that one"
+                )
+            return read_object(Tuning, found)
         except (Unfit, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} holds no tuning ({error}): measure again with foresample.tune") from None
+            raise ValueError(f"{path} holds no tuning ({error}): {remedy}") from None
 
     def window_for(self, steps: int, slots: int) -> int | None:
         """The window, for runs with the steps and slots that were measured; others are refused."""
         if (steps, slots) != (self.steps, self.slots):
+            same = f"draw {self.slots} at a time (slots={self.slots}, --slots {self.slots}), or "
             raise ValueError(
-                f"this tuning is of {self.steps} steps with {self.slots} samples at a time, not of {steps} steps with "
-                f"{slots}: measure again with foresample.tune"
+                f"this tuning is of {self.steps} steps with {self._at_a_time}, not of {steps} steps with {slots}: "
+                f"{same if steps == self.steps else ''}measure again with foresample.tune"
             )
         return self.window
 
 
 @dataclass(frozen=True)
 class Point:
-    """A number of slots and a window, with its measured throughput and latency."""
+    """A number of slots and a window, with its throughput and latency."""
 
     slots: int
     window: int | None  # None: sequential
@@ -176,12 +187,18 @@ class Frontier:
 
     @property
     def points(self) -> list[Point]:
-        """All measured points: for each number of slots the sequential sampler and every window."""
+        """All points: for each number of slots the sequential sampler and every window.
+
+        The gain of the window with the highest prediction was measured once more, and tends to be lower then. Gains of
+        the other windows are corrected by the same factor.
+        """
         found: list[Point] = []
         for tuning in self.tunings:
             seconds = tuning.steps * tuning.step_seconds
             throughput = tuning.slots / seconds
             found.append(Point(tuning.slots, None, throughput, seconds))
+            if tuning.achieved is not None:
+                throughput *= tuning.achieved / tuning.predicted
             for t in tuning.trials:
                 if t.calls_p95 is not None:
                     p95_seconds = t.calls_p95 * t.round_seconds
@@ -189,12 +206,17 @@ class Frontier:
         return found
 
     def best(self, within: float | None = None) -> Point:
-        """The point with the highest throughput, of those at which 95 in 100 samples finish `within` these seconds."""
-        in_time = [p for p in self.points if within is None or p.p95_seconds <= within]
-        if not in_time:
-            soonest = min(self.points, key=lambda p: p.p95_seconds)
+        """The point with the highest throughput, of those at which 95 in 100 samples finish `within` these seconds.
+
+        Where a tuning recommends the sequential sampler, its windows are left out.
+        """
+        gains = {tuning.slots for tuning in self.tunings if tuning.window is not None}
+        points = [p for p in self.points if p.window is None or p.slots in gains]
+        in_time = [p for p in points if within is None or p.p95_seconds <= within]
+        if within is not None and not in_time:
+            soonest = min(points, key=lambda p: p.p95_seconds)
             raise ValueError(
-                f"no way to sample is within {within} s here; allow more time: the fastest is {soonest}"
+                f"no way to sample is within {duration(within)} here; allow more time: the fastest is {soonest}"
             )
         return max(in_time, key=lambda p: p.samples_per_second)
 
@@ -234,6 +256,10 @@ def tune(
             look (once, for the first window).
     """
     base = Settings.of(settings, without=("window", "slots"))
+    samples = None if samples is None else at_least_one("samples", samples)
+    for name, numbers in (("windows", windows), ("slots", [slots] if isinstance(slots, int) else slots)):
+        if numbers is not None and (not isinstance(numbers, Sequence) or not numbers):
+            raise ValueError(f"{name} must be one or more numbers in a list, not {numbers!r}")
     if not isinstance(slots, Sequence):
         return measure(target, replace(base, slots=at_least_one("slots", slots)), windows, samples, progress)
     say, found = progress or (lambda text: None), list[Tuning]()

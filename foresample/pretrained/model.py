@@ -295,7 +295,7 @@ def _labels(path: Path, count: int) -> list[str]:
 def _label_index(labels: list[str], label: str) -> int:
     if label in labels:
         return labels.index(label)
-    if label.isdigit() and int(label) < len(labels):
+    if label.isdecimal() and int(label) < len(labels):
         return int(label)
     if not labels:
         raise ValueError("this model is not conditional: leave the label out")

@@ -69,6 +69,8 @@ def test_the_window_can_be_measured(tunes: Tunes) -> None:
         (["--level", "-5"], "--level is a probability between 0 and 1, not -5"),
         (["--level", "nan"], "--level is a probability between 0 and 1, not nan"),
         (["--graph"], "'foresample generate --graph --law 1000'"),
+        (["--label", "2"], "--label cannot apply to flow, the default target"),
+        (["vp", "--label", "2"], "--label cannot apply to --target vp"),
         (["--samples", "3"], "greater than or equal to 10"),
         (["--out", "."], "cannot write .: name another file"),
         (["langevin", "--steps", "1"], "nothing to speculate on"),
@@ -76,6 +78,11 @@ def test_the_window_can_be_measured(tunes: Tunes) -> None:
 )
 def test_bad_input(arguments: list[str], sentence: str) -> None:
     refuses(sentence, "check", *arguments)
+
+
+def test_help_does_not_name_a_default_model() -> None:
+    assert "Fashion-MNIST" not in succeeds("check", "--help")
+    assert "Fashion-MNIST" in succeeds("sample", "--help").replace("│", " ")
 
 
 def test_a_window_longer_than_the_chain_is_cut() -> None:

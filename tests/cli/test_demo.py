@@ -79,7 +79,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     monkeypatch.setattr(drawing, "draw_with_pens", lambda seed: pytest.fail("the work began"))
     (tmp_path / "file").touch()
-    refuses("name another folder with --out", "demo", "--out", tmp_path / "file" / "demo.html")
+    refuses("(File exists): name another file with --out", "demo", "--out", tmp_path / "file" / "demo.html")
     refuses("name another file with --out", "demo", "--out", tmp_path)
 
 

@@ -48,7 +48,7 @@ def default(out: Path, *more: object) -> list[object]:
 
 
 def test_draws_resumes_and_refuses_other_settings(folder: Path, tmp_path: Path) -> None:
-    told = succeeds(*dataset(folder, tmp_path, "--law", "5"))
+    told = succeeds(*dataset(folder, tmp_path, "--law", "20"))
     assert "7 of 7, 1×8×8, float32" in told
     assert "passed: 9 tests" in told
     files = [load_file(path) for path in sorted(tmp_path.glob("shard-*"))]
@@ -193,19 +193,57 @@ def test_broken_samples_exit_with_3(folder: Path, tmp_path: Path) -> None:
 def test_a_failed_distribution_check_exits_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     law = SamplesLaw(False, 9, 1e-9, "norm", 1e-3, 7, 5)
     monkeypatch.setattr("foresample.datasets.workers.samples_law", lambda *_: law)
-    result = invoke(*mixture(tmp_path, "--law", "5"))
+    result = invoke(*mixture(tmp_path, "--law", "20"))
     assert result.exit_code == 1
     assert "FAILED: 9 tests" in result.output
 
 
-def test_an_interrupted_command_exits_with_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupts_in(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foresample.cli.generate.generate", interrupt)
+    monkeypatch.setattr(place, interrupt)
+
+
+@pytest.mark.parametrize("place", ["cli.generate.generate", "datasets.workers.draw_shards"])
+def test_a_command_interrupted_before_a_sample_is_saved_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    interrupts_in(monkeypatch, f"foresample.{place}")
     result = invoke(*mixture(tmp_path))
     assert result.exit_code == 130
-    assert "run the same command again to resume" in result.stderr
+    assert result.stderr == "interrupted before any sample was saved: run the same command again\n"
+
+
+@pytest.mark.parametrize("place", ["generate.LocalWorker", "workers.LocalWorker.law"])
+def test_an_interruption_of_a_complete_dataset_loses_no_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """While the target is loaded, and while the distribution is checked."""
+    succeeds(*mixture(tmp_path))
+    interrupts_in(monkeypatch, f"foresample.datasets.{place}".replace("generate.", "generation."))
+    result = invoke(*mixture(tmp_path, "--law", "20"))
+    assert result.exit_code == 130
+    assert result.stderr == (
+        f"interrupted: the dataset in {tmp_path} is complete, but its distribution was not checked: run the same "
+        "command again to check it\n"
+    )
+    assert invoke(*mixture(tmp_path)).stderr == (
+        f"interrupted: the dataset in {tmp_path} is complete\n" if place == "generate.LocalWorker" else ""
+    )
+
+
+def test_a_window_of_0_draws_sequentially(tmp_path: Path) -> None:
+    assert "16 steps, drawn sequentially" in succeeds(*mixture(tmp_path, "--window", "0"))
+    (tmp_path / "manifest.json").unlink()
+    refuses("give the same ones, among them the same window (0: sequential)", *mixture(tmp_path))
+    refuses("has shards, but no manifest.json: run the command that drew them again", "inspect", tmp_path)
+    succeeds(*mixture(tmp_path, "--window", "0"))
+    assert "16 steps, drawn sequentially" in succeeds("inspect", tmp_path)
+
+
+def test_a_distribution_check_that_cannot_fail_is_refused(tmp_path: Path) -> None:
+    refuses("with 1 sequential one cannot fail", *mixture(tmp_path, "--law", "1"))
 
 
 HELD = """
@@ -300,6 +338,7 @@ def test_wrong_input_exits_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     refuses("greater than or equal to 1", *mixture(tmp_path, "--count", "0"))
     (tmp_path / "file").write_text("")
     refuses("cannot write to", *mixture(tmp_path / "file" / "out"))
+    refuses("is empty: name a folder or a file", *mixture(""))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "ray", None)
     refuses("this needs ray, which is not installed: pip install 'ray", *mixture(tmp_path, "--ray", "auto"))
     monkeypatch.setitem(sys.modules, "safetensors", None)
@@ -326,16 +365,41 @@ def test_inspect_verifies_and_draws_a_picture(folder: Path, tmp_path: Path) -> N
 def test_inspect_shows_how_many_samples_of_an_interrupted_dataset_are_fair(
     folder: Path, tmp_path: Path
 ) -> None:
-    succeeds(*dataset(folder, tmp_path, "--law", "5"))
+    succeeds(*dataset(folder, tmp_path, "--law", "20"))
     shard = tmp_path / "shard-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     result = invoke("inspect", tmp_path)
     assert result.exit_code == 1
     told = " ".join(result.output.split())
-    assert "the first 3, of which 3 are known to be fair; the others finished early" in told
+    assert "the first 3, of which 3 are known to be fair; the others may be a biased selection" in told
     assert "distribution not checked: samples are missing" in told
     assert "shard-00001.safetensors does not count, it is torn or corrupt" in result.stderr
     assert "passed" not in told
+
+
+def test_inspect_does_not_speak_of_other_samples_where_there_are_none(tmp_path: Path) -> None:
+    """The last shards are lost, or all of them: what is left is fair."""
+    succeeds(*mixture(tmp_path))
+    (tmp_path / "shard-00002.safetensors").unlink()
+    told = " ".join(invoke("inspect", tmp_path).stdout.split())
+    assert "in order the first 6, of which 6 are known to be fair shards 2" in told
+    assert "calls a sample" in told
+    for shard in tmp_path.glob("shard-*"):
+        shard.write_bytes(b"")
+    told = " ".join(invoke("inspect", tmp_path).stdout.split())
+    assert "in order the first 0, of which 0 are known to be fair shards 0" in told
+    assert "a sample" not in told
+
+
+def test_inspect_describes_a_dataset_whose_picture_it_cannot_write(folder: Path, tmp_path: Path) -> None:
+    succeeds(*dataset(folder, tmp_path))
+    (tmp_path / "contact.png").mkdir()
+    result = invoke("inspect", tmp_path)
+    assert result.exit_code == 0
+    assert "7 of 7" in result.stdout
+    assert "wrote" not in result.stdout
+    assert result.stderr.startswith("no contact sheet: cannot write ")
+    assert json.loads(invoke("inspect", tmp_path, "--json").stdout)["costs"]["samples"] == 7
 
 
 def test_inspect_writes_its_picture_only_into_the_folder(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer.main
 
 from foresample import __version__, chains, settings
 from foresample.checks import findings
-from foresample.cli import check, options
+from foresample.cli import check, console, options
 from foresample.cli.app import app
 from tests.cli.common import invoke, succeeds
 
@@ -124,6 +125,50 @@ def test_without_the_extra_the_error_names_the_remedy(package: str) -> None:
         f"error: the command line needs {package}, which is not installed: pip install "
     )
     assert "foresample[" not in done.stderr
+
+
+# ------------------------------------------------------------------ output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", ["check flow --samples 50", "check flow --samples 50 --json", "doctor --no-test"]
+)
+def test_output_that_nobody_reads_is_no_negative_answer(arguments: str) -> None:
+    """Exit status 1 would mean that the check failed; 141 is that of other programs whose reader has gone."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "foresample", *arguments.split()]
+    with os.fdopen(writes, "wb") as output:
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.slow
+def test_a_terminal_that_cannot_show_a_character_shows_another(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "foresample", "sample", "--target", "flow", "--count", "3", "--out"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, env=ascii_only)
+    assert done.returncode == 0, done.stderr
+    assert "? fewer" in done.stdout
+
+
+def test_a_colon_in_a_message_is_no_emoji() -> None:
+    assert "--target tg:ok: leave it out" in invoke("check", "tg:ok", "--steps", "4").stderr
+
+
+def test_a_narrow_terminal_keeps_the_labels_of_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = console.plain_table("per sample", "sequential", "speculative", "", left=1)
+    table.add_row("network calls", "16", "5.3", "3.02× fewer")
+    table.add_row("time, all 100", "1.23 ms", "1.11 ms", "no difference within the noise")
+    console.show(table)
+    printed = capsys.readouterr().out
+    assert all(len(line) <= 40 for line in printed.splitlines())
+    for word in ("network", "calls", "16", "5.3", "3.02×", "noise"):
+        assert word in printed
 
 
 # ------------------------------------------------------------------ Ctrl-C

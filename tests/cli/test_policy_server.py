@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 
 from foresample.cli import options, policy_server
 from foresample.integrations.policies.server import accelerated_server
@@ -78,3 +80,16 @@ def test_the_window_is_given_to_accelerate_as_other_commands_read_it(
     monkeypatch.setattr(sys, "argv", ["foresample"])
     policy_server.run(options.PolicyServer(window=window))
     assert given["window"] == (8 if window == "8" else "auto")
+
+
+def test_a_missing_prior_and_a_graph_without_a_gpu_are_refused_before_the_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    module = SimpleNamespace(PolicyServer=object, serve=lambda: pytest.fail("it starts"))
+    monkeypatch.setitem(sys.modules, "lerobot.async_inference", SimpleNamespace(policy_server=module))
+    refuses("none cannot be read (No such file", "policy-server", "--prior", tmp_path / "none")
+    (tmp_path / "prior").write_text("nothing")
+    refuses("prior is no safetensors file", "policy-server", "--prior", tmp_path / "prior")
+    refuses("--graph needs a GPU, and torch sees none", "policy-server", "--graph")

@@ -102,7 +102,9 @@ def test_samples_are_sequential_where_no_window_gains(tmp_path: Path, tunes: Tun
     )
 
 
-def test_rounds_replayed_from_graphs_have_no_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_replayed_from_graphs_have_no_observer(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     class OnAGpu(fs.Engine):
@@ -115,9 +117,9 @@ def test_rounds_replayed_from_graphs_have_no_observer(tmp_path: Path, monkeypatc
             return super().sample(seeds, observe, **how)
 
     monkeypatch.setattr("foresample.cli.sample.Engine", OnAGpu)
-    succeeds("sample", "--target", "flow", "--count", "5", "--graph", "--out", tmp_path)
+    succeeds("sample", "--target", f"{mine}:make", "--count", "5", "--graph", "--out", tmp_path)
     assert asked == [(True, 5, False), (False, 1, True)]  # the second for the picture of the run
-    assert files(tmp_path) == {"samples.safetensors", "report.json", "run.png"}
+    assert {"samples.safetensors", "report.json", "run.png"} <= files(tmp_path)
 
 
 def test_a_chain_with_nothing_to_draft(tmp_path: Path) -> None:
@@ -171,6 +173,17 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     refuses(
         f"cannot write to {tmp_path}/file/out (Not a directory): name another folder with --out",
         *("sample", "--target", "flow", "--out", tmp_path / "file" / "out"),
+    )
+
+
+@pytest.mark.parametrize("name", ["samples.safetensors", "report.json", "run.png"])
+def test_a_folder_in_the_place_of_a_file_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr("foresample.cli.sample.Engine", None)
+    refuses(
+        f"cannot write {tmp_path / name}: name another folder", "sample", "--target", "flow", "--out", tmp_path
     )
 
 
@@ -233,6 +246,45 @@ def test_an_interrupted_run_keeps_samples_begun_at_least_as_many_rounds_ago_as_t
         assert len(fair) == done
         said = f"interrupted: {done} of 9 samples were finished, saved in"
     assert said in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("place", ["Sequential.sample", "time_in_turns"], ids=["baseline", "turns"])
+def test_a_comparison_that_is_interrupted_leaves_the_finished_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"foresample.cli.sample.{place}", interrupt)
+    result = invoke(*small(folder, tmp_path, "--compare"))
+    assert result.exit_code == 130
+    assert result.stderr == f"interrupted: the samples are in {tmp_path}, and the comparison was not finished\n"
+    compared = {"compare.png"} if place == "time_in_turns" else set()
+    assert files(tmp_path) == {"samples.png", "run.png", "samples.safetensors", "report.json"} | compared
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["speculative"]["count"] == len(load_file(tmp_path / "samples.safetensors")["samples"]) == 5
+    assert report["turns"] is None
+
+
+def test_files_of_an_earlier_run_do_not_stay_beside_other_samples(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    succeeds(*small(folder, tmp_path, "--compare"))
+    succeeds("sample", "--target", "flow", "--count", "3", "--out", tmp_path)
+    left = {"samples.safetensors", "report.json", "run.png", "notes.txt"}
+    assert files(tmp_path) == left
+
+    def stop(bars: RunBars, name: str, commit: fs.Commit) -> None:
+        if (commit.step + commit.committed == 16).any() and int(commit.sample.max()) > 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunBars, "update", stop)
+    again = ["sample", "--target", "flow", "--count", "20", "--seed", "9", "--out", tmp_path]
+    assert invoke(*again).exit_code == 130  # all were begun at once: none is saved, and the earlier run stays
+    assert files(tmp_path) == left
+    assert invoke(*again, "--slots", "1").exit_code == 130
+    assert files(tmp_path) == {"samples.safetensors", "notes.txt"}
 
 
 def test_a_run_interrupted_when_only_quick_samples_are_finished_keeps_none(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 import foresample as fs
+from foresample.chains import Kind
 from foresample.cli.options import TargetOptions
 from foresample.cli.targets import Source, make_source
-from tests.cli.common import invoke, refuses
+from tests.cli.common import invoke, refuses, succeeds
 
 
 def source(**given: Any) -> Source:
@@ -38,6 +39,17 @@ def test_the_embedded_model_is_the_default() -> None:
     assert source() == source(target="embedded")
     assert source(label="coat", steps=7).labels() == [4]
     assert len(source(steps=7)().std) == 7
+
+
+@pytest.mark.parametrize("command", ["sample", "tune", "check"])
+def test_only_a_dataset_takes_a_window_of_0(command: str) -> None:
+    refuses("'0' is neither a whole number of at least 1 nor auto", command, "--window", "0")
+
+
+@pytest.mark.parametrize("reuse", get_args(Kind))
+def test_every_prediction_that_help_names_can_be_reused_exactly(folder: Path, reuse: str) -> None:
+    assert f"{reuse}" in " ".join(succeeds("check", "--help").split("--reuse")[1].split("--")[0].split())
+    succeeds("check", "--model", folder, "--steps", "4", "--samples", "50", "--reuse", reuse)
 
 
 def test_a_model_folder(folder: Path) -> None:
@@ -91,15 +103,16 @@ BAD = {
     "no such device": (["--device", "abacus"], "--device takes cpu, cuda or cuda:N, not 'abacus'"),
     "no GPU": (["--device", "cuda"], "there is no cuda here"),
     "not so many GPUs": (["--device", "cuda:7"], "there is no cuda:7 here"),
-    "a graph on a CPU": (["--target", "flow", "--graph"], "graph"),
+    "a graph on a CPU": (["--target", "flow", "--graph"], "--graph cannot apply to"),
+    "a graph of a model on a CPU": (["--target", "embedded", "--graph"], "--graph cannot apply to"),
     "no such folder": (["--model", "/nowhere"], "not the folder of a diffusers DDPM pipeline"),
     "no such prediction": (
         ["--target", "embedded", "--reuse", "w"],
         "--reuse takes one of x0, eps, v, score, not 'w'",
     ),
     "no steps": (["--steps", "0"], "greater than or equal to 1"),
-    "no window": (["--window", "0"], "'0' is neither a whole number of at least 1 nor auto"),
-    "a word for a window": (["--window", "wide"], "'wide' is neither a whole number of at least 1 nor auto"),
+    "no window": (["--window", "-1"], "'-1' is neither a whole number of at least"),
+    "a word for a window": (["--window", "wide"], "'wide' is neither a whole number of at least"),
     "no slots": (["--slots", "0"], "greater than or equal to 1"),
 }
 
@@ -124,6 +137,7 @@ def test_bad_numbers_for_a_model(
     arguments = [command, *OUT[command], "--model", folder]
     monkeypatch.chdir(tmp_path)
     refuses("unknown label 'sock': choose one of hat, coat, shoe", *arguments, "--label", "sock")
+    refuses("unknown label '²': choose one of hat, coat, shoe", *arguments, "--label", "²")
     refuses("this model was trained with 1000 timesteps", *arguments, "--steps", "5000")
 
 

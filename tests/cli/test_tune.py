@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.cli.common import refuses, succeeds
+from foresample.engine.tuning import Point
+from tests.cli.common import invoke, refuses, succeeds
 
 SMALL = ["tune", "--target", "flow", "--steps", "6"]
 
@@ -43,6 +44,12 @@ def test_a_saved_tuning_can_be_given_as_the_window(tmp_path: Path) -> None:
         *("check", *flow, "--window", file, "--slots", "5", "--samples", "200"),
     )
     refuses("nor a file of foresample tune --out", "check", *flow, "--window", tmp_path / "none.json")
+    refuses(
+        "not of 6 steps with 200: draw 4 at a time (slots=4, --slots 4), or measure again",
+        *("check", *flow, "--window", file, "--samples", "200"),
+    )
+    other = file.rename(tmp_path / "tune.txt")
+    succeeds("check", *flow, "--window", other, "--slots", "4", "--samples", "200")
     file.write_text("[]")
     refuses("holds no tuning", "check", *flow, "--window", file, "--slots", "4", "--samples", "200")
 
@@ -55,10 +62,29 @@ def test_several_slots_print_a_frontier(tmp_path: Path) -> None:
     assert "Take " in told
     read = json.loads((tmp_path / "frontier.json").read_text())
     assert [tuning["slots"] for tuning in read["tunings"]] == [1, 2]
+    assert f"wrote {tmp_path / 'frontier.json'}" in told
+    assert f"Take {Point(**read['best'])}." in told
     refuses(
-        "no way to sample is within", *SMALL, "--slots", "1", "--slots", "2", "--window", "2", "--within", "0"
+        "holds tunings for several numbers of slots",
+        *("check", "--target", "flow", "--steps", "6", "--window", tmp_path / "frontier.json"),
     )
     refuses("--within chooses between several --slots", *SMALL, "--within", "5")
+
+
+def test_a_deadline_that_no_setting_meets_is_refused_after_the_findings_are_written(tmp_path: Path) -> None:
+    two, out = [*SMALL, "--slots", "1", "--slots", "2", "--window", "2"], tmp_path / "frontier.json"
+    for more in ([], ["--json"]):
+        result = invoke(*two, "--within", "0.0001", "--out", out, *more)
+        assert result.exit_code == 2
+        assert "no way to sample is within 0.1 µs here" in " ".join(result.stderr.split())
+        assert json.loads(out.read_text())["best"] is None
+        if more:
+            assert json.loads(result.stdout) == json.loads(out.read_text())
+        else:
+            assert f"wrote {out}" in result.stdout
+        out.unlink()
+    given = json.loads(succeeds(*two, "--within", "100000", "--json"))
+    assert given["best"]["samples_per_second"] > 0
 
 
 def test_a_model(folder: Path) -> None:
@@ -68,7 +94,7 @@ def test_a_model(folder: Path) -> None:
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     refuses(f"cannot write {tmp_path}: name another file", *SMALL, "--out", tmp_path)
     (tmp_path / "file").write_text("")
-    refuses("cannot write to", *SMALL, "--out", tmp_path / "file" / "tune.json")
+    refuses("(File exists): name another file", *SMALL, "--out", tmp_path / "file" / "tune.json")
 
 
 def test_a_chain_with_nothing_to_draft_has_no_window() -> None:

@@ -274,6 +274,8 @@ def test_an_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
         draw(tmp_path, ray="127.0.0.1:1")
     with pytest.raises(ValueError, match=r"run this on a machine of the cluster, with --ray auto"):
         draw(tmp_path, ray="ray://127.0.0.1:10001")
+    with pytest.raises(ValueError, match=r"--ray takes auto or a cluster's address \(HOST:PORT\), not 'bogus'"):
+        draw(tmp_path, ray="bogus")
 
 
 def test_settings_of_ray(tmp_path: Path) -> None:

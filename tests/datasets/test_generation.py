@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -417,13 +418,61 @@ def test_the_law_check_passes_and_can_fail(tmp_path: Path) -> None:
     assert not samples_law(plain, narrow).passed
 
 
+@pytest.mark.parametrize(
+    ("count", "law", "sentence"),
+    [
+        (10, -5, "law must be a whole number of at least 1, not -5"),
+        (10, 1, "a comparison of 10 samples with 1 sequential one cannot fail, .*: give --law 8 or more"),
+        (4, 1000, "a comparison of 4 samples with 1000 sequential ones cannot fail, .*: leave --law out"),
+    ],
+)
+def test_a_distribution_check_that_cannot_fail_is_refused_before_the_work(
+    tmp_path: Path, count: int, law: int, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fs.generate(lambda: pytest.fail("made"), count, out=tmp_path / "out", law=law)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_is_compared_with_as_many_sequential_samples_as_were_requested(tmp_path: Path) -> None:
+    """The target has an observation for each of its samples, and none for more."""
+    base, table = flow(), torch.linspace(-1, 1, 10, dtype=torch.float64)
+    target = replace(base, network=lambda x, time, row: base.network(x, time, row) + table[row].unsqueeze(1))
+    dataset = fs.generate(target, 10, out=tmp_path, window=4, law=30)
+    assert dataset.law is not None
+    assert (dataset.law.samples, dataset.law.sequential) == (10, 30)
+
+
+def test_more_sequential_samples_than_fit_into_memory_are_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fs.Engine, "draw", None)
+    with pytest.raises(ValueError, match="1000000000000 sequential samples would take"):
+        fs.generate(flow(), 10, out=tmp_path, window=4, law=10**12)
+
+
+# ------------------------------------------------------------------ a window of 0
+
+
+def test_a_window_of_0_draws_sequentially(tmp_path: Path) -> None:
+    dataset = fs.generate(flow(), 7, out=tmp_path, window=0, shard=3)
+    assert (dataset.manifest["settings"]["window"], dataset.manifest["settings"]["method"]) == (0, "sequential")
+    assert torch.equal(torch.cat(list(dataset.samples())), fs.sequential(flow(), 7).samples)
+    (tmp_path / "manifest.json").unlink()
+    before = inodes(tmp_path)
+    assert fs.generate(flow(), 7, out=tmp_path, window=0, shard=3).complete
+    assert inodes(tmp_path) == before
+
+
 # ------------------------------------------------------------------ bad input
 
 
 @pytest.mark.parametrize("name", ["count", "shard", "window", "slots"])
-@pytest.mark.parametrize("value", [0, -1, 2.5, True])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, False])
 def test_numbers_must_be_positive_whole_numbers(tmp_path: Path, name: str, value: object) -> None:
     out = tmp_path / "out"
+    if name == "window" and type(value) is int:
+        value -= 1  # 0 draws sequentially
     with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, not {value!r}"):
         fs.generate(flow(), **{"count": 5, "out": out, "window": 4, name: value})  # type: ignore[arg-type]
     assert not out.exists()
@@ -484,7 +533,9 @@ def test_without_a_manifest_shards_of_other_settings_are_not_overwritten(
     out = shutil.copytree(undisturbed, tmp_path / "out")
     (out / "manifest.json").unlink()
     before = shards(out)
-    with pytest.raises(ValueError, match="is sound, but was drawn with other settings: choose another folder"):
+    with pytest.raises(
+        ValueError, match=r"is sound, but was drawn with other settings: give the same ones, .* the same window"
+    ):
         draw(out, seed=6)
     assert shards(out) == before
 
@@ -492,6 +543,26 @@ def test_without_a_manifest_shards_of_other_settings_are_not_overwritten(
 def test_a_folder_without_a_dataset_is_refused_by_inspect(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not a folder of foresample generate"):
         fs.inspect_dataset(tmp_path)
+
+
+def test_shards_without_a_manifest_can_be_described_after_the_command_has_run_again(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    (out / "manifest.json").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"has shards, but no manifest.json: run the command that drew them"
+    ):
+        fs.inspect_dataset(out)
+
+
+def test_where_no_folder_can_be_locked_datasets_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    with pytest.raises(OSError, match="datasets need Linux or macOS"):
+        fs.generate(flow(), 5, out=tmp_path / "out", window=4)
+    assert not (tmp_path / "out").exists()
 
 
 def test_objects_and_functions_that_give_no_target_are_refused(tmp_path: Path) -> None:

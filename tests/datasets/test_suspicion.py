@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 import foresample as fs
+from foresample.baseline import Sequential
 from foresample.core.noise import seeds_of
 from foresample.datasets import workers
 from foresample.datasets.folder import write_atomically
@@ -122,13 +123,13 @@ def test_the_law_is_checked_against_seeds_that_are_not_the_dataset_s(
 ) -> None:
     """Against its own, sequential and speculative samples would share noise, and the test would be blind."""
     used: list[Tensor] = []
-    original = workers.sequential
 
-    def watched(target: fs.Target, *, seeds: Tensor, slots: int) -> fs.Run:
-        used.append(seeds)
-        return original(target, seeds=seeds, slots=slots)
+    class Watched(Sequential):
+        def sample(self, seeds: Tensor, *observe: Any, **how: Any) -> fs.Run:
+            used.append(seeds)
+            return super().sample(seeds, *observe, **how)
 
-    monkeypatch.setattr(workers, "sequential", watched)
+    monkeypatch.setattr(workers, "Sequential", Watched)
     dataset = draw(tmp_path, law=200)
     own = torch.cat([load_file(path)["seeds"] for path in sorted(tmp_path.glob("shard-*"))])
     assert len(used[0]) == len(set(used[0].tolist())) == 200

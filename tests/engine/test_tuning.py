@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import foresample as fs
 from foresample.engine import tuning as tuning_module
 from foresample.engine.tuning import Trial
 from foresample.targets import ChainTarget
+from tests.support.small_chains import flow
 
 
 class Machine:
@@ -159,7 +161,8 @@ def test_a_tuning_of_another_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     target = Machine(monkeypatch, fixed=1.0, each=0.0).target(steps=16)
     tuning = fs.tune(target, slots=3, windows=[2])
     with pytest.raises(
-        ValueError, match="of 16 steps with 3 samples at a time, not of 16 steps with 4: measure again"
+        ValueError,
+        match=r"of 16 steps with 3 samples at a time, not of 16 steps with 4: draw 3 at a time .* or measure",
     ):
         fs.sample(target, 4, window=tuning)
     with pytest.raises(ValueError, match="window is given, but achieved is null"):
@@ -167,3 +170,20 @@ def test_a_tuning_of_another_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "tuning.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds no tuning .*: measure again"):
         fs.Tuning.load(tmp_path / "tuning.json")
+    with pytest.raises(
+        ValueError, match="of 16 steps with 1 sample at a time, not of 17 steps with 1: measure"
+    ):
+        replace(tuning, slots=1).window_for(17, 1)
+    (tmp_path / "tuning.json").write_text('{"tunings": []}')
+    with pytest.raises(
+        ValueError, match="tunings for several numbers of slots, and a window is of one: measure"
+    ):
+        fs.Tuning.load(tmp_path / "tuning.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("windows", 4), ("windows", []), ("slots", []), ("samples", -1), ("samples", 1.5)]
+)
+def test_numbers_that_cannot_be_measured_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        fs.tune(flow(), **{name: value})
