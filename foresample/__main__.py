@@ -7,12 +7,16 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 
 
 def main() -> None:
     """Run the command line, or name the packages that it needs."""
     from foresample.cli import interrupts
 
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal does not have is no error
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores Ctrl-C
         signal.signal(signal.SIGINT, interrupts.leave)
     try:

@@ -6,6 +6,7 @@ As the reference it imports none of the code that it is compared with: no rounds
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import RLock
 from time import perf_counter
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from foresample.backends import backend_of, extra_noise
 from foresample.backends.graphs import capture, require_cuda
+from foresample.backends.own_chain import require_own_chain
 from foresample.contracts import (
     Target,
     affine_chain,
@@ -21,7 +23,6 @@ from foresample.contracts import (
     no_history,
     predict,
     remember,
-    require_own_chain,
     require_target,
     resolve_slots,
     start_states,
@@ -36,7 +37,10 @@ _LOOK_EVERY = 64  # steps between looks for NaN and infinity, on a device where 
 
 
 class Sequential:
-    """The sequential sampler for one target, kept between runs: later runs reuse its captured graph."""
+    """The sequential sampler for one target, kept between runs: later runs reuse its captured graph.
+
+    Its states are kept, too, so threads that draw with one sampler wait for one another.
+    """
 
     def __init__(self, target: Target, slots: int, *, graph: bool = False) -> None:
         require_target(target)
@@ -45,18 +49,23 @@ class Sequential:
         if graph:
             require_cuda(target)
         self.target, self.slots, self.timed = target, slots, TimedTarget(target)
-        self.chain, self.backend = affine_chain(target), backend_of(target)
-        self.row, self.key, self.step, self.fault = (
-            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
-        )
-        self.used = torch.ones(slots, 1, dtype=torch.bool, device=device)
-        self.x = target.std.new_zeros((slots, *target.shape))
-        self.previous = no_history(target, self.x)
+        self.chain, self.backend, self._turn = affine_chain(target), backend_of(target), RLock()
+        with torch.inference_mode(False):  # they are written to later, perhaps outside of that mode
+            self.row, self.key, self.step, self.fault = (
+                torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(4)
+            )
+            self.used = torch.ones(slots, 1, dtype=torch.bool, device=device)
+            self.x = torch.zeros((slots, *target.shape), dtype=target.std.dtype, device=device)
+            self.previous = no_history(target, self.x)
         self.backend.prepare(target.std.dtype)
         self.graph = capture(self._transition, device) if graph else None
 
     def sample(self, seeds: Tensor, observe: Observer | None = None, *, rows: Tensor | None = None) -> Run:
         """The samples of these seeds, `slots` at a time; `rows` numbers them for the target, 0, 1, … by default."""
+        with self._turn:
+            return self._sample(seeds, observe, rows)
+
+    def _sample(self, seeds: Tensor, observe: Observer | None, rows: Tensor | None) -> Run:
         started, steps, self.timed.seconds = perf_counter(), len(self.target.std), 0.0
         compiled = compile_seconds()
         index, seeds = torch.arange(len(seeds)), seeds.cpu()
@@ -82,6 +91,12 @@ class Sequential:
 
         A broken sample is given up; if `strict`, the first fault is raised. Slots left over repeat the last sample.
         """
+        with self._turn:
+            return self._draw(row, seeds, observe, strict)
+
+    def _draw(
+        self, row: Tensor, seeds: Tensor, observe: Observer | None, strict: bool
+    ) -> tuple[Tensor, Tensor]:
         target, count = self.target, len(row)
         full = torch.arange(self.slots).clamp(max=count - 1)
         self.row.copy_(row[full])

@@ -6,7 +6,6 @@ Shapes: R rows (samples under way), B states of one call, N steps, L the window,
 from __future__ import annotations
 
 import inspect
-import math
 import operator
 from dataclasses import dataclass
 from functools import cache
@@ -47,7 +46,7 @@ class Target(Protocol):
         """
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor) -> Tensor:
-        """The cheap part: the transition's mean at (x, step), given the prediction there.
+        """The cheap part: the transition's mean at (x, step), given the prediction there. It may not write into them.
 
         A multistep target, whose mean also needs the prediction of the step before, has an attribute `multistep = 1`
         (or True) and takes that prediction as a fourth argument (at step 0 it is zero and must not matter).
@@ -171,15 +170,22 @@ def require_target(target: Any) -> None:
             "see docs/extending.md, or wrap a denoiser with foresample.targets (pipelines, policies and samplers of "
             "packages: foresample.accelerate)"
         )
-    if len(target.shape) == 0:
-        raise ValueError("target.shape must have at least one dimension; a scalar state has shape (1,)")
+    if not isinstance(target.shape, torch.Size) or not target.shape:
+        raise ValueError(
+            f"target.shape must be a torch.Size of one dimension or more, not {target.shape!r}; a scalar state has "
+            "torch.Size([1])"
+        )
     if not accepts(target.start, "noise", "row"):
         raise TypeError(
             "target.start must take (noise, row): unit noise, [R, *shape], and the sample each row belongs to, [R]"
         )
     std = target.std
-    if not isinstance(std, Tensor) or std.ndim != 1 or len(std) == 0 or not std.is_floating_point():
-        raise ValueError("target.std must be a floating-point tensor of shape [N], one scale per transition")
+    exact = torch.float32, torch.float64
+    if not isinstance(std, Tensor) or std.ndim != 1 or len(std) == 0 or std.dtype not in exact:
+        raise ValueError(
+            "target.std must be a float32 or float64 tensor of shape [N], one scale per transition: the states have "
+            "its dtype, and only the network may run in half precision"
+        )
     for step in (~torch.isfinite(std) | (std < 0)).nonzero().flatten().tolist():
         raise ValueError(
             f"target.std must be finite and not negative, but is {std[step].item()} at step {step}; "
@@ -224,7 +230,6 @@ def defined(function: Any) -> str:
     return f"{name}{inspect.signature(called)}{place}"
 
 
-_TRIED = 2**17  # elements of the states at which means are compared at a time
 _CHAIN_MEANS: set[object] = set()
 
 
@@ -234,59 +239,9 @@ def chain_mean(method: Method) -> Method:
     return method
 
 
-def require_own_chain(target: Target) -> None:
-    """Refuse a target whose chain has another std or mean than the target: kernels read the chain alone.
-
-    A mean that is not the chain's own by construction (`chain_mean`) is compared at every step.
-    """
-    chain = affine_chain(target)
-    if chain is None:
-        return
-    found = None if torch.equal(chain.std, target.std) else "std"
-    if found is None and not _has_mean_of(chain, target):
-        step = _first_other_mean(target, chain)
-        found = None if step is None else f"mean at step {step}"
-    if found is not None:
-        raise ValueError(
-            f"{type(target).__name__}.chain has another {found} than the target: give the target a chain that agrees "
-            "with it, or none (chain = None)"
-        )
-
-
-def _has_mean_of(chain: AffineChain, target: Any) -> bool:
-    """Whether the target's mean is the chain's by construction."""
-    while getattr(type(target), "mean", None) is Wrapper.mean and "mean" not in vars(target):
-        target = target.target
-    return offered_chain(target) is chain and all(
-        getattr(type(one), "mean", None) in _CHAIN_MEANS and "mean" not in vars(one) for one in (target, chain)
-    )
-
-
-@torch.no_grad()
-def _first_other_mean(target: Target, chain: AffineChain) -> int | None:
-    """The first step at which the target's mean is not the chain's, else None.
-
-    Random states, predictions and earlier predictions of sizes 1, 10 and 100, in parts that bound the memory: as much
-    arithmetic as the means of one sample.
-    """
-    std, steps, size = target.std, len(target.std), target.shape.numel()
-    each = 3 if 3 * steps * size <= _TRIED else 1  # states at a step
-    every = torch.arange(steps, device=std.device).repeat_interleave(each)
-    count, generator = min(len(every), max(1, _TRIED // size)), torch.Generator().manual_seed(0)
-    scale = 10.0 ** ((torch.arange(count).unsqueeze(1) + torch.arange(size)) % 3)
-    draws = [scale * torch.randn(count, size, generator=generator) for _ in range(3)]
-    states = [draw.view(count, *target.shape).to(std) for draw in draws]
-    weights = chain.state_weight, chain.prediction_weight, chain.previous_weight
-    for step in every.split(count):
-        values = [value[: len(step)] for value in states]
-        parts = [expand(w[step], v) * v for w, v in zip(weights, values, strict=True) if w is not None]
-        x, prediction, previous = values
-        apart = transition_mean(target, x, prediction, step, previous) - torch.stack(parts).sum(0)
-        rounding = torch.stack(parts).abs().sum(0) * math.sqrt(torch.finfo(std.dtype).eps)
-        wrong = ~(apart.abs() <= rounding).flatten(1).all(1)  # NaN agrees with nothing
-        if wrong.any():
-            return int(step[wrong][0])
-    return None
+def is_chain_mean(method: object) -> bool:
+    """Whether a `mean` is marked as its chain's own."""
+    return method in _CHAIN_MEANS
 
 
 def require_drafter(drafter: object) -> None:
@@ -336,7 +291,12 @@ def transition_mean(
 ) -> Tensor:
     """The transition's mean, checked; `previous` comes from `no_history` or `remember`."""
     history = (previous,) if earlier_predictions(target) else ()
+    given = {"x": x, "prediction": prediction, "step": step, "previous": previous}
+    written = [times_written(value) for value in given.values()]
     mean = target.mean(x, prediction, step, *history, **_extra(target, extra))
+    for (name, value), before in zip(given.items(), written, strict=True):
+        if times_written(value) != before:
+            raise ValueError(f"target.mean writes into {name}, which the sampler goes on using: work on a copy")
     _require_like(mean, x, "target.mean(x, prediction, step)")
     return mean
 

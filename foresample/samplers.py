@@ -8,6 +8,7 @@ states at different levels in one call; tensors of R rows in extra_args go with 
 also take the settings of `foresample.sample` (`window`, `drafter`, `slots`, …) and
 
     seed      of the samples' noise; torch's global generator by default, as in k-diffusion
+    seeds     a seed for each sample instead
     report    a function that receives the costs of the run (`foresample.Report`)
 
 Two arguments are refused: `callback`, which expects every step once and in order, and `noise_sampler`, because the
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
 
@@ -62,6 +63,7 @@ class SamplerKeywords(RunKeywords, total=False):
     r: float
     solver_type: Literal["midpoint", "heun"]
     seed: int | None
+    seeds: Sequence[int] | Tensor | None
     report: Callable[[Report], None] | None
 
 
@@ -89,7 +91,7 @@ class Sampler:
         bound.apply_defaults()
         given = bound.arguments
         settings, count, arguments = given["settings"], len(x), given["extra_args"] or {}
-        seed, report = settings.pop("seed", None), settings.pop("report", None)
+        seed, seeds, report = (settings.pop(name, None) for name in ("seed", "seeds", "report"))
         chain = self.chain(sigmas, **{name: given[name] for name in self.own})
         for name in ("callback", "noise_sampler"):
             if given.get(name) is not None:
@@ -106,8 +108,9 @@ class Sampler:
 
         dtype = torch.promote_types(x.dtype, torch.float32)
         target = from_chain(denoiser, chain, x.shape[1:], start=x, dtype=dtype, device=x.device)
-        seeds = torch.randint(2**62, (count,)) if seed is None else resolve_seeds(count, seed)
-        run = sample(target, seeds=seeds, **settings)
+        if seed is None and seeds is None:
+            seeds = torch.randint(2**62, (count,))
+        run = sample(target, seeds=resolve_seeds(count, seed or 0, seeds), **settings)
         if report is not None:
             report(run.report)
         return run.samples.to(x.dtype)

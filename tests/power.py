@@ -72,6 +72,16 @@ class FirstTimeForAll(Broken):
         return super().predict(x, step[:1].expand_as(step), row)
 
 
+class GoesByPlace(Broken):
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        return super().predict(x, step, row) + 0.05 * (torch.arange(len(x)) % 2).unsqueeze(1)
+
+
+class GoesBySize(Broken):
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        return super().predict(x, step, row) + 0.05 * len(x)
+
+
 class Drops(Broken):
     def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
         return torch.nn.functional.dropout(super().predict(x, step, row), 0.02)
@@ -193,6 +203,8 @@ TWINS: dict[str, Twin] = {
     "`predict` mixes rows": Twin(MixesRows),
     "`predict` mixes rows, at one step of 16": Twin(partial(MixesRows, range(11, 12))),
     "`predict` uses the first row's step for all": Twin(FirstTimeForAll),
+    "`predict` goes by a row's place in its call": Twin(GoesByPlace),
+    "`predict` goes by the number of rows in its call": Twin(GoesBySize),
     "`predict` draws random numbers (dropout)": Twin(Drops),
     "`predict` answers every seventh call differently": Twin(Counts),
     "`predict` mixes rows, by 1e-6 of a prediction": Twin(partial(MixesRows, by=1e-6)),

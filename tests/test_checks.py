@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ import foresample as fs
 from foresample.chains import Chain
 from foresample.checks.kolmogorov import KolmogorovSmirnov, ks_normal, ks_two_sample, smallest_shift
 from foresample.checks.rows import rows_are_independent
-from foresample.checks.samples import samples_law
+from foresample.checks.samples import can_fail, fewest_sequential, samples_law
 from foresample.engine.tuning import Trial, Tuning
 from foresample.targets import ChainTarget
 from tests.support.small_chains import CHAINS, LooksAhead, flow, mixture, single_precision
@@ -133,6 +133,20 @@ def test_a_level_outside_zero_to_one_is_refused(level: float) -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             judge()
+
+
+@pytest.mark.parametrize(
+    ("plain", "ours"), [(1, 10), (5, 10), (7, 10), (8, 10), (3, 3), (24, 5), (25, 5), (5, 1000)]
+)
+def test_a_comparison_of_so_few_samples_that_no_difference_fails_it_is_recognised(
+    plain: int, ours: int
+) -> None:
+    near, far = torch.randn(plain, 2), 1e6 + torch.randn(ours, 2)
+    assert samples_law(near, [far]).passed is not can_fail(plain, ours)
+
+
+def test_the_fewest_sequential_samples_of_a_comparison_that_can_fail() -> None:
+    assert [fewest_sequential(ours) for ours in (1, 4, 5, 10, 10**6)] == [None, None, 25, 8, 5]
 
 
 def test_progress_counts_every_transition() -> None:
@@ -403,3 +417,19 @@ def test_a_long_chain_of_large_states_is_walked_without_holding_it(monkeypatch: 
         return base.network(x, step, row) + (step == 199).unsqueeze(1) * x.mean(0)
 
     assert not rows_are_independent(replace(base, network=mixes)).passed
+
+
+def test_a_check_works_in_any_default_dtype_and_with_any_whole_seed() -> None:
+    before, seed = torch.get_default_dtype(), cast(Any, np.int32(3))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert fs.check(flow(), window=3, samples=50, seed=seed).findings[0].passed
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_chain_too_short_to_test_is_refused_with_the_reason() -> None:
+    chain = fs.chains.dpmpp_3m_sde_chain(fs.chains.karras_sigmas(4, 0.05, 10.0))
+    target = fs.targets.from_chain(lambda x, sigma, row: x / (1 + sigma.view(-1, 1) ** 2), chain, (2,))
+    with pytest.raises(ValueError, match=r"no step from 3 on adds noise.*with more steps"):
+        fs.check(target, window=3, samples=50)

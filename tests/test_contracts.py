@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import foresample as fs
-from foresample.contracts import affine_chain, require_own_chain
+from foresample.backends.own_chain import require_own_chain
+from foresample.contracts import affine_chain
 from foresample.targets import replicated
 
 
@@ -150,7 +151,7 @@ def test_a_std_that_is_negative_or_not_finite_is_refused_at_its_step(sampler, va
     ids=["0-d", "2-d", "empty", "integers", "list", "number"],
 )
 def test_a_std_that_is_not_one_float_per_transition_is_refused(sampler, std):
-    remedy = r"target\.std must be a floating-point tensor of shape \[N\], one scale per transition"
+    remedy = r"target\.std must be a float32 or float64 tensor of shape \[N\], one scale per transition"
     refuses(lambda target: sampler(target, 2), Walk(std=std), ValueError, remedy)
 
 
@@ -278,7 +279,7 @@ def test_only_a_chain_s_own_mean_is_trusted():
             fs.sample(target, 2, window=3)
     tried = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foresample.contracts._first_other_mean", lambda *given: tried.append(given))
+        patch.setattr("foresample.backends.own_chain._first_other_mean", lambda *given: tried.append(given))
         for target in (make(), replicated([make()])):
             fs.sample(target, 2, window=3)
         assert not tried
@@ -478,7 +479,7 @@ def test_an_object_that_is_not_a_drafter_is_refused(drafter):
 
 @both
 def test_a_scalar_state_is_refused(sampler):
-    remedy = r"a scalar state has shape \(1,\)"
+    remedy = r"a scalar state has torch.Size\(\[1\]\)"
     refuses(lambda target: sampler(target, 2), Walk(shape=torch.Size([])), ValueError, remedy)
 
 
@@ -500,3 +501,57 @@ def test_arguments_of_denoising_targets_must_fit():
         fs.targets.vp(zero, levels, (2,), clip=-1)
     with pytest.raises(ValueError, match="eps does not determine x0 at pure noise"):
         fs.targets.flow(zero, [1.0, 0.5], (2,), churn=0.1, reuse="eps")
+
+
+# --- arguments that a target may not write into ---
+
+
+@both
+@pytest.mark.parametrize("name", ["x", "prediction", "step", "previous"])
+def test_a_mean_that_writes_into_its_arguments_is_refused(sampler, name):
+    def mean(x, prediction, step, previous):
+        {"x": x, "prediction": prediction, "step": step, "previous": previous}[name].mul_(1)
+        return prediction
+
+    with pytest.raises(ValueError, match=f"target.mean writes into {name}.*work on a copy"):
+        sampler(Walk(multistep=1, mean=mean), 2)
+
+
+def test_a_mean_may_return_the_same_memory_every_time():
+    class Reuses(Walk):
+        def mean(self, x, prediction, step):
+            memory = vars(self).setdefault(f"memory {len(x)}", torch.empty_like(x))
+            return memory.copy_(prediction)
+
+    for window in (1, 3):
+        ours, plain = (fs.sample(target, 50, window=window, seed=1) for target in (Reuses(), Walk()))
+        torch.testing.assert_close(ours.samples, plain.samples)
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_chain_in_half_precision_is_refused(sampler, dtype):
+    refuses(
+        lambda t: sampler(t, 2), Walk(std=torch.full((6,), 0.5, dtype=dtype)), ValueError, "float32 or float64"
+    )
+
+
+@both
+@pytest.mark.parametrize("shape", [(3,), [3]], ids=str)
+def test_a_shape_that_is_not_torch_s_own_is_refused(sampler, shape):
+    refuses(
+        lambda t: sampler(t, 2), Walk(shape=shape), ValueError, "must be a torch.Size of one dimension or more"
+    )
+
+
+@both
+@pytest.mark.parametrize("length", [1, 5, 7])
+def test_a_chain_of_another_length_is_refused(sampler, length):
+    own = SimpleNamespace(affine=True, std=torch.full((6,), 0.5), previous_weight=None)
+    own.state_weight, own.prediction_weight = torch.zeros(6), torch.ones(length)
+    refuses(
+        lambda t: sampler(t, 2),
+        Walk(chain=own),
+        ValueError,
+        rf"prediction_weight has shape \[{length}\]",
+    )

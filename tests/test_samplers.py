@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,3 +118,12 @@ def test_settings_are_the_same_as_those_of_sample() -> None:
     wrong: dict[str, Any] = {"windw": 3}
     with pytest.raises(TypeError, match="windw is not a setting here: did you mean window"):
         samplers.sample_euler_ancestral(denoise, start(2, 0), LEVELS, **wrong)
+
+
+def test_each_sample_may_have_its_own_seed() -> None:
+    levels, x = fs.chains.karras_sigmas(6, 0.1, 5.0), 5 * torch.ones(2, 3)
+    draw = partial(samplers.sample_euler_ancestral, lambda x, sigma: 0.5 * x, x, levels)
+    both = draw(seeds=[4, 7])
+    assert torch.equal(both, torch.stack([draw(seeds=[4, 9])[0], draw(seeds=[9, 7])[1]]))
+    with pytest.raises(ValueError, match="3 seeds for count=2"):
+        draw(seeds=[1, 2, 3])

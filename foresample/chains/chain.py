@@ -90,6 +90,14 @@ class Chain:
     predicts: str = "prediction"
     reuse: str = "prediction"
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and (value.ndim != 1 or value.shape != self.std.shape):
+                raise ValueError(
+                    f"a chain's {name} has shape {list(value.shape)} and its std {list(self.std.shape)}: give every "
+                    "coefficient one number for each step, [N]"
+                )
+
     @property
     def multistep(self) -> int:
         """The number of earlier predictions that the mean needs."""

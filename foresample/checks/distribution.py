@@ -144,10 +144,13 @@ def law_tests(
 def steps_to_test(target: Target, at_most: int = 5) -> list[int]:
     """Stochastic steps spread over the chain, beginning with the first after which all states needed are recorded."""
     std = target.std
-    candidates = [k for k in range(1 + earlier_predictions(target), len(std)) if std[k] > 0]
+    first = 1 + earlier_predictions(target)
+    candidates = [k for k in range(first, len(std)) if std[k] > 0]
     if not candidates:
         raise ValueError(
-            "no transition of this chain adds noise, except perhaps the first: there is nothing to speculate on"
+            f"no step from {first} on adds noise, and only those can be tested: check the same sampler with more steps"
+            if (std[1:] > 0).any()
+            else "no transition of this chain adds noise, except perhaps the first: there is nothing to speculate on"
         )
     return sorted({candidates[round(i)] for i in np.linspace(0, len(candidates) - 1, at_most)})
 

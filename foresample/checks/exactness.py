@@ -13,7 +13,7 @@ from foresample.checks.findings import LEVEL, Check, Finding, require_level
 from foresample.checks.network import network_is_doubtful, variance_is_above_its_base
 from foresample.checks.rows import rows_are_independent
 from foresample.checks.steps import step_is_its_own
-from foresample.contracts import Target, at_least_one, require_target
+from foresample.contracts import Target, at_least_one, require_target, seed_number
 from foresample.core.noise import seeds_of
 from foresample.engine.engine import Engine, chosen_window
 from foresample.engine.priors import naming_rows
@@ -46,6 +46,7 @@ def check(
     """
     require_target(target)
     require_level(level)
+    seed = seed_number(seed)
     given = Settings.of(settings, without=("slots", "graph", "look")).for_target(target)
     slots = min(at_least_one("slots", slots), at_least_one("samples", samples))
     rows = slots if rows is None else at_least_one("rows", rows)

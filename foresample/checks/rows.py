@@ -16,12 +16,14 @@ from foresample.checks.findings import Finding
 from foresample.contracts import Target, no_history, predict, remember, start_states, transition_mean
 from foresample.core.look import (
     DIFFERS,
+    PLACED,
     STATES,
     Difference,
     Part,
     Shift,
     State,
     dependence,
+    placed,
     require_unedited,
     shift_at,
 )
@@ -74,7 +76,7 @@ def rows_are_independent(target: Target, seed: int = 0, rows: int | None = None)
 def _depends(answers: Answers) -> tuple[float, Difference | None]:
     """The largest change of an answer, and its cause if one changes too much."""
     count, device = len(answers.before), answers.before.device
-    changes = torch.zeros(count)
+    changes = torch.zeros(count, dtype=torch.float32)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     half = order % STATES < STATES // 2  # half of the samples, so that averages over the rows of a call differ
     at_once = max(STATES, min(_AT_ONCE, _ELEMENTS // answers.before[0].numel()))
@@ -85,17 +87,20 @@ def _depends(answers: Answers) -> tuple[float, Difference | None]:
         changes[part] = torch.where(apart.isfinite(), apart, 0.0).float().cpu()
     doubted = (changes > answers.allowed).nonzero().flatten()
     for i in doubted[torch.linspace(0, len(doubted) - 1, min(_DOUBTED, len(doubted))).long()].tolist():
-        found = dependence(partial(_in_company, answers, i), answers.shift(i), float(answers.allowed[i]))[1]
+        ask, shift, allowed = partial(_in_company, answers, i), answers.shift(i), float(answers.allowed[i])
+        found = dependence(ask, shift, allowed)[1]
+        if found is None:
+            copies = answers.answer(torch.full((STATES,), i, device=device))
+            found = placed(copies, shift, PLACED if answers.part == "prediction" else allowed)
         if found is not None:
             return float(changes.max()), found
     return float(changes.max()), None
 
 
 def _in_company(answers: Answers, i: int, kind: int) -> Tensor:
-    """Answer i, second in a call with answers of other samples (kind 0) or far ones of one other sample: an `Ask`."""
-    count = len(answers.before)
-    away = [1, 2, 3] if kind == 0 else [count // 2 // STATES * STATES + STATES * n + 2 for n in range(3)]
-    mates = [(i + n) % count for n in away]
+    """Answer i, second in a call with answers of other samples (kind 0) or with copies of itself: an `Ask`."""
+    away = [1, 2, 3] if kind == 0 else [0, 0, 0]
+    mates = [(i + n) % len(answers.before) for n in away]
     at = torch.tensor([mates[0], i, *mates[1:]], device=answers.before.device)
     return answers.answer(at)[1].clone()
 

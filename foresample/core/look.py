@@ -11,11 +11,13 @@ Each is the other's batch-mate. In the first look, which has no earlier state, t
 same sample. So the network only sees states that its chain can visit; elsewhere its answers may be arbitrary.
 
 Libraries choose other algorithms for calls of other sizes, so the answer at a state of this call may differ a little.
-Then the state is evaluated once more, in the same place of a call of the same size with another mate, and the target is
-refused only if those two answers differ. A state of an earlier look is compared with its answer in an equally large
-call. NaN and infinity are not compared. A clipped answer reveals little about the network, so the next call is checked
-as well. The two states have a call of their own, because one more state in the sampler's call would change the last
-bits of its other answers.
+Then the state is evaluated once more, beside a copy of itself. The target is refused only if the answer differs from
+the one beside the mate, which had the same place in a call of the same size, or if the two copies get different ones. A
+state of an earlier look is compared with its answer in an equally large call. So an answer that depends on the size of
+its call alone passes; the distribution tests of `foresample.check` are for that. NaN and infinity are not compared.
+
+A clipped answer reveals little about the network, so the next call is checked as well. The two states have a call of
+their own, because one more state in the sampler's call would change the last bits of its other answers.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ STATES = 4  # in a call that compares batch-mates in `foresample.check` and in p
 EVERY = 128  # calls between two looks, once an engine has made half as many
 RUNS = 16  # runs between two looks where rounds are replayed as CUDA graphs, once an engine has made that many
 DIFFERS = 1e-4  # relative change of an answer, in two calls of one size, that rounding cannot explain
+PLACED = 1e-2  # the same between two places of one call: some libraries sum in another order there
 _CLIPPED = 16  # consecutive calls that are checked while answers are clipped, at most
 _SEED = 2**60  # of the mates in first looks
 
-Cause = Literal["random", "state", "mixes", "changed"]
+Cause = Literal["random", "state", "mixes", "place", "changed"]
 Part = Literal["prediction", "mean", "start"]
 Ask = Callable[[int], Tensor]
 """A function that returns the answer at one state among mates of kind 0 or 1, in calls of one size."""
@@ -62,6 +65,11 @@ _SENTENCES: dict[Cause, tuple[str, str, str]] = {
         "evaluated with other batch-mates",
         "let the network use each row's own time, put batch normalisation in eval mode, and take attention over the "
         "batch and batch statistics out of it",
+    ),
+    "place": (
+        "depends on a row's place in its call",
+        "evaluated twice in one call",
+        "let the network look up what belongs to a sample by `row`, and use each row's own time",
     ),
     "changed": (
         "changed between two calls",
@@ -191,10 +199,13 @@ class FreeLook:
         if not there.isfinite().all():
             return
         if not self._same(prediction, there):
-            ask = partial(self._among, target, place, state, mate)
-            elsewhere = ask(1)
-            if elsewhere.isfinite().all() and not self._same(there, elsewhere):
-                raise _refused(explain(ask, shift_at(target, state), there, elsewhere))
+            ask, shift = partial(self._among, target, place, state, mate), shift_at(target, state)
+            copies = self._pair(target, 0, state, state)
+            if copies.isfinite().all():
+                if not self._same(there, copies[place]):
+                    raise _refused(explain(ask, shift, there, copies[place]))
+                if (difference := placed(copies, shift)) is not None:
+                    raise _refused(difference)
         self._memory.kept = Answered(state, place, there)
 
     def _compare_kept(self, target: Target, kept: Answered, mate: State, now: Tensor) -> None:
@@ -214,8 +225,8 @@ class FreeLook:
         return found <= DIFFERS
 
     def _among(self, target: Target, place: int, state: State, mate: State, kind: int) -> Tensor:
-        """The answer at a state beside that mate (kind 0) or a first state (kind 1): an `Ask`."""
-        return self._pair(target, place, state, mate if kind == 0 else first_state(target, state.row, 1))[place]
+        """The answer at a state beside that mate (kind 0) or a copy of itself (kind 1): an `Ask`."""
+        return self._pair(target, place, state, mate if kind == 0 else state)[place]
 
     def _pair(self, target: Target, place: int, state: State, mate: State) -> Tensor:
         """The answers at a state and its mate, [2, *shape], the state standing at `place`."""
@@ -235,6 +246,12 @@ def first_state(target: Target, row: Tensor, draw: int) -> State:
 
     x = start_states(target, noise(target.shape), row)
     return State(x, torch.zeros_like(row), row, None if shape is None else noise(shape))
+
+
+def placed(copies: Tensor, shift: Shift, allowed: float = PLACED) -> Difference | None:
+    """The difference of the answers at copies of one state in one call, [n, *shape], if rounding cannot explain it."""
+    found = change(copies[0], copies[-1])
+    return None if found <= allowed else Difference("place", found, *shift(copies[0], copies[-1]))
 
 
 def _refused(found: Difference) -> ValueError:

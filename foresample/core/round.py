@@ -243,7 +243,8 @@ def draft_path(
                 f"{type(drafter).__name__}.guess writes into the states it is given: work on a copy"
             )
         at = None if extra is None else extra[:, j]
-        means.append(transition_mean(target, states[j], guess, step[:, j], previous, at))
+        # A copy, because a mean may be returned in the same memory every time.
+        means.append(transition_mean(target, states[j], guess, step[:, j], previous, at).clone())
         before = PreviousDraft(guess, expand(std[:, j], rows.x) * rows.noise[:, j])
         previous = remember(target, guess, previous)
         states.append(means[j] + before.innovation)

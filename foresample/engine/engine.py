@@ -18,12 +18,12 @@ from torch import Tensor
 
 from foresample.backends import backend_of
 from foresample.backends.graphs import require_cuda
+from foresample.backends.own_chain import require_own_chain
 from foresample.backends.rounds import round_for
 from foresample.contracts import (
     Target,
     at_least_one,
     calls_per_step,
-    require_own_chain,
     require_target,
     seed_number,
 )
@@ -87,8 +87,11 @@ class Engine:
         if window is not None:
             round_for(target, self.speculation)  # compiles, if necessary, before any clock runs
         self.method = settings.method if window is not None else METHOD
-        unrecorded = getattr(target, "unrecorded", None)  # the look bypasses the recording
-        self.look = FreeLook(unrecorded) if settings.look else None
+        self.look: FreeLook | None = None
+        if self.in_turn is not None:
+            self.look = self.in_turn.look
+        elif settings.look:
+            self.look = FreeLook(getattr(target, "unrecorded", None))  # the look bypasses the recording
         self._idle: list[FixedSlots] = []  # fixed slots that no draw uses
         self.preparation_seconds = perf_counter() - started  # not yet in a report
 
@@ -108,7 +111,7 @@ class Engine:
         **The first samples to finish are not a fair sample**: a sample that needs few rounds comes first, and how many
         it needs depends on the sample. Take all of them, or use `stream`.
         """
-        parts = [(torch.arange(len(seeds)), seeds)] if isinstance(seeds, Tensor) else seeds
+        parts = [(torch.arange(len(seeds)), seeds)] if isinstance(seeds, Tensor) else map(_part, seeds)
         if self.in_turn is not None:
             yield from self.in_turn.draw(parts, observe, stop=stop)
             return
@@ -133,7 +136,7 @@ class Engine:
         seed_of: dict[int, int] = {}  # of the samples in the parts requested so far
 
         def begun() -> Iterator[tuple[Tensor, Tensor]]:
-            for index, seeds in parts:
+            for index, seeds in map(_part, parts):
                 seed_of.update(zip(index.tolist(), seeds.tolist(), strict=True))
                 yield index, seeds
 
@@ -168,7 +171,7 @@ class Engine:
         rows = torch.arange(len(seeds)) if rows is None else _row_numbers(rows, len(seeds))
         prepared, self.preparation_seconds = self.preparation_seconds, 0.0
         if self.in_turn is not None:
-            run = self.in_turn.sampler.sample(seeds, observe, rows=rows)
+            run = self.in_turn.sample(rows, seeds, observe)
             run.report.preparation_seconds += prepared
             return run
         with self._lease(min(self.slots, len(seeds))) as slots:
@@ -271,6 +274,15 @@ def chosen_window(target: Target, settings: Settings) -> int | None:
 
         window = measure(target, settings)
     return window if isinstance(window, int) else window.window_for(len(target.std), settings.slots or 1)
+
+
+def _part(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """A part of the seeds, checked."""
+    if not isinstance(part, tuple) or len(part) != 2 or not all(isinstance(value, Tensor) for value in part):
+        raise TypeError(
+            f"each part of the seeds is a pair of tensors, (indices, seeds), not {part!r}; seeds alone may be a tensor"
+        )
+    return part
 
 
 def _row_numbers(rows: Sequence[int] | Tensor, count: int) -> Tensor:

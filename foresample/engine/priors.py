@@ -27,6 +27,7 @@ from foresample.contracts import (
     no_history,
     remember,
     require_target,
+    seed_number,
     transition_mean,
 )
 from foresample.core.noise import seeds_of
@@ -57,9 +58,9 @@ class RecordingTarget(Wrapper):
         return super().start(noise, row % self.rows)
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
-        prediction = super().predict(x, step, row % self.rows, **extra)
         place = step.clamp(max=self.steps)
-        self.states[row, place] = x
+        self.states[row, place] = x  # before the target may write into it
+        prediction = super().predict(x, step, row % self.rows, **extra)
         self.predictions[row, place] = prediction
         return prediction
 
@@ -97,7 +98,7 @@ def fit_prior(
     recorded = RecordingTarget(target, pilots, kept, rows)
     # The runs that use the prior check the target themselves.
     engine = Engine(recorded, window=window, slots=slots or pilots, look=False)
-    seeds = seeds_of(_SEED + seed, pilots)
+    seeds = seeds_of(_SEED + seed_number(seed), pilots)
     with naming_rows(min(rows, pilots), "rows=4"):
         engine.sample(seeds)
     states, predictions = recorded.states[:, :kept], recorded.predictions[:, :kept]

@@ -12,7 +12,7 @@ from foresample.baseline import Sequential
 from foresample.contracts import Target, start_states
 from foresample.core.look import FreeLook
 from foresample.core.noise import START
-from foresample.core.report import Observer
+from foresample.core.report import Observer, Run
 from foresample.engine.slots import Finished
 
 METHOD = "sequential"
@@ -26,6 +26,18 @@ class SequentialDraws:
         self.target, self.slots, self.method = target, slots, METHOD
         self.sampler = Sequential(target, slots, graph=graph)
         self.look = FreeLook(getattr(target, "unrecorded", None)) if look else None
+
+    def sample(self, rows: Tensor, seeds: Tensor, observe: Observer | None = None) -> Run:
+        """All samples of these seeds, in the order of their rows, and their costs."""
+        order = rows.argsort(stable=True)
+        rows, seeds = rows[order], seeds[order]
+        look = self._look(rows[: self.slots], seeds[: self.slots])
+        run = self.sampler.sample(seeds, observe, rows=rows)
+        if look is None:
+            run.report.evidence.trusted.append("look=False")
+        else:
+            run.report.look_calls, run.report.evidence = look.calls, look.evidence
+        return run
 
     def draw(
         self,
@@ -41,17 +53,18 @@ class SequentialDraws:
             cost = torch.full_like(index, len(self.target.std))
             yield Finished(index, x, cost, cost.clone(), fault)
 
-    def _look(self, index: Tensor, seeds: Tensor) -> None:
-        """Check at two first states of each batch that the target's answers depend on the state alone."""
+    def _look(self, index: Tensor, seeds: Tensor) -> FreeLook | None:
+        """Check at two first states of a batch that the target's answers depend on the state alone."""
         if self.look is None:
-            return
-        std = self.target.std
+            return None
+        look, std = self.look.of_one_draw(), self.target.std
         row, seed = (values[:2].to(std.device) for values in (index, seeds))
         zero = torch.zeros_like(row)
         with torch.no_grad():
             unit = normal(seed, self.target.shape, std.dtype, stream=START, step=zero, draw=zero)
             x = start_states(self.target, unit, row)
-            self.look.predict(self.target, x, zero, row, extra_noise(self.target, seed, zero))
+            look.predict(self.target, x, zero, row, extra_noise(self.target, seed, zero))
+        return look
 
 
 def _batches(

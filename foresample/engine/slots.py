@@ -58,9 +58,7 @@ def leave(rows: Rows, done: Tensor) -> tuple[Rows | None, Finished]:
 
 def in_order(parts: list[Finished]) -> Finished:
     """All finished samples, in the order of their index."""
-    if len(parts) == 1:  # already in order
-        return parts[0]
-    order = torch.cat([part.index for part in parts]).argsort()
+    order = torch.cat([part.index for part in parts]).argsort(stable=True)
     columns = zip(*(vars(part).values() for part in parts), strict=True)
     return Finished(*(torch.cat(column)[order] for column in columns))
 
@@ -113,8 +111,8 @@ class LooseSlots:
         assert self.rows is not None
         self.rows, commit = self.runner.round(self.rows)
         self.rounds += 1
-        if observe is not None:
-            observe(commit)
+        if observe is not None:  # copies, because an observer may write into what it is shown
+            observe(Commit(**{name: value.clone() for name, value in vars(commit).items()}))
         left = (self.rows.step == self.runner.steps) | (self.rows.fault != NO_FAULT)
         if not left.any():
             return None

@@ -61,8 +61,8 @@ class StructureTarget:
     def predict(self, x: Tensor, step: Tensor, row: Tensor, extra: Tensor | None = None) -> Tensor:
         assert self.steps.time is not None
         rotation, shift = self._frame(extra)
-        estimate = self.network(x @ rotation + shift, self.steps.time[step], row).to(x.dtype)
-        return (estimate - shift) @ rotation.mT
+        estimate = self.network(_turned(x, rotation) + shift, self.steps.time[step], row).to(x.dtype)
+        return _turned(estimate - shift, rotation.mT)
 
     def mean(self, x: Tensor, prediction: Tensor, step: Tensor, extra: Tensor | None = None) -> Tensor:
         if self.align:
@@ -71,7 +71,7 @@ class StructureTarget:
         moved = weight * x + (1 - weight) * prediction
         rotation, shift = self._frame(extra)
         last = expand(step == len(self.std) - 1, x)
-        return torch.where(last, moved @ rotation + shift, moved - moved.mean(1, keepdim=True))
+        return torch.where(last, _turned(moved, rotation) + shift, moved - moved.mean(1, keepdim=True))
 
     def _frame(self, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         """Rotations [B, 3, 3], for positions in rows, and shifts [B, 1, 3]."""
@@ -144,6 +144,14 @@ def rotations(quaternions: Tensor) -> Tensor:
     return torch.stack([torch.stack(row, 1) for row in rows], 1)
 
 
+def _turned(x: Tensor, rotation: Tensor) -> Tensor:
+    """Positions turned, [B, atoms, 3]; autocast is for the network."""
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ rotation
+
+
+@torch.autocast("cpu", enabled=False)
+@torch.autocast("cuda", enabled=False)
 def aligned(x: Tensor, to: Tensor, mask: Tensor) -> Tensor:
     """x moved rigidly, without reflection, as near to `to` as possible (Kabsch), [B, atoms, 3] both."""
     weight = mask.view(1, -1, 1)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target, Wrapper, affine_chain, require_target
+from foresample.contracts import Target, Wrapper, affine_chain, at_least_one, calls_per_step, require_target
 from foresample.targets.chained import of_sample
 
 Constrain = Callable[[Tensor, Tensor], Tensor]
@@ -39,6 +39,11 @@ def constrained(target: Target, constrain: Constrain) -> ConstrainedTarget:
         raise ValueError(
             f"the mean of {type(target).__name__} is not known to be affine in state and prediction, as constraints "
             "require: put the constraint into predict and mean of your own target"
+        )
+    if calls_per_step(target) > 1:
+        raise ValueError(
+            f"{type(target).__name__} calls its network twice in a step, the second time at a state without the "
+            "constraint: use a chain of one call a step, such as edm(…, steps='euler')"
         )
     generator = torch.Generator().manual_seed(0)
     x, y = (10 * torch.randn((1, *target.shape), generator=generator).to(target.std) for _ in range(2))
@@ -70,7 +75,8 @@ def centred(target: Target, mask: Tensor | None = None, *, coordinates: int | No
             f"centred takes states [points, coordinates] and a mask for each point, at least one of them 1, not states "
             f"{tuple(target.shape)} and a mask {tuple(here.shape)}"
         )
-    moved = torch.arange(target.shape[1], device=every.device) < (coordinates or target.shape[1])
+    count = target.shape[1] if coordinates is None else at_least_one("coordinates", coordinates)
+    moved = torch.arange(target.shape[1], device=every.device) < count
 
     def centre(x: Tensor, row: Tensor) -> Tensor:
         present = of_sample("mask", every, row) if every.ndim == 3 else every

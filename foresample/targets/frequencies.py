@@ -74,7 +74,8 @@ class FrequencyTarget(Wrapper):
 
 def _product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """left · x · right for each of the pictures, [B, channels, height, width], channels and height as one."""
-    return backend_for(x.device, x.dtype).change_basis(left, x.flatten(1, 2), right).view_as(x)
+    with torch.autocast(x.device.type, enabled=False):  # which is for the network
+        return backend_for(x.device, x.dtype).change_basis(left, x.flatten(1, 2), right).view_as(x)
 
 
 def cosines(size: int) -> Tensor:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresample.contracts import Target, Wrapper, affine_chain, expand, require_target
+from foresample.contracts import Target, Wrapper, affine_chain, earlier_predictions, expand, require_target
+from foresample.targets.constraints import ConstrainedTarget
 
 LogLikelihood = Callable[[Tensor, Tensor, Tensor], Tensor]
 """log_likelihood(x, step, row): states [B, *shape], their steps and samples [B] -> log p(y | x), [B]."""
@@ -48,6 +49,16 @@ def guided(target: Target, log_likelihood: LogLikelihood, scale: float = 1.0) ->
         scale: a factor of the gradient.
     """
     require_target(target)
+    if earlier_predictions(target):
+        raise ValueError(
+            f"{type(target).__name__} reuses predictions in later steps, which would add their gradients again: guide "
+            "a one-step chain, such as chains.euler_ancestral_chain"
+        )
+    if isinstance(target, ConstrainedTarget):
+        raise ValueError(
+            "the classifier would see states without the constraint: guide first, as in "
+            "constrained(guided(target, log_likelihood), constrain)"
+        )
     chain = affine_chain(target)
     if chain is None or ((chain.prediction_weight == 0) & (target.std > 0)).any():
         raise ValueError(

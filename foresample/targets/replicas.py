@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,19 +42,45 @@ class _Replicated(Wrapper):
     def __init__(self, replicas: Sequence[Target]) -> None:
         super().__init__(replicas[0])
         self.replicas = list(replicas)
-        self.threads = ThreadPoolExecutor(max(1, len(self.replicas) - 1), thread_name_prefix="replica")
+
+    @cached_property
+    def threads(self) -> ThreadPoolExecutor:
+        """A thread for each replica but the first."""
+        return ThreadPoolExecutor(max(1, len(self.replicas) - 1), thread_name_prefix="replica")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes without the threads, which a copy makes anew."""
+        return {name: value for name, value in vars(self).items() if name != "threads"}
 
     def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
-        grad, values = torch.is_grad_enabled(), (x, step, row, *extra.values())
+        values = x, step, row, *extra.values()
         shares = zip(*(value.tensor_split(len(self.replicas)) for value in values), strict=True)
-        work = [(target, *share) for target, share in zip(self.replicas, shares, strict=True) if len(share[0])]
-        others = [self.threads.submit(_predict, grad, *part) for part in work[1:]]
-        first = [_predict(grad, *part) for part in work[:1]]
+        work = [
+            (_Modes.here(target.std.device.type), target, *share)
+            for target, share in zip(self.replicas, shares, strict=True)
+            if len(share[0])
+        ]
+        others = [self.threads.submit(_predict, *part) for part in work[1:]]
+        first = [_predict(*part) for part in work[:1]]
         return torch.cat([part.to(x.device) for part in (*first, *(other.result() for other in others))])
 
 
-def _predict(grad: bool, target: Target, *values: Tensor) -> Tensor:
+class _Modes(NamedTuple):
+    """Modes of torch that each thread has for itself."""
+
+    grad: bool
+    autocast: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def here(cls, device: str) -> _Modes:
+        """The modes of this thread, for a kind of device."""
+        dtype = torch.get_autocast_dtype(device)
+        return cls(torch.is_grad_enabled(), torch.is_autocast_enabled(device), dtype)
+
+
+def _predict(modes: _Modes, target: Target, *values: Tensor) -> Tensor:
     device = target.std.device
-    with torch.set_grad_enabled(grad):  # each thread has its own
+    with torch.set_grad_enabled(modes.grad), torch.autocast(device.type, modes.dtype, modes.autocast):
         x, step, row, *extra = (value.to(device, non_blocking=True) for value in values)
         return predict(target, x, step, row, *extra)

@@ -160,7 +160,7 @@ def step_error(target: Target, step: Step, *, samples: int = 4, seed: int = 0) -
 
 def _called(step: Step, prediction: Tensor, x: Tensor, k: int, noise: Tensor) -> Tensor:
     """The next states, from copies: a step may write into its arguments."""
-    found: Any = step(prediction.clone(), x.clone(), k, noise)
+    found: Any = step(prediction.clone(), x.clone(), k, noise.clone())
     if not isinstance(found, Tensor) or found.shape != x.shape:
         what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(f"step must return the next states, {tuple(x.shape)} here, not {what} (at k = {k})")

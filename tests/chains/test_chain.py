@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any, cast, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
+import foresample as fs
 from foresample.chains import Chain, Kind, flow_chain, scheduler_chain, vp_chain
 from tests.chains.common import LINEAR, every_step, f64, states
 
@@ -108,3 +110,11 @@ def test_a_chain_moves_whole_and_time_keeps_its_dtype() -> None:
     assert times.dtype == torch.int64
     assert {value.dtype for value in tensors.values()} == {torch.float32}
     assert "unlimited_weight" in tensors
+
+
+@pytest.mark.parametrize("name", ["state_weight", "previous_weight", "time"])
+@pytest.mark.parametrize("shape", [(1,), (4,), (6,), (), (5, 1)], ids=str)
+def test_coefficients_must_be_one_number_for_each_step(name: str, shape: tuple[int, ...]) -> None:
+    five, wrong = torch.ones(5), {name: cast(Any, torch.ones(shape))}
+    with pytest.raises(ValueError, match=rf"a chain's {name} has shape .* one number for each step"):
+        replace(fs.chains.Chain(five, five, five), **wrong)

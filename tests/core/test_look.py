@@ -19,6 +19,7 @@ from foresample.chains import Chain
 from foresample.core.look import EVERY, Difference, FreeLook, dependence
 from foresample.core.noise import START, normal, seeds_of
 from foresample.core.round import Packed, Padded
+from foresample.engine.tuning import Trial
 from foresample.targets import ChainTarget, from_scheduler
 from tests.support.small_chains import CHAINS, flow
 
@@ -69,6 +70,19 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 }
 wrong = pytest.mark.parametrize("name", WRONG)
 
+LABELS = torch.arange(1000) % 2
+BY_PLACE: dict[str, tuple[Network, str]] = {
+    "the first row's time": (lambda x, step, row: x * (1 + 0.1 * step[0]), "mixes rows"),
+    "labels by place": (
+        lambda x, step, row: 0.5 * x + LABELS[: len(x), None],
+        "depends on a row's place in its call",
+    ),
+    "halves": (
+        lambda x, step, row: torch.cat([0.2 * x[: len(x) // 2], 0.8 * x[len(x) // 2 :]]),
+        "depends on a row's place in its call",
+    ),
+}
+
 DRAWS: dict[str, Callable[[fs.Target], object]] = {
     "sample": lambda target: fs.sample(target, 5, window=3),
     "one sample": lambda target: fs.sample(target, 1, window=3),
@@ -93,6 +107,29 @@ def test_a_network_without_a_distribution_is_refused_by_every_way_to_sample(name
         said = f"the target {said}: .* std; "
     with pytest.raises(ValueError, match=said):
         DRAWS[draw](of_vectors(make()))
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 64])
+@pytest.mark.parametrize("name", BY_PLACE)
+def test_a_network_that_goes_by_the_place_in_its_call_is_refused(name: str, count: int) -> None:
+    network, said = BY_PLACE[name]
+    with pytest.raises(ValueError, match=f"the target {said}: "):
+        fs.sample(walk(network), count, window=4)
+    (found, *_) = fs.check(walk(network), window=4, samples=20).findings
+    assert not found.passed
+    assert found.detail.startswith(f"the target {said}: ")
+    by_row = walk(lambda x, step, row: 0.5 * x * (1 + 0.1 * step[:, None]) + LABELS[row][:, None])
+    assert fs.sample(by_row, count, window=4).report.evidence.largest_change < 1e-12
+
+
+def test_an_engine_that_samples_sequentially_looks_in_every_way_to_draw() -> None:
+    trial = Trial(2, 3, 1.0, 1.0, 10.0, 0.5)
+    nothing_gains = fs.Tuning(STEPS, 5, 1.0, [trial], None, None)
+    for draw in (fs.sample, lambda *args, **how: list(fs.stream(*args, **how))):
+        with pytest.raises(ValueError, match="the target draws random numbers"):
+            draw(of_vectors(perceptron(nn.Dropout(0.2))), 5, window=nothing_gains)
+    report = fs.sample(of_vectors(perceptron()), 5, window=nothing_gains).report
+    assert report.evidence.asked_again >= report.look_calls >= 1
 
 
 @wrong

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,13 +15,13 @@ from torch import Tensor
 
 import foresample as fs
 from foresample.chains import Chain
-from foresample.contracts import no_history, remember, transition_mean
+from foresample.contracts import Wrapper, no_history, remember, transition_mean
 from foresample.core.noise import extra_noise, seeds_of
 from foresample.core.round import Padded
 from foresample.engine.priors import prior_of_paths
 from foresample.targets import ChainTarget
 from tests.backends.fused import CPU, wide
-from tests.support.small_chains import CHAINS, NOISIER, ddpm, mixture
+from tests.support.small_chains import CHAINS, NOISIER, ddpm, flow, mixture
 
 
 def long_chain() -> fs.Target:
@@ -335,3 +336,28 @@ def test_a_prior_of_another_chain_is_refused_before_any_call(draw: str) -> None:
         with pytest.raises(ValueError, match=sentence):
             draws[draw](drafter)
         assert calls == 0
+
+
+class Halves(Wrapper):
+    """Predicts half of each state, which it writes over the state itself if asked."""
+
+    in_place = False
+
+    def predict(self, x: Tensor, step: Tensor, row: Tensor, **extra: Tensor) -> Tensor:
+        return x.mul_(0.5) if self.in_place else 0.5 * x
+
+
+def test_a_target_that_writes_into_its_states_gets_the_same_prior() -> None:
+    plain, writes = Halves(flow()), Halves(flow())
+    writes.in_place = True
+    one, two = (fs.fit_prior(target, window=4, pilots=8) for target in (plain, writes))
+    assert torch.equal(one.states, two.states)
+    assert repr(one) == repr(two)
+
+
+def test_a_seed_of_any_whole_type_fits_a_prior_and_others_are_refused() -> None:
+    seeds: list[Any] = [3, np.int32(3)]
+    one, two = (fs.fit_prior(flow(), window=4, pilots=8, seed=seed) for seed in seeds)
+    assert repr(one) == repr(two)
+    with pytest.raises(ValueError, match="a seed must be a whole number"):
+        fs.fit_prior(flow(), window=4, pilots=8, seed=1.5)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from threading import Barrier, local
+from threading import Barrier, Event, local
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from foresample.core.noise import seeds_of
 from foresample.core.round import Packed, Padded
 from foresample.engine import Engine
 from foresample.engine.slots import Finished, FixedSlots, LooseSlots, Slots
+from foresample.engine.tuning import Trial
 from foresample.faults import NO_FAULT
 from foresample.targets import ChainTarget
 from tests.support.small_chains import CHAINS, flow
@@ -542,3 +543,57 @@ def test_threads_may_share_an_engine(kind: str) -> None:
         assert torch.equal(run.samples, alone.samples)
         assert run.report.accepted_lengths == alone.report.accepted_lengths
         assert run.report.occupancy == alone.report.occupancy
+
+
+def sequential_engine(target: fs.Target, slots: int) -> Engine:
+    """An engine whose tuning says that no window gains."""
+    trial = Trial(2, 3, 1.0, 1.0, 10.0, 0.5)
+    return Engine(target, window=fs.Tuning(len(target.std), slots, 1.0, [trial], None, None), slots=slots)
+
+
+def test_threads_may_share_an_engine_that_samples_sequentially() -> None:
+    """In its first call one thread waits for a call of the other, which must not come in between."""
+    base, called = flow(), [Event(), Event()]
+
+    def network(x: Tensor, time: Tensor, row: Tensor) -> Tensor:
+        own, other = called if (row < 4).all() else called[::-1]
+        if not own.is_set():
+            own.set()
+            other.wait(timeout=0.3)
+        return base.network(x, time, row)
+
+    made, alone = (sequential_engine(target, 4) for target in (replace(base, network=network), base))
+    parts = [(seeds_of(seed, 4), torch.arange(4) + 4 * seed) for seed in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        runs = list(threads.map(lambda part: made.sample(part[0], rows=part[1]).samples, parts))
+    for (seeds, rows), samples in zip(parts, runs, strict=True):
+        assert torch.equal(samples, alone.sample(seeds, rows=rows).samples)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_samples_come_in_the_order_of_their_rows(slots: int) -> None:
+    rows, seeds = [2, 0, 1], seeds_of(0, 3)
+    for made in (Engine(flow(), window=5, slots=slots), sequential_engine(flow(), slots)):
+        ordered = made.sample(seeds[[1, 2, 0]], rows=[0, 1, 2])
+        assert torch.equal(made.sample(seeds, rows=rows).samples, ordered.samples)
+
+
+def test_an_observer_that_writes_into_what_it_sees_changes_no_sample() -> None:
+    def spoil(commit: fs.Commit) -> None:
+        for value in vars(commit).values():
+            value.zero_()
+
+    for draw in (partial(fs.sample, window=5), fs.sequential):
+        assert torch.equal(draw(flow(), 9, observe=spoil).samples, draw(flow(), 9).samples)
+
+
+def test_an_engine_made_in_inference_mode_samples_outside_of_it() -> None:
+    with torch.inference_mode():
+        made = sequential_engine(flow(), 2)
+    assert torch.equal(made.sample(seeds_of(0, 5)).samples, fs.sequential(flow(), 5).samples)
+
+
+@pytest.mark.parametrize("draw", ["stream", "draw"])
+def test_seeds_without_their_indices_are_refused(draw: str) -> None:
+    with pytest.raises(TypeError, match=r"each part of the seeds is a pair of tensors, \(indices, seeds\)"):
+        list(getattr(Engine(flow(), window=3), draw)(iter([1, 2])))

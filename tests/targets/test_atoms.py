@@ -75,3 +75,12 @@ def test_speculation_is_exact(align: bool) -> None:
 def test_bad_input_is_refused_with_the_remedy(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         structures(equivariant, **dict[str, Any](sigmas=[9.0, 3.0, 1.5, 0.0], atoms=4) | change)
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_autocast_is_for_the_network_only(align: bool) -> None:
+    levels = torch.linspace(10, 0.1, 12)
+    target = fs.targets.structures(lambda x, sigma, row: 0.5 * x, levels, 5, align=align)
+    plain = fs.sample(target, 2, window=4).samples
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fs.sample(target, 2, window=4).samples, plain)

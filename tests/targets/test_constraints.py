@@ -186,9 +186,22 @@ def test_a_mean_that_is_not_affine_is_refused() -> None:
         centred(two)
 
 
+def test_a_chain_of_two_calls_a_step_is_refused() -> None:
+    """Its second call would see a state without the constraint."""
+    levels = fs.chains.karras_sigmas(6, 0.05, 10.0)
+    two = fs.targets.from_edm(moving, levels, (3, 2), churn=40.0, steps="heun")
+    with pytest.raises(ValueError, match=r"calls its network twice in a step.*one call a step"):
+        centred(two)
+    centred(fs.targets.from_edm(moving, levels, (3, 2), churn=40.0, steps="euler"))
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
+        (
+            lambda: centred(molecules().target, coordinates=0),
+            "coordinates must be a whole number of at least 1",
+        ),
         (lambda: molecules(mask=torch.ones(4)), r"states \(3, 2\) and a mask \(4,\)"),
         (lambda: molecules(mask=torch.zeros(3)), "at least one of them 1"),
         (lambda: plans(values=torch.ones(3, 1)), r"values must have shape \(2, 1\)"),

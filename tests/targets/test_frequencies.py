@@ -168,3 +168,10 @@ def test_refusals() -> None:
                 fs.sample(sampled, 2, window=3, drafter=drafter)
     with pytest.raises(TypeError, match="is not a target"):
         in_frequencies(3)  # type: ignore[arg-type]
+
+
+def test_autocast_is_for_the_network_only() -> None:
+    base = fs.targets.vp(lambda x, time, row: 0.5 * x, torch.linspace(0.01, 0.99, 20), (1, 4, 4))
+    plain = fs.sample(in_frequencies(base), 4, window=6).samples
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fs.sample(in_frequencies(base), 4, window=6).samples, plain)

@@ -114,5 +114,11 @@ def test_chains_and_likelihoods_that_do_not_allow_guidance_are_refused() -> None
     two = fs.targets.from_chain(x0, fs.chains.dpmpp_sde_chain([3.0, 1.0, 0.0]), (2,))
     with pytest.raises(ValueError, match="the prediction cannot carry the gradient"):
         guided(two, log_likelihood)
+    levels = fs.chains.karras_sigmas(6, 0.05, 10.0)
+    multistep = fs.targets.from_chain(x0, fs.chains.dpmpp_2m_sde_chain(levels), (2,))
+    with pytest.raises(ValueError, match=r"reuses predictions in later steps.*guide a one-step chain"):
+        guided(multistep, log_likelihood)
+    with pytest.raises(ValueError, match=r"states without the constraint: guide first"):
+        guided(fs.targets.constrained(plain(), lambda x, row: 0 * x), log_likelihood)
     with pytest.raises(ValueError, match=r"a number for each state, .* do not average"):
         fs.sample(guided(plain(), lambda x, step, row: log_likelihood(x, step, row).mean()), 2, window=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,3 +99,21 @@ def test_replicas_must_be_of_the_same_target() -> None:
         replicated([])
     with pytest.raises(TypeError, match="is not a target"):
         replicated([flow(), torch.nn.Linear(2, 2)])  # type: ignore[list-item]
+
+
+def test_replicas_run_under_the_autocast_of_the_caller() -> None:
+    layer, values = torch.nn.Linear(16, 16), (torch.randn(8, 16), torch.full((8,), 5), torch.arange(8))
+
+    def made() -> fs.targets.ChainTarget:
+        return fs.targets.vp(
+            lambda x, time, row: layer(x), torch.linspace(0.05, 0.99, 20), (16,), predicts="x0"
+        )
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(replicated([made(), made()]).predict(*values), made().predict(*values))
+
+
+def test_replicas_can_be_copied_after_they_were_used() -> None:
+    two = replicated([flow(), flow()])
+    values = torch.randn(4, 2, dtype=torch.float64), torch.zeros(4, dtype=torch.int64), torch.arange(4)
+    assert torch.equal(copy.deepcopy(two).predict(*values), two.predict(*values))

@@ -242,3 +242,12 @@ def test_a_step_that_divides_by_the_size_of_its_prediction() -> None:
 def test_a_chain_needs_at_least_one_step() -> None:
     with pytest.raises(ValueError, match="steps must be at least 1"):
         from_step(step, denoise, (2,), 0)
+
+
+def test_a_step_may_write_into_its_noise() -> None:
+    def writes(prediction: Tensor, x: Tensor, k: int, noise: Tensor) -> Tensor:
+        return noise.mul_(0.1).add_(0.9 * x + 0.1 * prediction)
+
+    target = from_step(writes, lambda x, k, row: 0.5 * x, (2,), 5)
+    assert target.std.tolist() == pytest.approx([0.1] * 5)
+    assert step_error(target, writes).max() < 1e-6
