@@ -214,7 +214,7 @@ NASTY: tuple[tuple[str, str, str], ...] = (
     ("engine/slots.py", "if drafts < self.widths[-1]:", "if False:"),
     ("engine/slots.py", "if width >= longest)", "if width >= longest - 1)"),
     ("engine/engine.py", "if stop is not None and stop():", "if False:"),
-    ("engine/priors.py", "seeds_of(_SEED + seed, pilots)", "seeds_of(seed, pilots)"),
+    ("engine/priors.py", "seeds_of(_SEED + seed_number(seed), pilots)", "seeds_of(seed, pilots)"),
     ("datasets/manifest.py", 'manifest.get("law") if checked else None', 'manifest.get("law")'),
     ("datasets/manifest.py", 'min(manifest.get("fair", 0), in_order)', 'manifest.get("fair", 0)'),
     ("datasets/generation.py", "if whole and was_fair and", "if whole and"),
@@ -387,7 +387,7 @@ SPARED: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "engine/priors.py",
-        "seeds = seeds_of(_SEED + seed, pilots)",
+        "seeds = seeds_of(_SEED + seed_number(seed), pilots)",
         "'+' → '-'",
         "seeds that are nobody else's, too",
     ),

@@ -357,7 +357,7 @@ WAYS = {
     "generate": Way(flow, generated),
     "samplers": Way(ancestral, sampled, lacks=("callback",)),
     "policy": Way(robot, planned, plan_seeds, lacks=("slots", "callback"), exact=False),
-    "pipeline": Way(pictures, painted, image_seeds, lacks=("slots",), exact=False),
+    "pipeline": Way(pictures, painted, image_seeds, lacks=("slots", "prior", "learned"), exact=False),
     "package": Way(
         diffusion,
         diffused,
@@ -479,6 +479,7 @@ def test_a_changed_sample_is_seen() -> None:
 
 
 CUDA = "graph=True needs a target on a CUDA device"
+WARM = fs.Replay(prior=fs.Prior(*2 * [torch.zeros(1, 12, 4, 4, 4)]))
 REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
     ("sample", "graph"): ({"graph": True}, CUDA),
     ("stream", "graph"): ({"graph": True}, CUDA),
@@ -510,6 +511,7 @@ REFUSED: dict[tuple[str, str], tuple[Settings, str]] = {
     ("policy", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
     ("pipeline", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
     ("package", "slots"): ({"slots": 2}, "slots is not an option of accelerate"),
+    **{("pipeline", name): ({"drafter": WARM}, "a prior would never be used") for name in ("prior", "learned")},
 }
 """Settings of a way to draw, and the error message that refuses them."""
 

@@ -246,17 +246,39 @@ def test_image_to_image_may_start_at_a_repeated_timestep(strength: float, tmp_pa
     assert scheduler.timesteps[-steps] == scheduler.timesteps[-steps - 1]
 
 
+class Bad:
+    """A drafter that needs no warm-up; all its drafts are rejected."""
+
+    def begin(self, rows: int, window: int, like: Tensor) -> dict[str, Tensor]:
+        return {"rows": torch.zeros(rows)}
+
+    def reach(self, memory: dict[str, Tensor], window: int) -> Tensor:
+        return torch.full((len(memory["rows"]),), window)
+
+    def guess(self, memory: dict[str, Tensor], x: Tensor, *more: Any) -> Tensor:
+        return torch.full_like(x, 50.0)
+
+    def learn(self, memory: dict[str, Tensor], *more: Any) -> dict[str, Tensor]:
+        return memory
+
+
 @pytest.mark.parametrize("kind", ["StableDiffusionPipeline", "StableDiffusionControlNetPipeline"])
-def test_a_prior_counts_every_call_and_fits_into_the_loop(kind: str, tmp_path: Path) -> None:
-    """Even a prior whose drafts are all rejected: it drafts after the loop's first turn."""
+def test_a_drafter_without_a_warm_up_counts_every_call_and_fits_into_the_loop(
+    kind: str, tmp_path: Path
+) -> None:
     case = next(case for case in pipelines.EXACT if case.pipeline == kind and not case.note)
     pipe, calls = case.build(tmp_path), []
-    prior = fs.Prior(torch.zeros(1, 12, 4, 4, 4), torch.full((1, 12, 4, 4, 4), 50.0))
     pipe.unet.register_forward_pre_hook(lambda *told: calls.append(1))
-    with fs.accelerate(pipe, window=4, drafter=fs.Replay(prior=prior), trace=False, look=False):
+    with fs.accelerate(pipe, window=4, drafter=Bad(), trace=False, look=False):
         pipe(**case.arguments(1), generator=generators(1))
         assert pipe.foresample_report.calls_mean == len(calls) <= 12
         assert pipe.foresample_report.rounds == len(calls)
+
+
+def test_a_prior_that_would_not_be_used_is_refused(tmp_path: Path) -> None:
+    pipe, path = pipelines.stable_diffusion(tmp_path), torch.zeros(1, 12, 4, 4, 4)
+    with pytest.raises(ValueError, match="a prior would never be used: leave the prior out"):
+        fs.accelerate(pipe, drafter=fs.Replay(prior=fs.Prior(path, path)))
 
 
 def test_what_others_put_on_the_instances_is_put_back(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def is_pipeline(served: Any) -> bool:
 
 def accelerate_pipeline(pipe: Any, settings: Settings, trace: bool) -> AcceleratedPipeline:
     """See `foresample.accelerate`; a scheduler without an exact coupling is refused before a prompt is encoded."""
+    if getattr(settings.drafter, "prior", None) is not None:
+        raise ValueError(
+            "a pipeline's loop evaluates its first latents before anything can be drafted, so a prior would never be "
+            "used: leave the prior out of the drafter"
+        )
     trial = copy.deepcopy(pipe.scheduler)
     dynamic = {"mu": 1.0} if trial.config.get("use_dynamic_shifting", False) else {}
     trial.set_timesteps(4, **dynamic)
