@@ -1,9 +1,10 @@
-"""Python code without what cannot change a measurement: comments, docstrings, help, messages, types of result files."""
+"""Python code without what cannot change a measurement: refusals, comments, docstrings, help, types of result files."""
 
 from __future__ import annotations
 
 import ast
 from functools import cache
+from typing import Any
 
 _REPORTS = {"print", "echo", "warn", "warning", "info", "debug", "log"}
 """Functions whose arguments a person reads."""
@@ -28,6 +29,27 @@ def essence(source: str, function: str | None = None, without: str | None = None
 
 
 class _Essence(ast.NodeTransformer):
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        """Without refusals: a run that was measured to its end went past every one of them."""
+        if not node.orelse and all(isinstance(one, ast.Raise) for one in node.body):
+            return None
+        return _filled(self.generic_visit(node))
+
+    def visit_For(self, node: ast.For) -> ast.AST | None:
+        return _unless_empty(self.generic_visit(node))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | None:
+        return _unless_empty(self.generic_visit(node))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return _filled(self.generic_visit(node))
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        return _filled(self.generic_visit(node))
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        return _filled(self.generic_visit(node))
+
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         return None if (node.module or "").startswith(_RESULT_FILES) else node
 
@@ -49,6 +71,18 @@ class _Essence(ast.NodeTransformer):
             return _Silent().visit(node)
         node.keywords = [keyword for keyword in node.keywords if keyword.arg not in _HELP]
         return self.generic_visit(node)
+
+
+def _filled(node: Any) -> ast.AST:
+    """The node with a body, from which everything may have been taken."""
+    node.body = node.body or [ast.Pass()]
+    return node
+
+
+def _unless_empty(node: Any) -> ast.AST | None:
+    """The node; None if it does nothing, which leaves a loop or a function of refusals alone."""
+    empty = all(isinstance(one, ast.Pass) for one in node.body) and not getattr(node, "orelse", [])
+    return None if empty else _filled(node)
 
 
 class _Silent(_Essence):

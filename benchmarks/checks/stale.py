@@ -1,9 +1,9 @@
 """Result files that are older than the code they measure.
 
 A result depends on the code in `SOURCES`. It is stale when that code differs from the code at the commit that the file
-names; docstrings, comments and messages do not count (`code.essence`). Results that cannot be measured again on the
-machine at hand are listed with reasons (`standing`). Such a result is stale only when its code has changed since the
-list was last judged.
+names; refusals, docstrings, comments and messages do not count (`code.essence`). Results that cannot be measured again
+on the machine at hand are listed with reasons (`standing`). Such a result is stale only when its code has changed since
+the list was last judged.
 """
 
 from __future__ import annotations

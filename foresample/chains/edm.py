@@ -62,6 +62,10 @@ def edm_chain(
             f"churn must be positive, not {churn}: without it the sampler is an ODE and there is nothing to "
             "speculate on; EDM uses 5 to 80"
         )
+    if (
+        isinstance(sigmas, torch.Tensor) and sigmas.is_floating_point()
+    ):  # a bound on a level counts as that level
+        s_min, s_max = (float(torch.tensor(bound, dtype=sigmas.dtype)) for bound in (s_min, s_max))
     gamma = min(churn / len(here), math.sqrt(2) - 1)
     churned = torch.where((here >= s_min) & (here <= s_max), here * (1 + gamma), here)
     added = s_noise * (churned**2 - here**2).sqrt()

@@ -149,14 +149,10 @@ class _Reading:
             )
 
     def require_eta(self, remedy: str) -> None:
-        """Refuse an eta that adds no noise, or more than the next state contains."""
+        """Refuse an eta that adds no noise."""
         if not self.eta > 0:
             raise ValueError(
                 f"{self.name} with eta=0 adds no noise, so there is nothing to speculate on; {remedy}"
-            )
-        if self.eta > 1:
-            raise ValueError(
-                f"{self.name} with eta={self.eta} adds more noise than its next state contains; {remedy}"
             )
 
     def require_sde(self, more: str = "") -> None:
@@ -190,9 +186,14 @@ def _ddpm(reading: _Reading) -> Chain:
 
 
 def _ddim(reading: _Reading) -> Chain:
-    reading.require_eta("pass eta=1.0 to the pipeline or use DDPMScheduler")
+    remedy = "pass eta=1.0 to the pipeline or use DDPMScheduler"
+    reading.require_eta(remedy)
     _, here, there = reading.evenly()
     towards, x0_weight, std = vp.transition(here, there, reading.eta)
+    if (std**2 > 1 - there).any():
+        raise ValueError(
+            f"{reading.name} with eta={reading.eta:g} adds more noise than its next state contains; {remedy}"
+        )
     # The direction, towards·(x − √ᾱ x0), uses the estimate before it is limited, unless use_clipped is given.
     apart = reading.limit is not None and not reading.use_clipped
     return reading.chain(
@@ -380,7 +381,10 @@ def _lcm(reading: _Reading) -> Chain:
 
 def _tcd(reading: _Reading) -> Chain:
     """A chain of steps down to a level below the next, without noise, and up to the next with noise."""
-    reading.require_eta("pass eta=0.3 to the pipeline")
+    remedy = "pass eta=0.3 to the pipeline"
+    reading.require_eta(remedy)
+    if reading.eta > 1:
+        raise ValueError(f"{reading.name} with eta={reading.eta:g} goes beyond the data; {remedy}")
     following = torch.cat([reading.time[1:], torch.zeros(1, dtype=reading.time.dtype)])
     here, there = reading.alpha_bar[reading.time], reading.alpha_bar[following]
     below = reading.alpha_bar[torch.floor((1 - reading.eta) * following).long()]

@@ -166,14 +166,20 @@ def sde_chain(
         raise ValueError(f"eta must be positive, not {eta}: without noise there is nothing to speculate on")
     here, size = t[:-1], -t.diff()
     noise = _of_time(diffusion, here, "diffusion") * size.sqrt()
-    if not (noise[:-1] > 0).any():
-        raise ValueError("diffusion is 0 at these times, so there is nothing to speculate on")
+    if not (noise if last == "denoised" else noise[:-1]).gt(0).any():
+        raise ValueError(
+            "diffusion is 0 at all times but perhaps the last, so there is nothing to speculate on: use more times"
+        )
     state, std = 1 - _of_time(drift, here, "drift") * size, eta * noise
     if last == "noiseless":
         std[-1] = 0
     visited = here if last != "denoised" else t
     known = _integrated(drift, diffusion, visited) if levels is None else levels(visited)
-    known = known if isinstance(known, Levels) else levels_of(*known)
+    if not isinstance(known, Levels):
+        numbers = (torch.as_tensor(one, dtype=torch.float64).expand(len(visited)) for one in known)
+        known = levels_of(*numbers)
+    if not ((known.alpha > 0) & (known.sigma > 0)).all():
+        raise ValueError("levels must be above 0 at all times: end the grid before sigma is 0")
     pull = (1 + eta**2) / 2 * noise**2
     if last == "denoised":
         alpha, sigma = known.alpha[-1:], known.sigma[-1:]

@@ -80,7 +80,8 @@ def dpmpp_sde_chain(sigmas: Sigmas, *, eta: float = 1.0, s_noise: float = 1.0, r
     rho = ((here - inner) / (here - there)).sqrt()
     outer = s_noise * up
     chain = _chain(here, down / here, outer * (1 - rho**2).sqrt())
-    chain = two_calls(chain, here, inner_down / here, torch.full_like(here, 1 / (2 * r)), inner)
+    half = torch.full_like(here, 1 / (2 * r))
+    chain = two_calls(chain, here, inner_down / here, half, inner, once=there == 0)
     return replace(chain, inner_extra=s_noise * inner_up, extra_weight=outer * rho)
 
 
@@ -122,12 +123,20 @@ def karras_sigmas(steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0,
     return torch.cat([(top + ramp * (bottom - top)) ** rho, ramp.new_zeros(1)])
 
 
-def two_calls(chain: Chain, here: Tensor, weight: Tensor, second: Tensor, time: Tensor | None = None) -> Chain:
+def two_calls(
+    chain: Chain,
+    here: Tensor,
+    weight: Tensor,
+    second: Tensor,
+    time: Tensor | None = None,
+    once: Tensor | None = None,
+) -> Chain:
     """The chain with a second estimate at weight·x + (1 − weight)·D, which is at level weight·σ unless given.
 
-    Steps that go down to 0 at once are of first order: their second estimate is not used.
+    The steps in `once`, by default those that go down to 0 at once, are of first order: their second estimate is not
+    used.
     """
-    once = chain.state_weight == 0
+    once = chain.state_weight == 0 if once is None else once
     return replace(
         chain,
         inner_weight=torch.where(once, 1.0, weight),
@@ -184,7 +193,8 @@ def _chain(here: Tensor, towards: Tensor, std: Tensor) -> Chain:
     """x' = towards·x + (1 − towards)·D + std·z, with σ as the network's time."""
     if not (std > 0).any():
         raise ValueError(
-            "no step of these levels adds noise, so there is nothing to speculate on; use more levels"
+            "no step of these levels adds noise, so there is nothing to speculate on; use more levels, and s_noise "
+            "above 0"
         )
     return denoising_chain(
         Levels.exploding(here),

@@ -117,6 +117,13 @@ class ChainTarget:
             elif isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
                 remedy = "return its first element, [0]"
             raise TypeError(f"{what} returned {type(output).__name__}: {remedy}")
+        if self.chain.low_variance is not None and (
+            (output.shape[0], *output.shape[2:]) != (shape[0], *shape[2:]) or not output.is_floating_point()
+        ):
+            raise ValueError(
+                f"{what} must return floating-point numbers of shape {(shape[0], 2 * shape[1], *shape[2:])}, with a "
+                f"learned variance, not {output.dtype} of {tuple(output.shape)}"
+            )
         if self.chain.low_variance is None:  # else there are twice the channels, as `Chain.predict` checks
             if output.shape != shape:
                 twice = len(shape) > 1 and output.shape == (shape[0], 2 * shape[1], *shape[2:])
@@ -269,6 +276,11 @@ def from_chain(
         dtype: of the chain, and of times that are not integers.
         device: of the chain.
     """
+    if start is not None and start.shape[1:] != torch.Size(shape):
+        raise ValueError(
+            f"start must hold one state of shape {tuple(shape)} for each sample, [count, *shape], not "
+            f"{tuple(start.shape)}"
+        )
     times = {name: getattr(chain, name) for name in ("time", "inner_time")}
     real = {name: t.to(dtype) for name, t in times.items() if t is not None and t.is_floating_point()}
     walked = replace(chain, **real).to(device, dtype)

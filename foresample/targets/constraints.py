@@ -22,6 +22,7 @@ from torch import Tensor
 
 from foresample.contracts import Target, Wrapper, affine_chain, at_least_one, calls_per_step, require_target
 from foresample.targets.chained import of_sample
+from foresample.targets.frequencies import FrequencyTarget
 
 Constrain = Callable[[Tensor, Tensor], Tensor]
 """constrain(x, row): states [B, *shape] and sample indices [B] -> the states that obey the constraint."""
@@ -43,8 +44,9 @@ def constrained(target: Target, constrain: Constrain) -> ConstrainedTarget:
     if calls_per_step(target) > 1:
         raise ValueError(
             f"{type(target).__name__} calls its network twice in a step, the second time at a state without the "
-            "constraint: use a chain of one call a step, such as edm(…, steps='euler')"
+            "constraint: use a chain of one call a step, such as from_edm(…, steps='euler')"
         )
+    require_plain_states(target, "constrain", "put all constraints into one constrain(x, row)")
     generator = torch.Generator().manual_seed(0)
     x, y = (10 * torch.randn((1, *target.shape), generator=generator).to(target.std) for _ in range(2))
     row = torch.zeros(1, dtype=torch.int64, device=x.device)
@@ -57,6 +59,19 @@ def constrained(target: Target, constrain: Constrain) -> ConstrainedTarget:
             "and constrain(x + y) + constrain(0) = constrain(x) + constrain(y)"
         )
     return ConstrainedTarget(target, constrain)
+
+
+def require_plain_states(target: Target, verb: str, remedy: str) -> None:
+    """Refuse a target whose states are constrained, with this remedy, or in another basis, at any depth."""
+    inner: Target | None = target
+    while inner is not None:
+        if isinstance(inner, ConstrainedTarget):
+            raise ValueError(f"this target is constrained already: {remedy}")
+        if isinstance(inner, FrequencyTarget):
+            raise ValueError(
+                f"states are frequencies here: {verb} the target inside it, then use in_frequencies"
+            )
+        inner = getattr(inner, "target", None)
 
 
 def centred(target: Target, mask: Tensor | None = None, *, coordinates: int | None = None) -> ConstrainedTarget:

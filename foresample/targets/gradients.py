@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foresample.contracts import Target, Wrapper, affine_chain, earlier_predictions, expand, require_target
-from foresample.targets.constraints import ConstrainedTarget
+from foresample.targets.constraints import require_plain_states
 
 LogLikelihood = Callable[[Tensor, Tensor, Tensor], Tensor]
 """log_likelihood(x, step, row): states [B, *shape], their steps and samples [B] -> log p(y | x), [B]."""
@@ -54,11 +54,7 @@ def guided(target: Target, log_likelihood: LogLikelihood, scale: float = 1.0) ->
             f"{type(target).__name__} reuses predictions in later steps, which would add their gradients again: guide "
             "a one-step chain, such as chains.euler_ancestral_chain"
         )
-    if isinstance(target, ConstrainedTarget):
-        raise ValueError(
-            "the classifier would see states without the constraint: guide first, as in "
-            "constrained(guided(target, log_likelihood), constrain)"
-        )
+    require_plain_states(target, "guide", "guide the target inside it, then constrain it")
     chain = affine_chain(target)
     if chain is None or ((chain.prediction_weight == 0) & (target.std > 0)).any():
         raise ValueError(

@@ -125,3 +125,12 @@ def test_a_network_without_the_channels_is_refused() -> None:
     target = vp(lambda x, t, row: x, GRID, (2,), learned_base=0.9, dtype=f64)
     with pytest.raises(ValueError, match=r"returns 2 channels for states of 2.*use a fixed variance"):
         fs.sample(target, 1, window=3)
+
+
+@pytest.mark.parametrize("output", [torch.zeros(3, 4, 1, 4), torch.zeros(3, 4, 4, 4, dtype=torch.long)])
+def test_an_output_that_would_be_broadcast_is_refused(output: Tensor) -> None:
+    target = vp(lambda x, t, row: output[: len(x)], GRID, (2, 4, 4), learned_base=0.9)
+    with pytest.raises(
+        ValueError, match=r"floating-point numbers of shape \(\d, 4, 4, 4\), with a learned variance"
+    ):
+        fs.sample(target, 3, window=4)

@@ -220,7 +220,7 @@ def test_a_chain_with_noise_of_another_scale_is_caught() -> None:
         ({"last": "tweedie"}, "'noisy', 'noiseless' or 'denoised'"),
         ({"last": "denoised"}, "last='denoised' needs the noise levels"),
         ({"predicts": "eps"}, "predicts='eps' needs the noise levels"),
-        ({"diffusion": lambda t: 0.0}, "diffusion is 0 at these times"),
+        ({"diffusion": lambda t: 0.0}, "diffusion is 0 at all times but perhaps the last"),
         ({"drift": lambda t: torch.ones(len(t), 2)}, "drift must be a function of times"),
         ({"drift": lambda t: -1 / t}, "cannot be integrated from time 0: give levels"),
         ({"start_std": torch.ones(7)}, "broadcast to one state"),
@@ -237,3 +237,11 @@ def test_a_bad_grid_is_refused_with_the_remedy(change: dict[str, Any], sentence:
     }
     with pytest.raises(ValueError, match=sentence):
         from_sde(score, **given | change)
+
+
+def test_one_step_and_the_denoising_one_make_a_chain() -> None:
+    how: dict[str, Any] = {"levels": lambda t: (1.0, t), "last": "denoised"}
+    target = from_sde(score, [10.0, 5.0], lambda t: 0.0, lambda t: (2 * t).sqrt(), (2,), **how)
+    assert fs.sample(target, 3, window=2).samples.isfinite().all()
+    with pytest.raises(ValueError, match="levels must be above 0 at all times"):
+        from_sde(score, [10.0, 5.0, 0.0], lambda t: 0.0, lambda t: (2 * t).sqrt(), (2,), **how)

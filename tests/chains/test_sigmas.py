@@ -25,7 +25,7 @@ SAMPLERS: dict[str, tuple[Callable[..., Chain], list[dict[str, Any]]]] = {
     "euler_ancestral": (chains.euler_ancestral_chain, [{}, {"eta": 0.6, "s_noise": 1.1}, {"eta": 3.0}]),
     "dpm_2_ancestral": (chains.dpm_2_ancestral_chain, [{}, {"eta": 0.6, "s_noise": 1.1}, {"eta": 1.2}]),
     "dpmpp_2s_ancestral": (chains.dpmpp_2s_ancestral_chain, [{}, {"eta": 0.6, "s_noise": 1.1}]),
-    "dpmpp_sde": (chains.dpmpp_sde_chain, [{}, {"eta": 0.6, "s_noise": 1.1}, {"r": 0.3}]),
+    "dpmpp_sde": (chains.dpmpp_sde_chain, [{}, {"eta": 0.6, "s_noise": 1.1}, {"r": 0.3}, {"eta": 1.5}]),
     "dpmpp_2m_sde": (chains.dpmpp_2m_sde_chain, [{}, {"eta": 0.6, "s_noise": 1.1}, {"solver_type": "heun"}]),
     "dpmpp_3m_sde": (chains.dpmpp_3m_sde_chain, [{}, {"eta": 0.6, "s_noise": 1.1}]),
 }
@@ -187,3 +187,10 @@ def test_levels_that_do_not_end_at_zero_leave_noise_and_warn(make: Callable[...,
 def test_our_levels_are_k_diffusion_s() -> None:
     theirs = k_diffusion().get_sigmas_karras(11, 0.02, 30.0, rho=5.0)
     torch.testing.assert_close(karras_sigmas(11, 0.02, 30.0, 5.0).float(), theirs)
+
+
+def test_a_bound_on_a_level_counts_as_that_level() -> None:
+    """Also in single precision, in which k-diffusion compares them."""
+    levels = torch.tensor([10.0, 3.0, 0.7, 0.1, 0.0])
+    on, below = (chains.edm_chain(levels, churn=2.0, s_min=bound) for bound in (0.7, 0.69))
+    assert torch.equal(on.std, below.std)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -55,7 +57,12 @@ def test_a_callback_is_called_once_for_each_step_of_a_loop_that_changes(tmp_path
     assert steps == list(range(12))
 
 
-def test_a_callback_is_called_once_for_each_step_when_a_list_of_numbers_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given", [lambda end: [end], np.float32, torch.tensor], ids=["list", "numpy", "tensor"]
+)
+def test_a_callback_is_called_once_for_each_step_when_a_number_changes(
+    given: Callable[[float], Any], tmp_path: Path
+) -> None:
     pipe, steps = ENDING.build(tmp_path), list[int]()
 
     def callback(pipe: Any, step: int, timestep: Tensor, kwargs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -65,7 +72,7 @@ def test_a_callback_is_called_once_for_each_step_when_a_list_of_numbers_changes(
     with fs.accelerate(pipe, window=4):
         for end in (1.0, 0.5):
             steps.clear()
-            draw(pipe, control_guidance_end=[end], callback_on_step_end=callback)
+            draw(pipe, control_guidance_end=given(end), callback_on_step_end=callback)
             assert steps == list(range(12))
 
 

@@ -116,14 +116,20 @@ def test_seeds_may_be_given_instead_of_generators(tmp_path: Path) -> None:
         two = pipe(**PROMPTS, generator=generators(4)).images
         three = pipe(**PROMPTS, generator=3).images
         four = pipe(**PROMPTS, generator=seeded(3)[0]).images
+        five = pipe(**PROMPTS, generator=torch.arange(4)).images
     assert torch.equal(one, two)
+    assert torch.equal(one, five)
     assert torch.equal(three, four)
 
 
-def test_a_list_of_generators_must_be_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", [None, "3", 1.5], ids=repr)
+def test_a_list_of_generators_must_be_whole(wrong: Any, tmp_path: Path) -> None:
     pipe = pipelines.stable_diffusion(tmp_path)
-    with fs.accelerate(pipe), pytest.raises(ValueError, match="generator contains None: give each image a"):
-        pipe(**PROMPTS, generator=[None] * 4)
+    with (
+        fs.accelerate(pipe),
+        pytest.raises(TypeError, match=f"generator contains {wrong!r}: give each image a"),
+    ):
+        pipe(**PROMPTS, generator=[wrong] * 4)
 
 
 def seeded(*seeds: int) -> list[torch.Generator]:

@@ -203,6 +203,8 @@ def test_arguments_that_have_no_name_are_refused(tmp_path: Path) -> None:
     pipe = stable_diffusion(tmp_path, kind=Wrapped)
     with fs.accelerate(pipe, window=5):
         assert pipe(["a cat"], **SIZE).images.isfinite().all()
+        embeds = {"prompt_embeds": torch.zeros(1, 5, 16), "negative_prompt_embeds": torch.zeros(1, 5, 16)}
+        assert pipe(None, **SIZE, **embeds).images.isfinite().all()
         with pytest.raises(TypeError, match=r"Wrapped takes \*args, .* pass all but the prompt by name"):
             pipe("a cat", 8, 8, num_inference_steps=4, output_type="latent")
 

@@ -293,3 +293,10 @@ def test_a_network_that_writes_into_its_input_changes_no_sample(chain: str) -> N
     for draw in (fs.sequential, lambda t, n: fs.sample(t, n, window=4)):
         one, two = (draw(t, 5).samples for t in (target, replace(target, network=untidy)))
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("start", [torch.zeros(2), torch.zeros(3, 1, 2), torch.zeros(3, 3)], ids=str)
+def test_starts_of_another_shape_are_refused(start: Tensor) -> None:
+    one = torch.ones(4)
+    with pytest.raises(ValueError, match=r"start must hold one state of shape \(2,\) for each sample"):
+        fs.targets.from_chain(lambda x, time, row: x, fs.chains.Chain(one, one, one), (2,), start=start)

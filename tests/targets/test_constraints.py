@@ -186,6 +186,12 @@ def test_a_mean_that_is_not_affine_is_refused() -> None:
         centred(two)
 
 
+def test_a_constraint_around_another_is_refused() -> None:
+    """The samples would obey the outer one only."""
+    with pytest.raises(ValueError, match="constrained already: put all constraints into one"):
+        constrained(molecules(), lambda x, row: 0 * x)
+
+
 def test_a_chain_of_two_calls_a_step_is_refused() -> None:
     """Its second call would see a state without the constraint."""
     levels = fs.chains.karras_sigmas(6, 0.05, 10.0)

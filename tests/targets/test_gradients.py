@@ -118,7 +118,14 @@ def test_chains_and_likelihoods_that_do_not_allow_guidance_are_refused() -> None
     multistep = fs.targets.from_chain(x0, fs.chains.dpmpp_2m_sde_chain(levels), (2,))
     with pytest.raises(ValueError, match=r"reuses predictions in later steps.*guide a one-step chain"):
         guided(multistep, log_likelihood)
-    with pytest.raises(ValueError, match=r"states without the constraint: guide first"):
-        guided(fs.targets.constrained(plain(), lambda x, row: 0 * x), log_likelihood)
+    inside = fs.targets.constrained(plain(), lambda x, row: 0 * x)
+    for target in (inside, fs.targets.replicated([inside, inside])):
+        with pytest.raises(
+            ValueError, match="constrained already: guide the target inside it, then constrain it"
+        ):
+            guided(target, log_likelihood)
+    pictures = fs.targets.vp(lambda x, time, row: 0.1 * x, ALPHA_BAR, (1, 2, 2), dtype=f64)
+    with pytest.raises(ValueError, match="states are frequencies here: guide the target inside it"):
+        guided(fs.targets.in_frequencies(pictures), log_likelihood)
     with pytest.raises(ValueError, match=r"a number for each state, .* do not average"):
         fs.sample(guided(plain(), lambda x, step, row: log_likelihood(x, step, row).mean()), 2, window=3)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,12 +111,17 @@ def configuration(
     return type(scheduler).__name__, config, given, lengths, precision, autocast
 
 
+_FEW = 16  # numbers in a tensor or an array that are compared by value
+
+
 def numbers_in(value: Any) -> Any:
     """The numbers in arguments, and in the lists and dictionaries among them; None in place of anything else."""
     if isinstance(value, dict):
         return {key: numbers_in(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [numbers_in(one) for one in value]
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        return value.tolist() if math.prod(value.shape) <= _FEW else None
     return value if isinstance(value, (int, float)) else None
 
 
@@ -139,7 +146,10 @@ def bound_call(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspec
 
 
 def _is_text(value: Any) -> bool:
-    return all(isinstance(one, str) for one in (value if isinstance(value, (list, tuple)) else [value]))
+    """Whether this is a prompt: text, a list of it, or None."""
+    return all(
+        one is None or isinstance(one, str) for one in (value if isinstance(value, (list, tuple)) else [value])
+    )
 
 
 def copied_arguments(bound: inspect.BoundArguments) -> inspect.BoundArguments:
@@ -174,17 +184,23 @@ def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[None]:
 
 def as_generators(given: Any) -> Any:
     """The generators a pipeline was given, or None; each seed becomes a generator."""
-    if isinstance(given, Sequence):
-        if None in given:
-            raise ValueError(
-                "generator contains None: give each image a generator or a seed, or leave generator out"
-            )
-        return [_as_generator(one) for one in given]
-    return None if given is None else _as_generator(given)
+    given = given.tolist() if hasattr(given, "tolist") else given
+    several = isinstance(given, (list, tuple))
+    if not several and given is None:
+        return None
+    found = [_as_generator(one) for one in (given if several else [given])]
+    return found if several else found[0]
 
 
 def _as_generator(value: Any) -> torch.Generator:
-    return value if isinstance(value, torch.Generator) else torch.Generator().manual_seed(int(value))
+    if isinstance(value, torch.Generator):
+        return value
+    if not hasattr(value, "__index__"):
+        raise TypeError(
+            f"generator contains {value!r}: give each image a torch.Generator or a whole number as its seed, or leave "
+            "generator out"
+        )
+    return torch.Generator().manual_seed(int(value))
 
 
 def stream_seeds(generator: Any) -> Callable[[int], Tensor]:

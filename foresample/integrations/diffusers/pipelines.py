@@ -267,7 +267,7 @@ class AcceleratedPipeline:
     ) -> Any:
         """One run of the loop, in parts where it changes at a few of its steps."""
         # A second attempt would call a callback twice, so with one the loop is rehearsed before the first.
-        new = known.rehearsed != numbers_in(bound.arguments)
+        new = known.rehearsed != numbers_in([bound.arguments, dict(self.pipe.config)])
         rehearse = known.begins != (0,) or (callback is not None and new)
         watched, self._answered = self._answered, {}
         parts = self._rehearsed(bound, known.begins, watched) if rehearse else Parts()
@@ -292,7 +292,8 @@ class AcceleratedPipeline:
     ) -> Any:
         seeds, settings = stream_seeds(bound.arguments.get("generator")), replace(self.settings, window=window)
         new, rounding = known.rounding is None, dict(known.rounding or {})
-        callbacks, numbers = (callback, wanted_tensors(bound)), numbers_in(bound.arguments)
+        callbacks = callback, wanted_tensors(bound)
+        numbers = numbers_in([bound.arguments, dict(self.pipe.config)])
 
         def make(first: bool) -> Session:
             first_calls, callers = watched if first else {}, self._callers()

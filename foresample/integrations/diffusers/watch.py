@@ -232,7 +232,7 @@ def require_small(
 ) -> None:
     """Refuse a difference from the chain that rounding in one of these dtypes does not explain."""
     precise = all(dtype in (torch.float32, torch.float64) for dtype in dtypes)
-    size = f"by {error:.2g} of their size" if error < float("inf") else "with other draws of noise"
+    size = f"by {error:.2g} of their size" if error < float("inf") else "with NaN or other draws of noise"
     require(
         error <= (1e-3 if precise else 3e-2),
         f"at step {k} the {type(scheduler).__name__} of this pipeline {what} than the chain read from it, {size}",
