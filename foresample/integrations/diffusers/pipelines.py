@@ -93,8 +93,8 @@ def accelerate_pipeline(pipe: Any, settings: Settings, trace: bool) -> Accelerat
     trial.set_timesteps(4, **dynamic)
     scheduler_chain(trial, eta=1.0)
     restore_pipeline(pipe)
-    pipe._foresample = handle = AcceleratedPipeline(pipe, settings, trace)
-    return handle
+    pipe._foresample = AcceleratedPipeline(pipe, settings, trace)
+    return pipe._foresample
 
 
 def restore_pipeline(pipe: Any) -> None:
@@ -108,8 +108,7 @@ def restore_pipeline(pipe: Any) -> None:
 class AcceleratedPipeline:
     """The handle of an accelerated pipeline; a context manager that returns the pipeline.
 
-    Between calls only the pipeline's class is replaced. Its networks and its scheduler have stand-ins only while it
-    draws.
+    Only the pipeline's class is replaced between calls. Networks and scheduler have stand-ins only while it draws.
     """
 
     def __init__(self, pipe: Any, settings: Settings, trace: bool) -> None:
@@ -267,8 +266,8 @@ class AcceleratedPipeline:
     ) -> Any:
         """One run of the loop, in parts where it changes at a few of its steps."""
         # A second attempt would call a callback twice, so with one the loop is rehearsed before the first.
-        new = known.rehearsed != numbers_in([bound.arguments, dict(self.pipe.config)])
-        rehearse = known.begins != (0,) or (callback is not None and new)
+        new = callback is not None and known.rehearsed != numbers_in([bound.arguments, self.pipe.config])
+        rehearse = known.begins != (0,) or new
         watched, self._answered = self._answered, {}
         parts = self._rehearsed(bound, known.begins, watched) if rehearse else Parts()
         put_back = random_state(bound)
@@ -292,8 +291,7 @@ class AcceleratedPipeline:
     ) -> Any:
         seeds, settings = stream_seeds(bound.arguments.get("generator")), replace(self.settings, window=window)
         new, rounding = known.rounding is None, dict(known.rounding or {})
-        callbacks = callback, wanted_tensors(bound)
-        numbers = numbers_in([bound.arguments, dict(self.pipe.config)])
+        callbacks, numbers = (callback, wanted_tensors(bound)), numbers_in([bound.arguments, self.pipe.config])
 
         def make(first: bool) -> Session:
             first_calls, callers = watched if first else {}, self._callers()
