@@ -91,20 +91,15 @@ class Chain:
     reuse: str = "prediction"
 
     def __post_init__(self) -> None:
-        others = ("limit", "start_scale", "start_added", "levels", "predicts", "reuse")
         for name, value in vars(self).items():
             if (
-                name not in others
+                name not in ("limit", "start_scale", "start_added", "levels", "predicts", "reuse")
                 and value is not None
                 and (not isinstance(value, Tensor) or value.ndim != 1 or value.shape != self.std.shape)
             ):
-                found = (
-                    f"shape {list(value.shape)}"
-                    if isinstance(value, Tensor)
-                    else f"type {type(value).__name__}"
-                )
                 raise ValueError(
-                    f"a chain's {name} has {found}: give every coefficient as a tensor with one number for each step"
+                    f"a chain's {name} has shape {list(getattr(value, 'shape', ()))} and type {type(value).__name__}: "
+                    "give every coefficient as a tensor with one number for each step"
                 )
 
     @property

@@ -117,7 +117,7 @@ def test_a_chain_moves_whole_and_time_keeps_its_dtype() -> None:
 def test_coefficients_must_be_one_number_for_each_step(name: str, shape: tuple[int, ...]) -> None:
     five, wrong = torch.ones(5), {name: cast(Any, torch.ones(shape))}
     fs.chains.Chain(five, five, five, start_scale=cast(Any, torch.tensor(2.0)))
-    with pytest.raises(ValueError, match="a chain's time has type list"):
+    with pytest.raises(ValueError, match=r"a chain's time has .* type list"):
         fs.chains.Chain(five, five, five, time=cast(Any, [1.0] * 5))
     with pytest.raises(ValueError, match=rf"a chain's {name} has shape .* one number for each step"):
         replace(fs.chains.Chain(five, five, five), **wrong)
