@@ -101,7 +101,7 @@ def walk(
 
         def observed(self: Any, **told: Any) -> Any:
             bound = inspect.signature(kind.__call__).bind(self, **told)
-            rehearsed = numbers_in(bound.arguments) if callback is None else None
+            rehearsed = numbers_in([bound.arguments, pipe.config]) if callback is None else None
             known = Known(trace=handle._watch(bound), rehearsed=rehearsed)
             if between is not None:
                 with undisturbed(pipe, bound):
