@@ -120,7 +120,7 @@ STANDING: dict[str, Standing] = {
 
 STANDING["check-embedded"] = Standing(
     "Measured again on a CPU at 0273076. Later changes of its sources are of names and of what is refused, and the "
-    "same seeds give the same calls: those of fifteen other files, drawn again on a CPU, are the same to the last digit."
+    "same seeds give the same calls: those of 15 other files, drawn again on a CPU, are the same to the last digit."
 )
 for _name in (
     "robot-deadlines-hard",
@@ -137,7 +137,3 @@ for _name in ("cifar10-latency-graph", "packages"):
         "Since its commit the host reads the counters of captured rounds back with less work, microseconds a round. A "
         "doubted answer is compared with that at a copy of its state, in as many calls as before."
     )
-STANDING["openai"] = Standing(
-    "It needs checkouts of four repositories. `make test` runs the same tests on a stand-in of their class at every "
-    "commit."
-)
