@@ -58,9 +58,7 @@ def leave(rows: Rows, done: Tensor) -> tuple[Rows | None, Finished]:
 
 def in_order(parts: list[Finished]) -> Finished:
     """All finished samples, in the order of their index."""
-    if (
-        len(parts) == 1 and len(parts[0].index) == 1
-    ):  # saves a single sample, which somebody waits for, the copies
+    if len(parts) == 1 and len(parts[0].index) == 1:  # one sample, which somebody waits for: no copies
         return parts[0]
     order = torch.cat([part.index for part in parts]).argsort(stable=True)
     columns = zip(*(vars(part).values() for part in parts), strict=True)

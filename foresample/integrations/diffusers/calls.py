@@ -185,9 +185,9 @@ def undisturbed(pipe: Any, bound: inspect.BoundArguments) -> Iterator[None]:
 def as_generators(given: Any) -> Any:
     """The generators a pipeline was given, or None; each seed becomes a generator."""
     given = given.tolist() if hasattr(given, "tolist") else given
-    several = isinstance(given, (list, tuple))
-    if not several and given is None:
+    if given is None:
         return None
+    several = isinstance(given, (list, tuple))
     found = [_as_generator(one) for one in (given if several else [given])]
     return found if several else found[0]
 
